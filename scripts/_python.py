@@ -25,6 +25,16 @@ def require_python():
         )
 
 
+def tell(text):
+    """Print a text whose reader may end before it has read all of it, as `head` does."""
+    try:
+        print(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is left goes nowhere when Python flushes it at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def start_newer_python():
     """Start the script again with the newest Python on PATH; return if none is new enough."""
     import shutil

@@ -29,6 +29,17 @@ def test_help_needs_no_set_up_and_works_through_a_link(tmp_path, name):
     assert f"usage: scripts/{name}" in done.stdout
 
 
+@pytest.mark.parametrize("name", ["benchmark", "check-package", "train", "test", "test-cluster"])
+def test_help_that_nobody_reads_any_more_ends_quietly(name):
+    reads, writes = os.pipe()
+    os.close(reads)
+    with open(writes, "wb") as unread:
+        done = subprocess.run(
+            [sys.executable, SCRIPTS / name, "--help"], stdout=unread, stderr=subprocess.PIPE, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 @pytest.mark.parametrize("ranks", ["0", "-1", "many", "2.5"])
 def test_a_number_of_ranks_that_is_none_is_refused_before_anything_is_done(ranks):
     done = start(SCRIPTS / "train", RANKS=ranks)

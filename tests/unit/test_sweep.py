@@ -1,8 +1,10 @@
 """Studies of many runs: what they are, that they go on, and that nothing depends on who makes them."""
 
+import errno
 import json
 import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,14 +17,15 @@ import pytest
 
 from dist_classicrl import DistAsyncQLearning, Study, Sweep, TabularMDP
 from dist_classicrl.cli.main import main
-from dist_classicrl.cli.study_progress import teller
+from dist_classicrl.cli.shown_study import teller
 from dist_classicrl.errors import MissingExtraError, StudyError
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.sweep import Range, SuccessiveHalving
 from dist_classicrl.sweep import trial as trial_module
 from dist_classicrl.sweep.comparison import interquartile_mean
-from dist_classicrl.sweep.folder import Member, StudyFolder
+from dist_classicrl.sweep.folder import Member, StudyFolder, written
 from dist_classicrl.sweep.plan import Plan
+from dist_classicrl.sweep.records import is_record
 from dist_classicrl.sweep.search import variants
 from dist_classicrl.sweep.sweep import SweepProgress
 from dist_classicrl.sweep.trial import THIS_PROCESS, Laboratory
@@ -226,6 +229,70 @@ def test_a_torn_or_foreign_line_costs_its_run_only(whole, tmp_path):
     assert tables(tmp_path) == tables(whole.folder)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run": None},
+        {"run": "3"},
+        {"run": 10**6},
+        {"run": True},
+        {"key": 3},
+        {"error": 7},
+        {"final_return": None},
+        {"steps": "many"},
+        {"exact_value": "high"},
+        {"optimal_value": None},
+        {"curve": [1, 2]},
+        {"curve": [[500, "x", 2]]},
+        {"curve": None},
+    ],
+)
+def test_a_record_that_somebody_has_changed_counts_as_none(whole, tmp_path, changes):
+    shutil.copytree(whole.folder, tmp_path / "study")
+    (file,) = (tmp_path / "study" / "records").glob("*.jsonl")
+    head, *lines = file.read_text().splitlines()
+    changed = [json.loads(line) for line in lines]
+    changed[3] |= changes
+    file.write_text("\n".join([head, *map(json.dumps, changed)]) + "\n")
+    study = Study(tmp_path / "study")
+    assert (study.done, study.failed, len(study.curves())) == (11, 0, 44)
+    (missing,) = set(range(12)) - {row["run"] for row in study.rows()}
+    assert [f"2 of 3 runs are made in {GARNET.name}"] == list(study.left_out().values())
+    one = json.loads(lines[3])
+    assert one["run"] == missing and is_record(one)
+
+
+def test_a_record_lacks_nothing_and_tells_of_its_own_run(whole):
+    (file,) = (whole.folder / "records").glob("*.jsonl")
+    record = json.loads(file.read_text().splitlines()[1])
+    assert is_record(record) and is_record({**record, "training_return": None})
+    assert is_record({"key": "3-2000", "run": 3, "error": "ValueError: no"})
+    assert not any(is_record({**record, "key": key}) for key in ("99-2000", "", "1"))
+    told = [name for name in record if not is_record({k: v for k, v in record.items() if k != name})]
+    assert sorted(told) == sorted(record)
+
+
+def test_a_study_without_room_for_its_records_says_so(tmp_path, monkeypatch):
+    def full(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    sweep = a_sweep(tmp_path)
+    sweep.begin()
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StudyError, match="No space left on device.*Make room"), written(tmp_path):
+        os.fsync(0)
+    with pytest.raises(StudyError, match="No space left on device"):
+        sweep.run(1)
+
+
+def test_a_folder_of_another_program_is_refused(tmp_path):
+    (tmp_path / "study.json").write_text('{"direction": "minimize", "trials": []}')
+    with pytest.raises(StudyError, match="no study of this program"):
+        Study(tmp_path)
+    with pytest.raises(StudyError, match="none that `dist-classicrl sweep`.*total_steps"):
+        a_sweep(tmp_path).run(1)
+
+
 def test_a_run_that_fails_costs_itself_and_can_be_made_again(whole, tmp_path, monkeypatch):
     real = Laboratory._trained
 
@@ -424,9 +491,35 @@ def test_a_line_says_how_far_a_sweep_is_as_on_a_clock(capsys):
     tell(SweepProgress(3, 1, 240, 2e6, 10.0, 493.3))
     tell(SweepProgress(4, 1, 240, 2e6, 10.5, 490.0))  # too soon after the one before
     tell(SweepProgress(239, 1, 240, 2e6, 20.0, 0.0))
+    tell(SweepProgress(239, 1, 240, 2e6, 20.1, 0.0))  # the end, once more
     first, last = capsys.readouterr().err.splitlines()
     assert first == "3 of 240 runs, 1 failed, 2 M steps/s, 8:13 left"
     assert last == "239 of 240 runs, 1 failed, 2 M steps/s"
+
+
+def test_before_a_run_has_ended_a_line_says_what_is_waited_for_and_not_each_second(capsys):
+    tell = teller()
+    for second in range(1, 61):
+        tell(SweepProgress(0, 0, 240, 0.0, float(second), math.nan))
+    lines = capsys.readouterr().err.splitlines()
+    assert 5 < len(lines) < 25 and set(lines) == {
+        "0 of 240 runs: before the first ones all is compiled, once, for some 10 s"
+    }
+
+
+def test_a_study_is_shown_as_a_table_and_named_where_a_run_is_asked_for(whole, capsys):
+    folder = str(whole.folder)
+    assert main(["show", folder]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"{folder}: 12 of 12 runs done\n")
+    assert all(each["settings"] in text for each in whole.summary())
+    assert main(["show", folder, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["done"], told["failed"], told["runs"]) == (12, 0, 12)
+    assert told["settings"] == whole.summary()
+    for line in (["evaluate", folder], ["report", folder], ["plot", folder, "--out", "no.png"]):
+        assert main(line) == 2
+        assert f"dist-classicrl compare {folder}" in capsys.readouterr().err
 
 
 def test_settings_are_compared_by_a_command(whole, capsys):

@@ -88,6 +88,8 @@ def _environments(path: Path, data: Mapping[str, Any]) -> dict[str, Any]:
     names = given if isinstance(given, list) else [given]
     if not names or not all(isinstance(name, str) for name in names):
         raise StudyError(f"{path}: {ENVIRONMENT} must be a name or a list of names, got {given!r}.")
+    if len(set(names)) < len(names):
+        raise StudyError(f"{path}: {ENVIRONMENT} names one twice: its runs would be the same. Leave it out.")
     if not isinstance(arguments, dict):
         raise StudyError(f"{path}: {ENVIRONMENT_ARGUMENTS} must be a table, got {arguments!r}.")
     if arguments and len(names) > 1:

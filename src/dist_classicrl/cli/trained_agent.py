@@ -13,6 +13,7 @@ import click
 from dist_classicrl.cli.config import ENVIRONMENT, ENVIRONMENT_ARGUMENTS
 from dist_classicrl.cli.option_types import option, together
 from dist_classicrl.cli.run_folder import RunFolder, known_runs, runs_below
+from dist_classicrl.cli.shown_study import refuse_study
 from dist_classicrl.environments import named
 from dist_classicrl.errors import CheckpointError, EnvError, SettingsError
 
@@ -122,6 +123,7 @@ def load(path: str | os.PathLike[str]) -> TrainedAgent:
         raise FileNotFoundError(f"There is no {text!r}.{known_runs(place)}")
     if found := runs_below(place):
         raise SettingsError(f"{text} is a folder of runs. Name one of them, such as {found[0].path}.")
+    refuse_study(place)
     inner = place.is_file() or not (place / "config.toml").exists()
     folder = RunFolder(place.parent if inner else place)
     source = place if inner else _newest(folder)

@@ -43,6 +43,8 @@ td { min-width: 4rem; }
 td:first-child { white-space: nowrap; }
 figure { margin: 0.6rem 0; background: #ffffff; border-radius: 6px; border: 1px solid var(--line); }
 figure svg { display: block; width: 100%; min-width: 38rem; height: auto; }
+@media (prefers-color-scheme: dark) { figure { background: none; }
+  figure svg { filter: invert(0.91) hue-rotate(180deg); } }
 """
 
 

@@ -16,13 +16,14 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from dist_classicrl._files import read_regular, whole_file
 from dist_classicrl.errors import StudyError
 from dist_classicrl.monitoring.machine import this_machine
+from dist_classicrl.sweep.records import records_in
 
 PLAN = "study.json"
 _PROPOSED = "proposed"
@@ -55,6 +56,11 @@ class StudyFolder:
                 f"The study cannot be kept in {self.path} ({error.strerror}). Give a folder that this user "
                 "may write to."
             ) from error
+        if not there.keys() >= plan.keys():
+            raise StudyError(
+                f"{self.path / PLAN} is none that `dist-classicrl sweep` or Sweep has written: it lacks "
+                f"{', '.join(sorted(plan.keys() - there.keys()))}. Give another folder."
+            )
         if there != json.loads(text):
             other = [name for name in plan if there.get(name) != json.loads(text)[name]]
             raise StudyError(
@@ -78,11 +84,15 @@ class StudyFolder:
         """Return the settings of this number that somebody has decided, and what they were drawn from."""
         try:
             found = json.loads(read_regular(self._proposed(number)))
+            if not isinstance(found, dict) or not isinstance(found.get("settings"), dict):
+                raise ValueError("no settings")
         except FileNotFoundError:
             return None
         except ValueError as error:
-            raise StudyError(f"{self._proposed(number)} is damaged ({error}).") from error
-        return dict(found)
+            raise StudyError(
+                f"{self._proposed(number)} is damaged ({error}). Remove it to have settings proposed anew."
+            ) from error
+        return found
 
     def propose(self, number: int, data: Mapping[str, Any]) -> None:
         """Decide settings, if nobody has: `proposed` has what counts."""
@@ -111,7 +121,7 @@ class StudyFolder:
             return
         for path in (self.path / "records").glob("*.jsonl"):
             lines = read_regular(path).splitlines(keepends=True)
-            kept = [line for line in lines if not any(one["key"] in failed for one in _records_in(line))]
+            kept = [line for line in lines if not any(one["key"] in failed for one in records_in(line))]
             with whole_file(path) as file:
                 file.write(b"".join(kept))
         self._read.clear()
@@ -140,7 +150,7 @@ class StudyFolder:
             # The last line of a process that was killed, or is writing, may be a part of one.
             end = data.rfind(b"\n") + 1
             self._read[path.name] = begin + end
-            yield from _records_in(data[:end])
+            yield from records_in(data[:end])
 
     def makers(self) -> list[dict[str, Any]]:
         """Return what is known of each process that made runs, and how many `runs` it wrote down."""
@@ -150,7 +160,7 @@ class StudyFolder:
             head, _, _ = data.partition(b"\n")
             try:
                 about = json.loads(head)[_MAKER]
-                found.append({"runs": sum(1 for _ in _records_in(data)), **about})
+                found.append({"runs": sum(1 for _ in records_in(data)), **about})
             except (ValueError, TypeError, KeyError):  # its host was lost before that was on disk
                 continue
         return found
@@ -183,7 +193,8 @@ class Member:
         self._done.set()
         self._beat.join(_LEAVE_SECONDS)
         if self._records is not None:
-            self._records.close()
+            with suppress(OSError):  # what could not be written was said, and such a run is made again
+                self._records.close()
         self._file.unlink(missing_ok=True)
 
     def _show_life(self) -> None:
@@ -224,12 +235,13 @@ class Member:
         path = self._folder.path / "members" / owner
         try:
             about = json.loads(read_regular(path))
+            host, pid, start = about["host"], int(about["pid"]), about["start"]
             changed = path.stat().st_mtime
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, ValueError, TypeError, KeyError):
             return False
-        if about["host"] == socket.gethostname() and (start := _start_of(about["pid"])) is not None:
-            return start == about["start"]
-        if about["host"] == socket.gethostname() and os.path.exists(_ABOUT_A_PROCESS.format("self")):
+        if host == socket.gethostname() and (there := _start_of(pid)) is not None:
+            return bool(there == start)
+        if host == socket.gethostname() and os.path.exists(_ABOUT_A_PROCESS.format("self")):
             return False
         now = time.monotonic()
         before, since = self._seen.get(owner, (changed, now))
@@ -237,18 +249,32 @@ class Member:
         return now - self._seen[owner][1] < self._silence
 
     def keep(self, record: Mapping[str, Any]) -> None:
-        """Write down what came out of a run."""
-        if self._records is None:
-            path = self._folder.path / "records" / f"{self.name}.jsonl"
-            self._records = open(path, "ab")
-            self._records.write(json.dumps({_MAKER: this_machine()}).encode() + b"\n")
-        self._records.write(json.dumps(record, sort_keys=True).encode() + b"\n")
-        self._records.flush()
+        """Write down what came out of a run; StudyError where there is no room for it."""
+        with written(self._folder.path):
+            if self._records is None:
+                path = self._folder.path / "records" / f"{self.name}.jsonl"
+                self._records = open(path, "ab")
+                self._records.write(json.dumps({_MAKER: this_machine()}).encode() + b"\n")
+            self._records.write(json.dumps(record, sort_keys=True).encode() + b"\n")
+            self._records.flush()
 
     def make_durable(self) -> None:
         """Bring to disk what was written down."""
         if self._records is not None:
-            os.fsync(self._records.fileno())
+            with written(self._folder.path):
+                os.fsync(self._records.fileno())
+
+
+@contextmanager
+def written(folder: Path) -> Iterator[None]:
+    """Turn what the system says of a file of a study that could not be written into a StudyError."""
+    try:
+        yield
+    except OSError as error:
+        raise StudyError(
+            f"What came out of runs cannot be written to {folder} ({error.strerror}). Make room there, or "
+            "let this user write to it: the same study with the same folder goes on with what is there."
+        ) from error
 
 
 def make_once(path: Path, text: str) -> None:
@@ -260,17 +286,6 @@ def make_once(path: Path, text: str) -> None:
         os.link(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _records_in(data: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the records in lines of a file, without what a lost host never wrote out whole."""
-    for line in data.splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and isinstance(record.get("key"), str):
-            yield record
 
 
 def _start_of(pid: int) -> str | None:

@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from dist_classicrl.errors import DistClassicRLError
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -39,6 +41,8 @@ class Helpers:
             status = 0
         except KeyboardInterrupt:
             status = 130
+        except DistClassicRLError as error:
+            print(f"A helper process has ended: {error}", file=sys.stderr)
         except BaseException:
             traceback.print_exc()
         finally:

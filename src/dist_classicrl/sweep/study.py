@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dist_classicrl._files import whole_file
 from dist_classicrl.checks import require_package
 from dist_classicrl.errors import StudyError
-from dist_classicrl.sweep.folder import PLAN, StudyFolder
+from dist_classicrl.sweep.folder import PLAN, StudyFolder, written
 from dist_classicrl.sweep.halving import SuccessiveHalving
 from dist_classicrl.sweep.plan import Plan
 
@@ -74,8 +74,13 @@ class Study:
             self._words: dict[int, dict[str, str]] = {}
             self._names: dict[int, str] = {}
             self._learn_settings()
-        except (TypeError, KeyError, AttributeError) as error:
-            raise StudyError(f"{self.folder / PLAN} is damaged ({error!r}).") from error
+        except StudyError:
+            raise
+        except (TypeError, KeyError, AttributeError, ValueError) as error:
+            raise StudyError(
+                f"{self.folder / PLAN} is damaged, or no study of this program ({error!r}). Give a folder "
+                "that `dist-classicrl sweep` or Sweep has made."
+            ) from error
 
     def __repr__(self) -> str:
         done, failed = self.done, self.failed
@@ -284,8 +289,9 @@ class Study:
         """
         results, curves = self.folder / "results.csv", self.folder / "curves.csv"
         head = ["run", "environment", *self.varied, "seed", *_RESULTS]
-        _write_csv(results, head, self._rows())
-        _write_csv(curves, ["run", "step", "mean_return", "episodes"], self.curves())
+        with written(self.folder):
+            _write_csv(results, head, self._rows())
+            _write_csv(curves, ["run", "step", "mean_return", "episodes"], self.curves())
         return results, curves
 
     def to_parquet(self, path: str | os.PathLike[str]) -> Path:

@@ -133,8 +133,8 @@ def _run_more(
     retry_failed: bool,
     as_json: bool,
 ) -> None:
+    from dist_classicrl.cli.shown_study import teller
     from dist_classicrl.cli.study_file import sweep_of
-    from dist_classicrl.cli.study_progress import teller
     from dist_classicrl.sweep.new_seeds import compare_on_new_seeds
 
     is_speaker = not rank_of_environment()

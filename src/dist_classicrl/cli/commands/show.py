@@ -23,7 +23,7 @@ _HELP = """\
 Show policy and values of a trained model as text.
 
 RUN is the folder of a run, a model file, or a folder of checkpoints; of a folder with runs in it they are
-listed. Grids like FrozenLake are shown as
+listed, and of a study all settings with their mean scores. Grids like FrozenLake are shown as
 maps with an arrow for the greedy move and with values; a dot is a state that was never visited.
 TicTacToe is shown as boards with the value of each empty square, and the greedy one in brackets.
 Everything else is a table.
@@ -68,9 +68,13 @@ def command(
     """Show policy and values of a trained model as text."""
     from dist_classicrl.cli.several.listing import runs_in
     from dist_classicrl.model.policy import policy_of
+    from dist_classicrl.sweep.study import is_study
 
     if live:
         _show_live(Path(run))
+        return
+    if is_study(run):
+        _show_study(run, as_json)
         return
     is_of_one = env is not None or env_args or states is not None or observations
     if not is_of_one and (found := runs_in(Path(run))):
@@ -111,6 +115,22 @@ def _show_live(folder: Path) -> None:
     view = view_of(folder)
     with suppress(KeyboardInterrupt), cleaned_up(), full_screen(view):
         wait_until_done(folder)
+
+
+def _show_study(folder: str, as_json: bool) -> None:
+    from dist_classicrl.cli.shown_study import show_study
+    from dist_classicrl.sweep.study import Study
+
+    study = Study(folder)
+    done, failed, trainings = study.done, study.failed, study.trainings
+    if as_json:
+        about = {"study": folder, "done": done, "failed": failed, "runs": study.plan.n_runs}
+        output.show_json({**about, "settings": study.summary()})
+        return
+    also = f", {failed:,} failed" if failed else ""
+    rungs = f" (with early stopping {trainings:,} trainings)" if trainings > study.plan.n_runs else ""
+    click.echo(f"{folder}: {done:,} of {study.plan.n_runs:,} runs done{also}{rungs}\n")
+    show_study(study)
 
 
 def _show_runs(found: list[ListedRun], as_json: bool) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import click
 
 from dist_classicrl._hints import task_of_environment
-from dist_classicrl.cli import errors, output
+from dist_classicrl.cli import errors
 from dist_classicrl.cli.option_types import option
 from dist_classicrl.errors import StudyError
 
@@ -64,8 +63,8 @@ def command(
     file: Path, out: Path | None, processes: int | None, retry_failed: bool, live: bool, quiet: bool
 ) -> None:
     """Train with many settings and seeds; typed again, it goes on."""
+    from dist_classicrl.cli.shown_study import show_study, teller
     from dist_classicrl.cli.study_file import keep_study_file, read_study
-    from dist_classicrl.cli.study_progress import teller
     from dist_classicrl.sweep.sweep import Sweep
 
     folder = out or Path("studies") / file.stem
@@ -73,10 +72,14 @@ def command(
     sweep.begin()
     keep_study_file(file, folder)
     is_speaker = not task_of_environment() and not quiet
+    if is_speaker and not live:
+        click.echo(
+            f"{sweep.plan.n_runs:,} runs of {sweep.plan.total_steps:,} steps each, in {folder}", err=True
+        )
     with _on_screen(folder, quiet) if live else nullcontext():
         study = sweep.run(processes, teller() if is_speaker and not live else None, retry_failed)
     if is_speaker:
-        _show(study.summary())
+        show_study(study)
         click.echo(f"\n{study.folder / 'results.csv'}")
     failed = [row for row in study.rows() if row["error"] is not None]
     if failed and not task_of_environment():
@@ -96,18 +99,3 @@ def _on_screen(folder: Path, quiet: bool) -> Iterator[None]:
     check_screen(quiet, task_of_environment() is not None)
     with cleaned_up(), full_screen(StudyView(folder, "Ctrl-C ends it; typed again, it goes on")):
         yield
-
-
-def _show(summary: list[dict[str, Any]]) -> None:
-    rows = [
-        [
-            each["environment"],
-            each["settings"] + (" (stopped early)" if each["stopped"] else ""),
-            str(each["runs"]),
-            str(each["failed"]),
-            "-" if each["mean_score"] is None else f"{each['mean_score']:.4g}",
-            "-" if each["standard_error"] is None else f"{each['standard_error']:.2g}",
-        ]
-        for each in summary
-    ]
-    output.show_table(["environment", "settings", "runs", "failed", "score", "standard error"], rows)

@@ -9,13 +9,17 @@ from typing import TypeVar
 import click
 
 from dist_classicrl.cli.run_folder import runs_below
+from dist_classicrl.cli.shown_study import refuse_study
 from dist_classicrl.errors import DistClassicRLError, MetricsError, PlotError
 
 Found = TypeVar("Found")
 
 
 def runs_named(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the runs that are meant: a folder with runs in it stands for them."""
+    """Return the runs that are meant: a folder with runs in it stands for them; SettingsError for a study."""
+    names = list(names)
+    for name in names:
+        refuse_study(name)
     found = ([str(each.path) for each in runs_below(name)] or [str(Path(name))] for name in names)
     return tuple(run for runs in found for run in runs)
 
