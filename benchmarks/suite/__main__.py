@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -27,35 +28,49 @@ VERSIONS = ("gymnasium", "numba", "numpy", "scipy")
 def main() -> None:
     """Measure what the arguments choose, print a table of each case, and write what there is to write."""
     given = parse(sys.argv[1:])
+    # Who has it set compiles every module in every process, which is not what start-up is about.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     kept = _kept(given.output) if given.merge else []
     effort = FULL if given.full else QUICK
     failed = peers.set_up()
     rows: list[dict[str, Any]] = []
+    broken: list[str] = []
     begin = time.perf_counter()
     with peers.Peers(failed) as others, tempfile.TemporaryDirectory() as folder:
+        settings = {
+            "version": dist_classicrl.__version__,
+            "gcc": _first_line("gcc", "--version"),
+            "mpi": _first_line("mpirun", "--version"),
+            "peers": _versions(others),
+            "not_installed": failed,
+        }
         for name in given.only:
             subject, _, case = name.partition("/")
             print(f"==> {name} ({time.perf_counter() - begin:.0f} s)", flush=True)
             run = import_module(f"suite.{subject}").run
-            rows.append(_measured(lambda: run(case, effort, others, folder), effort))  # noqa: B023
-            print(page.table_of(rows[-1]), flush=True)
-        try:
-            versions = others.ask("versions", names=[*VERSIONS, *peers.PEERS])
-        except peers.LeftOutError:
-            versions = {}
-    if given.output is None:
-        return
-    common.save(
-        given.output,
-        in_order([*kept, *rows]),
-        version=dist_classicrl.__version__,
-        gcc=_first_line("gcc", "--version"),
-        mpi=_first_line("mpirun", "--version"),
-        peers=versions,
-        not_installed=failed,
-    )
-    if given.output.resolve() == RESULTS:
-        page.write()
+            try:
+                row = _measured(lambda: run(case, effort, others, folder), effort)  # noqa: B023
+            except Exception:  # the others are measured all the same, and the status tells
+                traceback.print_exc()
+                broken.append(name)
+                continue
+            rows.append(row)
+            print(page.table_of(row), flush=True)
+            if given.merge:  # what was measured before somebody ended this is kept
+                common.save(given.output, in_order([*kept, *rows]), **settings)
+    if given.output is not None:
+        common.save(given.output, in_order([*kept, *rows]), **settings)
+        if given.output.resolve() == RESULTS:
+            page.write()
+    if broken:
+        sys.exit(f"Not measured, for the errors above: {', '.join(broken)}")
+
+
+def _versions(others: peers.Peers) -> dict[str, str]:
+    try:
+        return others.ask("versions", names=[*VERSIONS, *peers.PEERS])
+    except peers.LeftOutError:
+        return {}
 
 
 def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -200,16 +200,29 @@ class VectorLoop:
     factory : callable
         Makes one environment.
     n_envs : int
+    exponent : float
+        Step sizes are ``visit ** -exponent``; 0: always `STEP_SIZE`.
+    epsilon : float
+    seed : int
     """
 
-    def __init__(self, factory: Callable[[], gymnasium.Env], n_envs: int) -> None:
+    def __init__(
+        self,
+        factory: Callable[[], gymnasium.Env],
+        n_envs: int,
+        exponent: float = 0.0,
+        epsilon: float = EPSILON,
+        seed: int = 0,
+    ) -> None:
         mode = gymnasium.vector.AutoresetMode.SAME_STEP
         self.n_envs = n_envs
         self._envs = gymnasium.vector.SyncVectorEnv([factory] * n_envs, autoreset_mode=mode)
         self._n_actions = int(self._envs.single_action_space.n)
         self.q = np.zeros((*sizes_of(self._envs.single_observation_space), self._n_actions))
-        self._states = self._index(self._envs.reset(seed=0)[0])
-        self._random = np.random.default_rng(0)
+        self._visits = np.zeros(self.q.shape)
+        self._exponent, self._epsilon = exponent, epsilon
+        self._states = self._index(self._envs.reset(seed=seed * n_envs)[0])
+        self._random = np.random.default_rng(seed)
         self.returns = 0.0
         self.episodes = 0
 
@@ -223,7 +236,7 @@ class VectorLoop:
         begin = time.perf_counter()
         for _ in range(-(-steps // n_envs)):
             greedy = q[states].argmax(axis=1)
-            explore = draw.random(n_envs) < EPSILON
+            explore = draw.random(n_envs) < self._epsilon
             actions = np.where(explore, draw.integers(self._n_actions, size=n_envs), greedy)
             observed, rewards, terminated, truncated, infos = self._envs.step(actions)
             following = self._index(observed)
@@ -238,7 +251,11 @@ class VectorLoop:
                         part[place] = value
             targets = rewards + DISCOUNT * q[reached].max(axis=1) * ~terminated
             entries = (*states, actions)
-            q[entries] += STEP_SIZE * (targets - q[entries])
+            alpha: Any = STEP_SIZE
+            if self._exponent:
+                self._visits[entries] += 1.0
+                alpha = self._visits[entries] ** -self._exponent
+            q[entries] += alpha * (targets - q[entries])
             self.returns += float(rewards.sum())
             self.episodes += int((terminated | truncated).sum())
             states = following

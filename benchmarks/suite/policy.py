@@ -16,6 +16,7 @@ from suite.peers import Peers
 
 EXPONENT, EPSILON, GAP = 0.7, 0.5, 0.01
 FIRST, GROWTH = 2_000, 1.3
+VECTOR_ENVS = 16
 
 # Learns so many more steps and returns the seconds.
 Learn = Callable[[int], float]
@@ -108,6 +109,18 @@ def by_loop(case: str, shape: tuple[int, int]) -> Begin:
     return begin
 
 
+def by_vector(case: str) -> Begin:
+    """Return a training by the loop in NumPy."""
+
+    def begin(number: int) -> tuple[Learn, Callable[[], np.ndarray]]:
+        loop = plain.VectorLoop(
+            lambda: plain.environment(case, ""), VECTOR_ENVS, EXPONENT, EPSILON, seed=number + 100
+        )
+        return loop.learn, lambda: loop.q
+
+    return begin
+
+
 def run(case: str, effort: Effort, peers: Peers, folder: str) -> dict[str, Any]:
     """Measure all candidates in one problem."""
     model = problems.model(case)
@@ -117,6 +130,7 @@ def run(case: str, effort: Effort, peers: Peers, folder: str) -> dict[str, Any]:
         "ours, default settings": ours(model, True),
         "MushroomRL": by_mushroom(peers, case, folder),
         "loop in Python": by_loop(case, shape),
+        f"NumPy, {VECTOR_ENVS} environments": by_vector(case),
     }
     candidates = {name: until_good(begin, model, effort.limit) for name, begin in begins.items()}
     # Nothing is warmed up: a run begins with an empty table, and compiling is not among the seconds.

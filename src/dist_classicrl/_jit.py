@@ -10,6 +10,8 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from time import monotonic, sleep
@@ -234,6 +236,7 @@ def _go_on_without(store: Any) -> None:
 
     def load_or_compile(signature: Any, *arguments: Any) -> Any:
         found = None
+        _load_numba_without_scipy()
         try:
             if not _calls_others(normalize_signature(signature)[0]):
                 found = load(signature, *arguments)
@@ -259,6 +262,31 @@ def _go_on_without(store: Any) -> None:
             _warn(f"Compiled code cannot be kept in {store.cache_path} ({error.strerror}). {_ANEW}")
 
     store.load_overload, store.save_overload = load_or_compile, save_if_possible
+
+
+@cache
+def _load_numba_without_scipy() -> None:
+    """Let numba's first look at a function not import scipy.linalg, which takes a tenth of a second.
+
+    It asks whether there is one, for `np.cov` in jitted code, and that can be said without importing it. What
+    is compiled with linear algebra imports it then, as ever.
+    """
+    try:
+        from numba.np import linalg
+
+        asks_by_import = linalg.ensure_blas
+        linalg.ensure_blas = _ask_for_scipy
+        try:
+            import_module("numba.np.arraymath")
+        finally:
+            linalg.ensure_blas = asks_by_import
+    except Exception:  # another version of numba may be built in another way
+        logger.debug("Numba loads scipy.linalg", exc_info=True)
+
+
+def _ask_for_scipy() -> None:
+    if find_spec("scipy") is None:
+        raise ImportError("scipy is required for linear algebra")
 
 
 def _calls_others(kinds: Any) -> bool:

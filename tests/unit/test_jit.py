@@ -179,3 +179,25 @@ def test_files_are_kept_one_at_a_time_and_nobody_waits_for_ever(tmp_path, monkey
     os.close(other)
     with _jit._alone_in(str(tmp_path / "nowhere")):
         pass
+
+
+LINEAR_ALGEBRA = """
+import sys
+import numba
+import numpy as np
+from dist_classicrl import DistAsyncQLearning
+
+DistAsyncQLearning(seed=0).train("FrozenLake-v1", total_steps=1000)
+print("scipy.linalg" in sys.modules, "dist_classicrl.learning.supersteps.share" in sys.modules)
+product = numba.njit(lambda a: np.dot(a, a))(np.full((2, 2), 2.0))
+spread = numba.njit(lambda a: np.cov(a))(np.array([[1.0, 2.0], [1.0, 4.0]]))
+print(product.tolist(), spread.tolist())
+"""
+
+
+def test_a_training_loads_neither_linear_algebra_nor_what_it_does_not_use():
+    done = subprocess.run(
+        [sys.executable, "-c", LINEAR_ALGEBRA], capture_output=True, text=True, timeout=120.0
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["False False", "[[8.0, 8.0], [8.0, 8.0]] [[0.5, 1.5], [1.5, 4.5]]"]

@@ -14,7 +14,6 @@ from dist_classicrl.learning.compiled import CompiledLearner
 from dist_classicrl.learning.learner import Learner, Problem
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules import find, table_shape
-from dist_classicrl.learning.supersteps import learner as supersteps
 from dist_classicrl.rules import in_numbers
 from dist_classicrl.rules.behaviors import behavior_of, in_kernels
 from dist_classicrl.settings import Settings
@@ -94,10 +93,18 @@ def _stepped(problem: Problem) -> Learner:
     return SteppedLearner(problem)
 
 
+def _in_supersteps(problem: Problem) -> Learner:
+    from dist_classicrl.learning.supersteps.learner import (
+        SuperstepLearner,
+    )  # as long to load as all the others
+
+    return SuperstepLearner(problem)
+
+
 _KINDS: list[LearnerKind] = [
     LearnerKind("stepped", lambda problem: problem.source.stepped is not None, _stepped),
     LearnerKind("compiled", lambda problem: problem.source.simulator is not None, CompiledLearner),
     LearnerKind("interleaved", interleaved.suits, interleaved.InterleavedLearner),
     LearnerKind("keyed", keyed.suits, keyed.KeyedLearner),
-    LearnerKind("supersteps", supersteps.suits, supersteps.SuperstepLearner),
+    LearnerKind("supersteps", lambda problem: problem.walkers is not None, _in_supersteps),
 ]

@@ -8,8 +8,6 @@ from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.learning.rules import check_travels, find
 from dist_classicrl.learning.supersteps.partition import check_partition
-from dist_classicrl.learning.supersteps.share import check_walkers
-from dist_classicrl.learning.supersteps.stepped_share import WALKERS
 from dist_classicrl.rules import LearningRule
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.large_table import FROM_ENTRIES
@@ -18,6 +16,8 @@ from dist_classicrl.tables.large_table import FROM_ENTRIES
 def check_asked(engine: str, walkers: Any, partition: Any) -> None:
     """Raise SettingsError where `walkers` or `partition` cannot be, or would do nothing with this engine."""
     if walkers is not None:
+        from dist_classicrl.learning.supersteps.share import check_walkers  # loads what others never need
+
         check_walkers(walkers)
     check_partition(partition)
     if engine == "supersteps":
@@ -39,6 +39,8 @@ def check_supersteps(source: Source, settings: Settings, walkers: int | None = N
             "function that makes one."
         )
     if source.stepped is not None and source.make_another is None and walkers != 1:
+        from dist_classicrl.learning.supersteps.stepped_share import WALKERS
+
         raise SettingsError(
             f"{source.name} is one instance, and supersteps need walkers={walkers or WALKERS} environments, "
             "whose number is the same on any number of ranks. Give its id or a function that makes it, or "

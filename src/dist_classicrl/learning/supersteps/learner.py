@@ -13,11 +13,6 @@ from dist_classicrl.learning.supersteps.shares import share_of
 from dist_classicrl.learning.supersteps.stepped_share import SteppedShare
 
 
-def suits(problem: Problem) -> bool:
-    """Whether a problem is to be learned in supersteps."""
-    return problem.walkers is not None
-
-
 class SuperstepLearner:
     """Learns with many episodes at a time, as any number of ranks would.
 
@@ -29,7 +24,7 @@ class SuperstepLearner:
     mode = "supersteps"
 
     def __init__(self, problem: Problem) -> None:
-        assert problem.walkers is not None  # see `suits`
+        assert problem.walkers is not None  # see `learning.kinds`
         self._share = share_of(problem, problem.walkers, problem.partition)
         self._rates = problem.rates
         self._begins: tuple[Any, int] | None = None  # environments that are stepped, and their seed
