@@ -44,7 +44,9 @@ def inventory(
     The best policy orders up to S where the level is s or less (Scarf 1960; Iglehart 1963). Its mean
     cost is published for set-up 64, holding 1, backorder 9 and 24 means of the demand by Zheng and
     Federgruen, "Finding optimal (s, S) policies is about as simple as evaluating a single policy"
-    (Operations Research 39, 1991). With the defaults, mean 10: s = 6, S = 40, and 35.022 a period.
+    (Operations Research 39, 1991). With the defaults, mean 10: s = 6, S = 40, and 35.022 a period. The
+    package's tests meet the 24 costs to three decimals; that of mean 30, 57.819, is the tests' own, by the
+    exact solver and by renewal theory.
 
     Train: ``dist-classicrl train dist_classicrl/Inventory-v0 --total-steps 20000000``.
 
