@@ -45,6 +45,7 @@ learning_rate = [0.02, 0.05, 0.1, "per_visit:0.7"]
 epsilon = [0.05, 0.1, 0.2, 0.5, 1.0]
 """
 SETTINGS = 20
+PARTS = ("command", "ranks", "share")
 # What somebody writes who makes each run by a script of its own: the same record, on a line of JSON.
 SCRIPT = """
 import json, sys
@@ -181,8 +182,66 @@ def rate_on_ranks(ranks: int, file: Path, folder: Path) -> dict[str, float]:
     return found
 
 
+def command_and_scripts(asked: Any, place: Path, file: Path, small: Path) -> dict[str, Any]:
+    """Measure `dist-classicrl sweep` as it is typed, and scripts; return the seconds of both, by round."""
+    runs, command, scripts = SETTINGS * asked.seeds, [], []
+    for number in range(-1, asked.rounds):  # the first puts compiled code on disk
+        sample = asked.sample if number >= 0 else 1
+        took = seconds_of_scripts(place, asked.steps, sample, asked.processes)
+        study_file = file if number >= 0 else small
+        line = sweep_command(study_file, place / f"typed-{number}")
+        typed = common.timed(lambda line=line: _run([*line, "--processes", str(asked.processes)]))
+        if number >= 0:
+            scripts.append(took / sample * runs)
+            command.append(typed)
+    ratio = common.median_ratio(scripts, command)
+    common.show(
+        [f"{runs:,} runs of {asked.steps:,} steps", "seconds", "times as fast"],
+        [
+            [f"xargs -P {asked.processes}, from {asked.sample}", f"{statistics.median(scripts):.1f}", "1.0"],
+            ["dist-classicrl sweep", f"{statistics.median(command):.1f}", f"{ratio:.1f}"],
+        ],
+    )
+    return {"scripts": scripts, "command": command, "ratio": ratio}
+
+
+def rates_on_ranks(asked: Any, place: Path, file: Path) -> list[dict[str, float]]:
+    """Measure the study under mpirun on each number of ranks that is asked for."""
+    rates = [rate_on_ranks(ranks, file, place / f"ranks-{ranks}") for ranks in asked.ranks]
+    common.show(
+        ["ranks", "M steps/s", "all there after s", f"{SETTINGS * asked.rank_seeds:,} runs in s"],
+        [
+            [each["ranks"], f"{each['rate'] / 1e6:.1f}", f"{each['all_there']:.1f}", f"{each['seconds']:.1f}"]
+            for each in rates
+        ],
+    )
+    return rates
+
+
+def shares_of_kernels(asked: Any, place: Path, file: Path) -> list[dict[str, float]]:
+    """Measure where the time of a study goes, in each round."""
+    Kernels()
+    study = read_study(file)
+    shares = [
+        share_of_kernels(study, place / f"share-{number}", asked.processes) for number in range(asked.rounds)
+    ]
+    middle = sorted(shares, key=lambda each: each["share"])[len(shares) // 2]
+    rows = [
+        ["kernels", middle["kernel"]],
+        ["the rest of the runs", middle["runs_seconds"] - middle["exact"] - middle["kernel"]],
+        ["between runs, and waiting for the last", middle["total"] + middle["exact"]],
+    ]
+    rows[2][1] -= middle["runs_seconds"]
+    common.show(
+        [f"{asked.processes} processes, {middle['steps_per_second'] / 1e6:.1f} M steps/s", "s", "share"],
+        [[name, f"{seconds:.2f}", f"{seconds / middle['total']:.3f}"] for name, seconds in rows],
+    )
+    print(f"Kernels had {middle['of_processor']:.3f} of the processor time of the runs.")
+    return shares
+
+
 def main() -> None:
-    """Measure all three, and print a table of each."""
+    """Measure the parts that are asked for, and print a table of each."""
     parser = common.parser(__doc__, "sweep.json")
     parser.add_argument("--steps", type=int, default=2_000_000, help="of a run")
     parser.add_argument("--seeds", type=int, default=50)
@@ -190,77 +249,27 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--sample", type=int, default=12, help="scripts that are run")
     parser.add_argument("--rounds", type=int, default=3, help="of the share, and of command against scripts")
-    parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2, 4, 8, 17])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 8, 17])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="one or more (default: all)")
     parser.add_argument("--quick", action="store_true", help="3 seeds, 1 round, 1 and 3 ranks")
     asked = parser.parse_args()
     if asked.quick:
         asked.seeds, asked.rank_seeds, asked.sample, asked.rounds, asked.ranks = 3, 6, 4, 1, [1, 3]
-    runs = SETTINGS * asked.seeds
+    results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         file, of_ranks, small = (place / f"{kind}.toml" for kind in ("study", "ranks", "small"))
         small.write_text(STUDY.format(steps=1_000, seeds=1))
         file.write_text(STUDY.format(steps=asked.steps, seeds=asked.seeds))
         of_ranks.write_text(STUDY.format(steps=asked.steps, seeds=asked.rank_seeds))
-
-        command, scripts = [], []
-        for number in range(-1, asked.rounds):  # the first puts compiled code on disk
-            sample = asked.sample if number >= 0 else 1
-            took = seconds_of_scripts(place, asked.steps, sample, asked.processes)
-            study_file = file if number >= 0 else small
-            line = sweep_command(study_file, place / f"typed-{number}")
-            typed = common.timed(lambda line=line: _run([*line, "--processes", str(asked.processes)]))
-            if number >= 0:
-                scripts.append(took / sample * runs)
-                command.append(typed)
-        ratio = common.median_ratio(scripts, command)
-        common.show(
-            [f"{runs:,} runs of {asked.steps:,} steps", "seconds", "times as fast"],
-            [
-                [
-                    f"xargs -P {asked.processes}, from {asked.sample}",
-                    f"{statistics.median(scripts):.1f}",
-                    "1.0",
-                ],
-                ["dist-classicrl sweep", f"{statistics.median(command):.1f}", f"{ratio:.1f}"],
-            ],
-        )
-        print()
-
-        rates = [rate_on_ranks(ranks, of_ranks, place / f"ranks-{ranks}") for ranks in asked.ranks]
-        common.show(
-            ["ranks", "M steps/s", "all there after s", f"{SETTINGS * asked.rank_seeds:,} runs in s"],
-            [
-                [
-                    each["ranks"],
-                    f"{each['rate'] / 1e6:.1f}",
-                    f"{each['all_there']:.1f}",
-                    f"{each['seconds']:.1f}",
-                ]
-                for each in rates
-            ],
-        )
-        print()
-
-        Kernels()
-        study = read_study(file)
-        shares = [
-            share_of_kernels(study, place / f"share-{number}", asked.processes)
-            for number in range(asked.rounds)
-        ]
-        middle = sorted(shares, key=lambda each: each["share"])[len(shares) // 2]
-        rows = [
-            ["kernels", middle["kernel"]],
-            ["the rest of the runs", middle["runs_seconds"] - middle["exact"] - middle["kernel"]],
-            ["between runs, and waiting for the last", middle["total"] + middle["exact"]],
-        ]
-        rows[2][1] -= middle["runs_seconds"]
-        common.show(
-            [f"{asked.processes} processes, {middle['steps_per_second'] / 1e6:.1f} M steps/s", "s", "share"],
-            [[name, f"{seconds:.2f}", f"{seconds / middle['total']:.3f}"] for name, seconds in rows],
-        )
-        print(f"Kernels had {middle['of_processor']:.3f} of the processor time of the runs.")
-    results = {"scripts": scripts, "command": command, "ratio": ratio, "ranks": rates, "shares": shares}
+        if "command" in asked.parts:
+            results |= command_and_scripts(asked, place, file, small)
+            print()
+        if "ranks" in asked.parts:
+            results["ranks"] = rates_on_ranks(asked, place, of_ranks)
+            print()
+        if "share" in asked.parts:  # last: it changes what runs of this process do
+            results["shares"] = shares_of_kernels(asked, place, file)
     common.save(asked.output, results, **vars(asked))
 
 

@@ -137,7 +137,9 @@ def study(tmp_path):
             record = {"key": trial.key, "run": run, "error": error}
             if error is None:
                 known = {"optimal_value": 1.0, "random_value": 0.0, "exact_value": value}
-                record |= {"steps": 1_000, "curve": [[500, 0.1, 5], [1_000, value, 5]], **known}
+                returns = {"training_return": value, "final_return": value, "episodes": 10}
+                record |= {"seconds": 0.1, "train_seconds": 0.1, "steps": 1_000, **known, **returns}
+                record["curve"] = [[500, 0.1, 5], [1_000, value, 5]]
             member.keep(record)
 
         yield make

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -12,8 +14,8 @@ from dist_classicrl.cli import output
 from dist_classicrl.errors import SettingsError
 
 if TYPE_CHECKING:
+    from dist_classicrl.sweep.progress import SweepProgress
     from dist_classicrl.sweep.study import Study
-    from dist_classicrl.sweep.sweep import SweepProgress
 
 
 def teller() -> Callable[[SweepProgress], None]:
@@ -32,10 +34,7 @@ def teller() -> Callable[[SweepProgress], None]:
         last = made
         due = max(progress.seconds + 1.0, progress.seconds * 1.2)
         if not made:
-            click.echo(
-                f"0 of {progress.total:,} runs: before the first ones all is compiled, once, for some 10 s",
-                err=True,
-            )
+            click.echo(f"0 of {progress.total:,} runs", err=True)
             return
         failed = f", {progress.failed:,} failed" if progress.failed else ""
         left = f", {clock(progress.seconds_left)} left" if progress.seconds_left > 0.0 else ""
@@ -46,6 +45,20 @@ def teller() -> Callable[[SweepProgress], None]:
         )
 
     return tell
+
+
+@contextmanager
+def telling_of_compilation() -> Iterator[None]:
+    """Write it to standard error when this process begins to compile what the runs need."""
+    progress, handler = logging.getLogger("dist_classicrl.progress"), logging.StreamHandler()
+    level = progress.level
+    progress.addHandler(handler)
+    progress.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        progress.setLevel(level)
+        progress.removeHandler(handler)
 
 
 def show_study(study: Study) -> None:

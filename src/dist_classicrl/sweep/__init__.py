@@ -8,16 +8,17 @@ from dist_classicrl._lazy import lazy_names
 
 if TYPE_CHECKING:
     from dist_classicrl.sweep.halving import SuccessiveHalving
+    from dist_classicrl.sweep.progress import SweepProgress
     from dist_classicrl.sweep.search import Range
     from dist_classicrl.sweep.study import Study
-    from dist_classicrl.sweep.sweep import Sweep, SweepProgress
+    from dist_classicrl.sweep.sweep import Sweep
 
 _HOMES = {
     "Range": "dist_classicrl.sweep.search",
     "Study": "dist_classicrl.sweep.study",
     "SuccessiveHalving": "dist_classicrl.sweep.halving",
     "Sweep": "dist_classicrl.sweep.sweep",
-    "SweepProgress": "dist_classicrl.sweep.sweep",
+    "SweepProgress": "dist_classicrl.sweep.progress",
 }
 
 __all__ = ["Range", "Study", "SuccessiveHalving", "Sweep", "SweepProgress"]

@@ -70,6 +70,14 @@ class SuccessiveHalving:
         ranked = sorted(means, key=lambda one: (math.inf if math.isnan(means[one]) else -means[one], one))
         return sorted(ranked[:count])
 
+    def trainings(self, variants: int) -> int:
+        """Return how many settings are trained in all rungs together; an asynchronous one may train more."""
+        total = 0
+        for _ in range(int(self.rungs)):
+            total += variants
+            variants = max(1, math.ceil(variants / int(self.factor)))
+        return total
+
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data for JSON."""
         data = {"factor": int(self.factor), "rungs": int(self.rungs)}

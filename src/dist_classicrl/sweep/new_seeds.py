@@ -9,9 +9,10 @@ from typing import Any
 from dist_classicrl.errors import StudyError
 from dist_classicrl.sweep.comparison import PERMUTATIONS
 from dist_classicrl.sweep.folder import make_once
+from dist_classicrl.sweep.progress import SweepProgress
 from dist_classicrl.sweep.sequential import AdaStop, Verdict
 from dist_classicrl.sweep.study import Study
-from dist_classicrl.sweep.sweep import Sweep, SweepProgress
+from dist_classicrl.sweep.sweep import Sweep
 
 _FOLDER = "new_seeds"
 

@@ -10,6 +10,7 @@ from typing import Any
 from dist_classicrl.checks import is_whole
 from dist_classicrl.errors import SettingsError, StudyError
 from dist_classicrl.settings import Settings
+from dist_classicrl.sweep.halving import SuccessiveHalving
 
 # What a process takes at a time: so many steps take half a second, writing down that it takes them little.
 _PARCEL_STEPS = 2e7
@@ -80,6 +81,12 @@ class Plan:
     def n_runs(self) -> int:
         """Number of runs."""
         return len(self.environments) * self.n_variants * len(self.seeds)
+
+    def n_trainings(self, stopping: SuccessiveHalving | None) -> int:
+        """Return how many trainings there are in all: with early stopping, more than runs."""
+        if stopping is None:
+            return self.n_runs
+        return stopping.trainings(self.n_variants) * len(self.environments) * len(self.seeds)
 
     def trial(self, number: int, total_steps: int | None = None) -> Trial:
         """Return run `number`: environments come slowest, then variants, then seeds."""

@@ -121,13 +121,7 @@ class Study:
     @property
     def trainings(self) -> int:
         """How many trainings the study has in all: with early stopping, more than runs."""
-        if self._stopping is None:
-            return self.plan.n_runs
-        alive, total = len(self.plan.variants), 0
-        for _ in range(self._stopping.rungs):
-            total += alive
-            alive = len(self._stopping.survivors({variant: () for variant in range(alive)}))
-        return total * len(self.plan.environments) * len(self.plan.seeds)
+        return self.plan.n_trainings(self._stopping)
 
     def group_of(self, run: int) -> tuple[str, str]:
         """Return the environment of a run, and its settings as words."""

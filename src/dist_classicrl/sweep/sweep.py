@@ -8,9 +8,8 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from dist_classicrl._hints import launched, task_of_environment, usable_cores
 from dist_classicrl.checks import is_whole
 from dist_classicrl.errors import StudyError
 from dist_classicrl.sweep.arrivals import Arrivals
+from dist_classicrl.sweep.compiling import once_on_each_host
 from dist_classicrl.sweep.folder import Member, StudyFolder
 from dist_classicrl.sweep.halving import SuccessiveHalving
 from dist_classicrl.sweep.plan import (
@@ -30,6 +30,7 @@ from dist_classicrl.sweep.plan import (
     described,
 )
 from dist_classicrl.sweep.processes import helpers
+from dist_classicrl.sweep.progress import ShownSweep, SweepProgress
 from dist_classicrl.sweep.sampling import SAMPLERS, Told, proposed, require_optuna, values_of
 from dist_classicrl.sweep.search import Range, variants
 from dist_classicrl.sweep.study import Study, score_of
@@ -42,28 +43,6 @@ logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
 _MOST_RUNS = 10_000_000
-
-
-@dataclass(frozen=True)
-class SweepProgress:
-    """How far a sweep is.
-
-    Attributes
-    ----------
-    done, failed, total : int
-        Runs that ended well, those that raised an error, and all.
-    steps_per_second : float
-        Of all runs that ended since this call began, in all processes.
-    seconds, seconds_left : float
-        Since this call began, and until it ends, as it looks; NaN before a run has ended.
-    """
-
-    done: int
-    failed: int
-    total: int
-    steps_per_second: float
-    seconds: float
-    seconds_left: float
 
 
 class Sweep:
@@ -265,8 +244,10 @@ class Sweep:
         if retry_failed:
             folder.forget_failed()
         laboratory = Laboratory(self.plan, self._environments, self.folder)
+        # Before there are helpers, which have it all then.
+        once_on_each_host(self.folder / "members", partial(laboratory.compile, folder.records()))
         with helpers() as those:
-            shown = _Shown(progress, self.plan, folder)
+            shown = ShownSweep(progress, self.plan.n_trainings(self._stopping), folder)
             work = partial(self._work, laboratory, lambda: None)
             for _ in range(min(int(count), self.plan.n_runs) - 1):
                 those.start(partial(work, StudyFolder(self.folder)))
@@ -420,41 +401,3 @@ def _environments(env: Any) -> dict[str, Any]:
 
 def _name_of(env: Any) -> str:
     return looked_at(env).name
-
-
-class _Shown:
-    """Tells a function how far a sweep is, about once a second."""
-
-    def __init__(
-        self, progress: Callable[[SweepProgress], Any] | None, plan: Plan, folder: StudyFolder
-    ) -> None:
-        self._progress, self._plan, self._folder = progress, plan, folder
-        self._began = self._then = time.monotonic()
-        self._before = self._seen = len(folder.records())
-        self._failed = sum(record["error"] is not None for record in folder.records().values())
-        self._steps = 0  # of the runs that ended since
-
-    def tick(self, at_end: bool = False) -> None:
-        """Tell it, if it is time."""
-        now = time.monotonic()
-        if self._progress is None or now - self._then < 1.0 and not at_end:
-            return
-        self._then = now
-        records = self._folder.records()
-        for record in islice(records.values(), self._seen, None):
-            self._steps += record.get("steps", 0)
-            self._failed += record["error"] is not None
-        self._seen = len(records)
-        fresh, passed = self._seen - self._before, max(now - self._began, 1e-9)
-        total = self._plan.n_runs
-        left = max(0, total - self._seen) * passed / fresh if fresh else float("nan")
-        self._progress(
-            SweepProgress(
-                self._seen - self._failed,
-                self._failed,
-                total,
-                self._steps / passed,
-                passed,
-                0.0 if at_end else left,
-            )
-        )

@@ -6,8 +6,9 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.resolve import Source, resolve
 from dist_classicrl.errors import DistClassicRLError
 from dist_classicrl.evaluation.exact import exact_value
+from dist_classicrl.sweep.compiling import kind_of
 from dist_classicrl.sweep.plan import Plan, Trial, checked_settings
 
 # A run that is longer than a minute or so, where it can go on to the same bits, keeps checkpoints.
@@ -102,6 +104,27 @@ class Laboratory:
         record["seconds"] = time.perf_counter() - started
         return record
 
+    def compile(self, made: Container[str]) -> None:
+        """Make a tiny run of each kind of those that are not `made` yet, so that what they need is compiled.
+
+        Only of environments that are compiled: others might take long, or heed that they are stepped.
+        """
+        known: set[tuple[Any, ...]] = set()
+        for environment in self._environments:
+            for variant, given in enumerate(self._plan.variants):
+                if given is None:
+                    continue
+                settings = checked_settings(given)
+                kind = (environment, *kind_of(settings))
+                trials = self._plan.trials(environment, variant, self._plan.total_steps)
+                if kind in known or all(trial.key in made for trial in trials):
+                    continue
+                known.add(kind)
+                if hasattr(self._environment(environment, settings.use_action_mask), "tables"):
+                    tiny = replace(trials[0], total_steps=min(self._plan.points, trials[0].total_steps))
+                    with suppress(Exception):  # the runs themselves will tell
+                        self._trained(tiny, eval_episodes=1)
+
     def _environment(self, name: str, use_action_mask: bool | None) -> Any:
         """Return what `train` is given: the compiled form where there is one, which is made only once."""
         if (name, use_action_mask) not in self._ready:
@@ -110,7 +133,7 @@ class Laboratory:
             self._ready[name, use_action_mask] = env if source.simulator is None else source.simulator
         return self._ready[name, use_action_mask]
 
-    def _trained(self, trial: Trial) -> dict[str, Any]:
+    def _trained(self, trial: Trial, eval_episodes: int | None = None) -> dict[str, Any]:
         settings = checked_settings(self._plan.variants[trial.variant])
         env = self._environment(trial.environment, settings.use_action_mask)
         model: TabularMDP | None = getattr(env, "model", None)
@@ -125,7 +148,7 @@ class Laboratory:
         result = agent.train(
             env, total_steps=trial.total_steps, callbacks=curve, progress_bar=False, **saving
         )
-        episodes = self._plan.eval_episodes
+        episodes = self._plan.eval_episodes if eval_episodes is None else eval_episodes
         final = agent.evaluate(env, episodes, seed=trial.seed, max_steps=_LONGEST_EPISODE)
         told = {
             "steps": result.steps,

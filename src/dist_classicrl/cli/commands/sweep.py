@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import click
@@ -76,7 +76,7 @@ def command(
         click.echo(
             f"{sweep.plan.n_runs:,} runs of {sweep.plan.total_steps:,} steps each, in {folder}", err=True
         )
-    with _on_screen(folder, quiet) if live else nullcontext():
+    with _shown(folder, quiet, live, is_speaker):
         study = sweep.run(processes, teller() if is_speaker and not live else None, retry_failed)
     if is_speaker:
         show_study(study)
@@ -87,6 +87,15 @@ def command(
             f"{len(failed):,} of {len(study.rows()):,} runs failed, the others are done. The first is run "
             f"{failed[0]['run']}: {failed[0]['error']} To make such runs once more, add --retry-failed."
         )
+
+
+def _shown(folder: Path, quiet: bool, live: bool, is_speaker: bool) -> AbstractContextManager[None]:
+    """Return what shows the study while it is entered, besides lines now and then."""
+    from dist_classicrl.cli.shown_study import telling_of_compilation
+
+    if live:
+        return _on_screen(folder, quiet)
+    return telling_of_compilation() if is_speaker else nullcontext()
 
 
 @contextmanager

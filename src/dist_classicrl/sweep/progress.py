@@ -1,0 +1,72 @@
+"""How far a sweep is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from dist_classicrl.sweep.folder import StudyFolder
+
+
+@dataclass(frozen=True)
+class SweepProgress:
+    """How far a sweep is.
+
+    Attributes
+    ----------
+    done, failed, total : int
+        Runs that ended well, those that raised an error, and all; with early stopping those of all rungs.
+    steps_per_second : float
+        Of all runs that ended since this call began, in all processes.
+    seconds, seconds_left : float
+        Since this call began, and until it ends, as it looks; NaN before a run has ended.
+    """
+
+    done: int
+    failed: int
+    total: int
+    steps_per_second: float
+    seconds: float
+    seconds_left: float
+
+
+class ShownSweep:
+    """Tells a function how far a sweep is, about once a second."""
+
+    def __init__(
+        self, progress: Callable[[SweepProgress], Any] | None, total: int, folder: StudyFolder
+    ) -> None:
+        self._progress, self._total, self._folder = progress, total, folder
+        self._began = self._then = time.monotonic()
+        self._before = self._seen = len(folder.records())
+        self._failed = sum(record["error"] is not None for record in folder.records().values())
+        self._steps = 0  # of the runs that ended since
+
+    def tick(self, at_end: bool = False) -> None:
+        """Tell it, if it is time."""
+        now = time.monotonic()
+        if self._progress is None or now - self._then < 1.0 and not at_end:
+            return
+        self._then = now
+        records = self._folder.records()
+        for record in islice(records.values(), self._seen, None):
+            self._steps += record.get("steps", 0)
+            self._failed += record["error"] is not None
+        self._seen = len(records)
+        fresh, passed = self._seen - self._before, max(now - self._began, 1e-9)
+        # An asynchronous halving makes some more than are planned.
+        total = max(self._total, self._seen)
+        left = (total - self._seen) * passed / fresh if fresh else float("nan")
+        self._progress(
+            SweepProgress(
+                self._seen - self._failed,
+                self._failed,
+                total,
+                self._steps / passed,
+                passed,
+                0.0 if at_end else left,
+            )
+        )
