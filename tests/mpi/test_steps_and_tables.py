@@ -114,6 +114,14 @@ OPTIONS = {
     "one in flight": {"prefetch_factor": 1, "sync_frequency": 4},
     "eight in flight": {"prefetch_factor": 8, "sync_frequency": 4},
     "per visit": {"learning_rate": PerVisit(0.7)},
+    "never behind": {"max_staleness": 0, "sync_frequency": 2, "prefetch_factor": 4},
+    "order-free, and previews for who is not too far behind": {
+        "max_staleness": 3,
+        "merging": "order_free",
+        "compression": "top_k",
+        "sync_frequency": 2,
+    },
+    "weighted by staleness": {"merging": "staleness_weighted", "sync_frequency": 2},
     "all at once": {
         "dtype": "float32",
         "replay_ratio": 0.5,
@@ -138,6 +146,15 @@ def test_no_visit_is_lost_whatever_the_options(world, make_agent, lake, digests,
         assert result.bytes_saved > 0 or name == "quantized"  # messages of so small a table are short
         assert result.compression_seconds > 0.0
         assert (result.most_waiting > 0) == (name != "lossless")
+
+
+def test_steps_whose_learning_is_refused_count_all_the_same(world, make_agent, lake, digests):
+    agent = make_agent(merging="reject_stale", max_staleness=0, sync_frequency=1)
+    for steps in (30_011, 20_000):
+        assert agent.train(lake, total_steps=steps).steps == steps
+    assert agent.steps == 50_011 and len(set(digests(agent))) == 1
+    # Without another worker nobody is behind.
+    assert agent.visits.sum() == 50_011 or (world.size > 2 and 0 < agent.visits.sum() < 50_011)
 
 
 @pytest.mark.core

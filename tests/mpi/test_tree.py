@@ -42,6 +42,13 @@ def test_two_calls_with_a_server_on_each_host(world, two_hosts, make_agent):
     assert len(set(tables)) == 1
 
 
+def test_bounded_staleness_with_a_server_on_each_host(world, two_hosts, make_agent):
+    agent = make_agent(topology="tree", max_staleness=0, merging="order_free", sync_frequency=10)
+    result = agent.train("FrozenLake-v1", total_steps=100_000)
+    assert result.steps == agent.visits.sum() == 100_000
+    assert result.workers == world.size - 2
+
+
 @pytest.mark.parametrize("is_worth_it", [True, False])
 def test_auto_measures_the_link_and_decides_by_it(
     world, two_hosts, make_agent, monkeypatch, caplog, is_worth_it

@@ -123,6 +123,9 @@ def test_the_table_is_the_same_bits_whoever_plays(settings):
             for table in (learner.table for learner in learners):
                 table.rebase(shared.refresh(version), [])
                 assert np.array_equal(table.q, shared.values) and np.array_equal(table.visits, shared.counts)
+                # What it puts rows back to is kept, and not searched for in each round.
+                assert np.array_equal(table.start.best, table.best)
+                assert np.array_equal(table.start.greedy, table.greedy)
             start += sum(quota.steps for quota in quotas)
         assert shared.counts.sum() == 1517
         return shared.values.tobytes(), shared.counts.tobytes(), loads
@@ -195,6 +198,24 @@ def test_values_that_move_again_make_rounds_short_again():
     longest = max(found, key=lambda pace: pace.updates)
     assert longest.updates > 8 * ROUND_UPDATES and longest.made < 3 * end
     assert found[-1].is_moving and found[-1].updates == ROUND_UPDATES
+
+
+def test_noise_that_goes_one_way_for_a_while_does_not_make_rounds_short():
+    def drifting(share):
+        """Return the value after so many steps: up and down, and then one way by `share` in each quarter."""
+
+        def value_of(made):
+            looks = max(0.0, np.log(made / end) / np.log(1.25))
+            return 5.0 * (1.0 + share * looks) + (made // 5120) % 2 * (made < end)
+
+        return value_of
+
+    end = 200 * 5120
+    for share, moves in ((0.03, False), (0.2, True)):
+        found = paces(drifting(share), lambda updates: updates / ROUND_UPDATES, 400)
+        assert found[-1].made > 3.5 * end
+        assert len(set(found[-1].ways)) == 1  # it went one way in the last looks
+        assert found[-1].is_moving is moves
 
 
 def test_rounds_are_as_long_as_asked_for_or_as_an_environment_that_is_stepped_needs():

@@ -29,6 +29,7 @@ _LONGEST = 128 * ROUND_UPDATES
 _LONGEST_SHARE = 32  # a round has at most one in so many of the steps made before
 _LOOK_GROWTH = 1.25
 _STILL = 1e-4
+_MOVED = 0.05
 _LOOKS = 5
 _LONGEST_CALL = 1 << 20
 
@@ -71,8 +72,8 @@ class Pace:
     steps that were made before, and never more than 4,096 updates.
 
     The mean is looked at whenever a quarter more steps have been made. It has settled when among the last
-    four changes two have turned round, and moves again when none has; a change of less than 0.01 % of the
-    mean size counts as a turn.
+    four changes two have turned round. It moves again when none has, and the last one was more than 5 % of
+    the mean size, as noise goes one way five times, too. A change of less than 0.01 % counts as a turn.
     """
 
     updates: int  # of each logical worker
@@ -109,13 +110,13 @@ class Pace:
 
     def _look(self, values: np.ndarray, made: int) -> tuple[int, float, tuple[int, ...], bool]:
         mean, size = kernels.mean_and_size(values, 1)
-        ways = self.ways
+        ways, change = self.ways, 0.0
         if self.looked:
             change = mean - self.mean
             ways = (*ways, 0 if abs(change) <= _STILL * size else 1 if change > 0.0 else -1)[-_LOOKS:]
         turns = sum(way == 0 or way != before for before, way in zip(ways, ways[1:], strict=False))
-        is_moving = turns < 2 if self.is_moving else turns == 0 and len(ways) == _LOOKS
-        return made, float(mean), ways, is_moving
+        moves_again = turns == 0 and len(ways) == _LOOKS and abs(change) > _MOVED * size
+        return made, float(mean), ways, turns < 2 if self.is_moving else moves_again
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data for JSON."""

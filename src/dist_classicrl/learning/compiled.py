@@ -220,7 +220,7 @@ class CompiledLearner:
             first,
             context,
             quotas,
-            table.base,
+            table.start,
             table.limit,
             sums.arrays,
             told,

@@ -191,9 +191,10 @@ def learn_apart(
     """Let walkers do their quotas one after the other, each from the same table, and add up their maps.
 
     Quota i is that of walker ``first + i``, and adds to row i of `totals`, float64 of shape (N, 4). The table
-    goes back to its `base` after each. For this and for `sums` see `tables.kernels.fold_maps`, which is told
-    the first of `told`, int64 of shape (2,), and whose results are written there. Return what `learn_steps`
-    does: then `came` and `reward`, float64 of shape (1,), are what it wrote.
+    goes back to its `base`, a `tables.kernels.Base`, after each. For this and for `sums` see
+    `tables.kernels.fold_maps`, which is told the first of `told`, int64 of shape (2,), and whose results are
+    written there. Return what `learn_steps` does: then `came` and `reward`, float64 of shape (1,), are what
+    it wrote.
     """
     told[1] = -1
     for i in range(quotas.steps.size):

@@ -28,6 +28,14 @@ SHARED_LOAD = 4.0
 """-ln of the weight that the maps of all who worked on an entry at once may leave to what was there."""
 
 
+class Base(NamedTuple):
+    """What a worker's table was before it learned: values, and of each row what `TableArrays` has of it."""
+
+    values: np.ndarray  # shape (R * A,)
+    best: np.ndarray  # float64, shape (R,)
+    greedy: np.ndarray  # int32, likewise
+
+
 class RoundSums(NamedTuple):
     """The order-free sums of the maps of some logical workers, by entry; each of shape (R * A,)."""
 
@@ -160,6 +168,15 @@ def refresh_rows_of(entries, table):
         if row != last:
             refresh_row(table.q, table.best, table.greedy, row, n_actions)
             last = row
+
+
+@jit
+def copy_rows_of(entries, table, best, greedy):
+    """Copy what a table has of the rows in which `entries` lie."""
+    n_actions = actions_of(table)
+    for i in range(entries.size):
+        row = entries[i] // n_actions
+        best[row], greedy[row] = table.best[row], table.greedy[row]
 
 
 @jit
@@ -365,8 +382,8 @@ def collect_new(entries, stamp, now, out, size):
 def fold_maps(table, base, limit, with_replays, sums, n_seen):
     """Add the maps of a table to sums, and put the table back to its `base`, as if nothing had been learned.
 
-    Return the number of entries seen so far, and an entry whose value is beyond `limit` or no number, -1 if
-    there is none.
+    `base` is a `Base`: to copy its rows takes less time than to search them again. Return the number of
+    entries seen so far, and an entry whose value is beyond `limit` or no number, -1 if there is none.
     """
     n_actions = actions_of(table)
     lost = -1
@@ -379,13 +396,9 @@ def fold_maps(table, base, limit, with_replays, sums, n_seen):
         replays = np.float64(updates >> _SHIFT_REPLAYS) if with_replays else 0.0
         n_seen = _add_map(sums, n_seen, entry, weight, shift, updates & VISIT_MASK, replays)
         _set_identity(table, entry)
-        table.q[entry] = base[entry]
-    last = -1
-    for i in range(n_touched):
-        row = table.touched[i] // n_actions
-        if row != last:
-            refresh_row(table.q, table.best, table.greedy, row, n_actions)
-            last = row
+        table.q[entry] = base.values[entry]
+        row = entry // n_actions
+        table.best[row], table.greedy[row] = base.best[row], base.greedy[row]
     table.n_touched[0] = 0
     return n_seen, lost
 

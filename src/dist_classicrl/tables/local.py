@@ -87,6 +87,7 @@ class LocalTable:
         #: with the next map of the entry. None: nothing was rounded yet.
         self.residual: np.ndarray | None = None
         self._beyond_base: np.ndarray | None = None  # what previews wrote to
+        self._base_rows: tuple[np.ndarray, np.ndarray] | None = None  # their maxima, and where these are
         self.refresh_all_rows()
 
     def load(self, values: np.ndarray, counts: np.ndarray, exact: np.ndarray | None = None) -> None:
@@ -95,7 +96,7 @@ class LocalTable:
         `exact` is what `exact()` gave, where learning is to go on from there and not from `values`.
         """
         kernels.reset_maps(self.arrays)
-        self.residual = None
+        self.residual = self._base_rows = None
         self.base[:] = values
         self.q[:] = values if exact is None else exact
         self.visits[:] = counts
@@ -204,8 +205,23 @@ class LocalTable:
 
         Return what `kernels.fold_maps` does.
         """
-        seen, lost = kernels.fold_maps(self.arrays, self.base, self.limit, self.with_replays, sums, n_seen)
+        seen, lost = kernels.fold_maps(self.arrays, self.start, self.limit, self.with_replays, sums, n_seen)
         return seen, lost
+
+    @property
+    def start(self) -> kernels.Base:
+        """The base, with what there is to know of its rows."""
+        if self._base_rows is None:
+            values = self.base.astype(np.float64)
+            if self.illegal is not None:
+                values[self.illegal] = -np.inf
+            rows = values.reshape(self.best.size, -1)
+            best = rows.max(axis=1)
+            is_single = (rows == best[:, np.newaxis]).sum(axis=1) == 1
+            greedy = np.where(is_single, rows.argmax(axis=1), -1).astype(np.int32)
+            best[self._ends] = 0.0
+            self._base_rows = best, greedy
+        return kernels.Base(self.base, *self._base_rows)
 
     def settle(self, values: np.ndarray, counts: np.ndarray) -> None:
         """Bring a whole table, `values` and `counts` of shape (S * A,), to what was learned since it was.
@@ -259,3 +275,15 @@ class LocalTable:
         else:
             kernels.refresh_rows_of(refresh.entries, self.arrays)
         self.best[self._ends] = 0.0
+        if self._base_rows is not None and base is self.base:
+            self._follow_rows(refresh.entries, is_bare=not self.n_touched[0] and not pending and not waiting)
+
+    def _follow_rows(self, entries: np.ndarray | None, is_bare: bool) -> None:
+        """Keep what is known of the base's rows, where the table `is_bare`: nothing else than its base."""
+        if not is_bare or self._base_rows is None:
+            self._base_rows = None
+        elif entries is None:
+            for kept, now in zip(self._base_rows, (self.best, self.greedy), strict=True):
+                kept[:] = now
+        else:
+            kernels.copy_rows_of(entries, self.arrays, *self._base_rows)

@@ -19,7 +19,7 @@ def warm_up_worker(table: LocalTable, plays_rounds: bool) -> None:
         sums = MapSums(table.q.size)
         sums.fold(table)
         sums.take()
-        _rebase(table, [])
+        _rebase_rounds(table)
         return
     nothing = table.pack()
     _rebase(table, [nothing])
@@ -46,7 +46,15 @@ def warm_up_node_server(table: LocalTable) -> None:
 def warm_up_rounds(table: LocalTable) -> None:
     """Get ready what a process does that merges rounds by itself."""
     warm_up_server(table, merges_rounds=True)
+    _rebase_rounds(table)
+
+
+def _rebase_rounds(table: LocalTable) -> None:
+    """Move to a newer base, likewise, from one that maps were folded from."""
     _rebase(table, [])
+    MapSums(table.q.size).fold(table)  # from now on it knows its base's rows
+    nothing = np.zeros(0, table.base.dtype), np.zeros(0, np.int64)
+    table.rebase(Refresh(1, 2, table.pack().entries, *nothing), [])
 
 
 def _fold(table: LocalTable, shared: SharedTable) -> None:
