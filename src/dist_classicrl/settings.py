@@ -31,11 +31,6 @@ _NO_ZSTANDARD = (
     'this project, or pip install zstandard. Else write compression="none".'
 )
 
-_NO_SERVER = (
-    "topology='decentralized' cannot be had: one rank has the table, and hands out the steps. Write "
-    "topology='tree', where it hears one rank of each host."
-)
-
 _NO_NCCL = (
     "communication_backend='nccl' needs one GPU per rank and tables in GPU memory; this library's tables "
     "live in main memory and travel by MPI. Write communication_backend='mpi'."
@@ -186,8 +181,13 @@ class Settings(Checked):
     prefetch_factor: int = _talking(2, WholeNumber(1, bits=31), "Pushes in flight per worker.")
     topology: str = _talking(
         "flat",
-        OneOf(("flat", "tree", "auto"), {"decentralized": _NO_SERVER}),
+        OneOf(("flat", "tree", "decentralized", "auto")),
         "What maps go through on their way.",
+    )
+    exchange_pattern: str = _talking(
+        "auto",
+        OneOf(("auto", "doubling", "ring", "tree", "two_level")),
+        "Who sends what to whom in a round where the topology is decentralized.",
     )
     tree_group_size: int | None = _talking(
         None,
@@ -264,10 +264,15 @@ class Settings(Checked):
                 'where maps are merged in a fixed order. Leave it at "flat", or use async_updates=True.'
             )
         self._check_staleness()
-        if self.tree_group_size is not None and self.topology == "flat":
+        if self.tree_group_size is not None and self.topology in ("flat", "decentralized"):
             raise SettingsError(
                 f"tree_group_size={self.tree_group_size} is the size of groups of a tree, and "
-                'topology="flat" has none. Write topology="tree" as well.'
+                f'topology="{self.topology}" has none. Write topology="tree" as well.'
+            )
+        if self.exchange_pattern != "auto" and self.topology != "decentralized":
+            raise SettingsError(
+                f'exchange_pattern="{self.exchange_pattern}" says how ranks exchange maps where no server '
+                f'does, and with topology="{self.topology}" one does. Write topology="decentralized" as well.'
             )
 
     def _check_staleness(self) -> None:

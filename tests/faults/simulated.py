@@ -522,6 +522,8 @@ def with_compression(settings: Settings, rng: random.Random) -> Settings:
     """Return the settings of asynchronous training, in half of all histories with some compression."""
     if not settings.async_updates or rng.random() < 0.5:
         return settings
+    if settings.topology == "decentralized":
+        return replace(settings, compression="delta")
     kinds = ["delta", Quantized(8), Quantized(16)]
     if settings.compression_threshold == 0.0:
         kinds += [TopK(0.1), TopK(0.5)]
@@ -754,6 +756,10 @@ class Calls(Story):
         quantum = 2.0 * right.max() / (2 ** (carry.bits - 1) - 1) if carry.bits and has_lost else 0.0
         wrong = ~np.isclose(values[SHARED:], right, atol=max(quantum / 2, 1e-8))
         self.claim(not wrong.any(), f"entries {entries[wrong][:5]} are wrong")
+        self._check_kept(counts)
+
+    def _check_kept(self, counts: np.ndarray) -> None:
+        """Whether the table has all that ranks have learned that live to the end."""
         for entry, made in self.made.items():
             sim = self.network.ranks[made.rank]
             survived = sim.is_alive and sim.error is None and self.lives[made.rank] == made.life
@@ -902,7 +908,34 @@ class Trees(Calls):
         return []
 
 
-KINDS = (Elections, Calls, Rounds, Ends, RoundEnds, Cuts, Trees)
+class Decentralized(Calls):
+    """Calls without a server: what a round under way had is made again."""
+
+    name = "decentralized"
+    kinds = (
+        Kind.ROUNDS_BEGIN, Kind.ROUNDS_PLAY, Kind.ROUNDS_PLAYED, Kind.ROUNDS_SUMS, Kind.DONE, Kind.BYE,
+        Kind.RELEASE, Kind.VIEW, Kind.PREPARE, Kind.PROMISE, Kind.JOIN, Kind.WELCOME, Kind.BEAT, Kind.GATHER,
+        Kind.TOLD,
+    )  # fmt: skip
+
+    def random_settings(self, rng: random.Random) -> Settings:
+        """Return those that the protocol depends on."""
+        return Settings(
+            sync_frequency=rng.choice([1, 5, 20, "auto"]),
+            batch_size=1,
+            topology="decentralized",
+            exchange_pattern=rng.choice(["auto", "doubling", "ring", "tree", "two_level"]),
+        )
+
+    def tables_of(self, records: _Records) -> list[int]:
+        """Return none: reports come between rounds, which end where one is due."""
+        return []
+
+    def _check_kept(self, counts: np.ndarray) -> None:
+        """Nothing: what survivors have learned in a round that a death has ended is made again."""
+
+
+KINDS = (Elections, Calls, Rounds, Ends, RoundEnds, Cuts, Trees, Decentralized)
 HISTORIES: dict[str, type] = {kind.name: kind for kind in KINDS}
 
 

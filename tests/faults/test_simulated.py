@@ -25,6 +25,7 @@ from dist_classicrl.engines.run import LossPolicy
         ("round-ends", 10),
         ("cuts", 30),
         ("trees", 15),
+        ("decentralized", 15),
     ],
 )
 def test_whatever_happens_to_ranks_and_network_no_rule_is_broken(name, histories, seeds):

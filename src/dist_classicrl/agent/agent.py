@@ -143,7 +143,11 @@ class DistAsyncQLearning:
         does not learn, but composes the maps of the others, and pushes them as one. Nothing of them changes
         by that, and a fraction of the bytes goes between hosts. "auto": a tree where workers on other hosts
         may keep the server's link busy for over a tenth of the time, by the size of the table and the speed
-        of the link, which is measured; the log says why.
+        of the link, which is measured; the log says why. "decentralized": all ranks learn, rank 0 too, and
+        exchange what they learned in rounds, while they learn on; see docs/topologies.md.
+    exchange_pattern : str
+        Who sends what to whom in such a round: "doubling", "ring", "tree" or "two_level"; "auto" takes what
+        was quickest by measurement for so large a table on one host or on several.
     tree_group_size : int, optional
         Of a tree: as many ranks, by their numbers, make a group with a server of its own, and groups are
         grouped likewise; at least 3. By default the ranks of a host are a group.
@@ -226,7 +230,8 @@ class DistAsyncQLearning:
         exploring_starts: bool = False,
         initial_value: float = 0.0,
         compression: str | tuple[Any, ...] | Mapping[str, Any] = "none",
-        topology: Literal["flat", "tree", "auto"] = "flat",
+        topology: Literal["flat", "tree", "decentralized", "auto"] = "flat",
+        exchange_pattern: Literal["auto", "doubling", "ring", "tree", "two_level"] = "auto",
         tree_group_size: int | None = None,
         max_staleness: int | None = None,
         merging: Literal["affine", "order_free", "staleness_weighted", "reject_stale"] = "affine",

@@ -79,6 +79,10 @@ class Kind(IntEnum):
     COMPOSED = 49  # server of a node: maps of its workers as one
     PASSED_ON = 50  # the answer: receipt, refresh for all of its workers
     PROBE = 51  # server: to be sent back at once, which tells how fast the link is
+    ROUNDS_BEGIN = 60  # rounds without a server, coordinator: who takes part, and where the run is
+    ROUNDS_PLAY = 61  # coordinator: learn in rounds
+    ROUNDS_PLAYED = 62  # the answer
+    ROUNDS_SUMS = 63  # between ranks: what some of them have learned in a round
 
 
 _KINDS = {int(kind): kind for kind in Kind}

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dist_classicrl.compression import name_of
+from dist_classicrl.engines.decentralized.checks import check_decentralized
 from dist_classicrl.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -79,6 +80,10 @@ class _BuiltIn:
         return outcome
 
 
+def _has_no_server(settings: Settings) -> bool:
+    return settings.topology == "decentralized"
+
+
 _LOCAL = _BuiltIn("local", lambda settings, ranks: ranks == 1)
 _SHARDED = _BuiltIn("sharded", lambda settings, ranks: False)
 _SUPERSTEPS = _BuiltIn("supersteps", lambda settings, ranks: False)
@@ -86,6 +91,7 @@ _BUILT_IN: tuple[Engine, ...] = (
     _SHARDED,
     _SUPERSTEPS,
     _LOCAL,
+    _BuiltIn("decentralized", lambda settings, ranks: settings.async_updates and _has_no_server(settings)),
     _BuiltIn("server", lambda settings, ranks: settings.async_updates),
     _BuiltIn("rounds", lambda settings, ranks: True),
 )
@@ -145,7 +151,9 @@ def engine_for(settings: Settings, ranks: int, placement: Any, layout: Layout = 
         if not settings.async_updates or layout.hosts > 1 or layout.takes_owners(ranks):
             return _SUPERSTEPS
         return _LOCAL if ranks == 1 else _SHARDED
-    if settings.topology == "tree" and ranks == 1:
+    if settings.topology == "decentralized":
+        check_decentralized(settings)
+    if settings.topology in ("tree", "decentralized") and ranks == 1:
         raise SettingsError(
             f'topology="{settings.topology}" needs several ranks, and this process trains alone. Start them, '
             'for instance with `mpirun -n 8`, or write topology="flat".'
@@ -205,9 +213,9 @@ def _is_replicated_only(settings: Settings) -> str | None:
         )
     if (name := name_of(settings.compression)) not in ("none", "auto"):
         return f'compression="{name}": no maps are sent that could be compressed. Write compression="none"'
-    if settings.topology == "tree":
+    if settings.topology in ("tree", "decentralized"):
         return (
-            f'topology="{settings.topology}": there are no maps to compose on their way. Write '
+            f'topology="{settings.topology}": there are no maps that could take another way. Write '
             'topology="flat"'
         )
     if settings.max_staleness is not None:

@@ -43,6 +43,14 @@ def warm_up_node_server(table: LocalTable) -> None:
     SharedTable(np.zeros_like(table.base), np.zeros_like(table.visits)).refresh(0)
 
 
+def warm_up_decentralized(table: LocalTable) -> None:
+    """Get ready what a rank does with its table where all exchange what they learned."""
+    warm_up_worker(table, plays_rounds=False)
+    shared = SharedTable(np.zeros_like(table.base), np.zeros_like(table.visits))
+    _fold(table, shared)
+    shared.refresh(0)
+
+
 def warm_up_rounds(table: LocalTable) -> None:
     """Get ready what a process does that merges rounds by itself."""
     warm_up_server(table, merges_rounds=True)

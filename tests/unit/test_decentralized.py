@@ -1,0 +1,222 @@
+"""Rounds without a server: sums of all ranks come to all, once and in the same bits, by any pattern."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from pairs_pattern import ForgetfulPairs, Pairs
+
+from dist_classicrl.comm.compression import Codec
+from dist_classicrl.engines.decentralized.engine import Decentralized
+from dist_classicrl.engines.decentralized.part import sums_of
+from dist_classicrl.engines.decentralized.patterns import (
+    PATTERNS,
+    RING_FROM,
+    Adder,
+    ExchangePattern,
+    Sums,
+    pattern_for,
+)
+from dist_classicrl.engines.decentralized.stride import MOVING_LOAD, Stride
+from dist_classicrl.engines.engine import engine_for
+from dist_classicrl.errors import SettingsError
+from dist_classicrl.settings import Settings
+from dist_classicrl.tables.maps import PackedMap, PackedSums
+
+ENTRIES = 53
+HOSTS = {
+    1: (0,),
+    2: (0, 1),
+    3: (0, 0, 2),
+    4: (0, 0, 0, 0),
+    5: (0, 1, 1, 0, 1),
+    8: (0, 0, 0, 3, 3, 5, 5, 5),
+    13: (0,) * 6 + (6,) + (7,) * 6,
+}
+
+
+def learned(rank, adder):
+    """Return what a rank might have learned, of a few entries."""
+    random = np.random.default_rng(rank)
+    entries = np.sort(random.choice(ENTRIES, 1 + rank % 7 * 5, replace=False)).astype(np.int32)
+    size = entries.size
+    maps = PackedSums(
+        entries,
+        random.random(size),
+        random.normal(size=size),
+        random.random(size),
+        random.integers(1, 9, size),
+    )
+    return Sums(maps, np.array([1.0, random.random()]), adder)
+
+
+def exchanged(pattern, hosts, make=learned):
+    """Let all ranks of a job exchange in this process; return the sum that each has got, and the messages."""
+    adders = [Adder(ENTRIES) for _ in hosts]
+    running = {
+        place: pattern.exchange(place, hosts, make(place, adders[place])) for place in range(len(hosts))
+    }
+    came = {(a, b): [] for a, b in itertools.product(range(len(hosts)), repeat=2)}
+    awaits = dict.fromkeys(running, None)
+    found, n_messages = {}, 0
+    while running:
+        moved = False
+        for place in list(running):
+            if awaits[place] is not None and not all(came[other, place] for other in awaits[place]):
+                continue
+            moved = True
+            got = None
+            if awaits[place] is not None:
+                got = {other: came[other, place].pop(0) for other in awaits[place]}
+            try:
+                step = running[place].send(got)
+            except StopIteration as ended:
+                found[place] = ended.value
+                del running[place]
+                continue
+            awaits[place] = step.awaits
+            for other, sums in step.send.items():
+                own = Sums(
+                    PackedSums(*(array.copy() for array in sums.maps)), sums.counted.copy(), adders[other]
+                )
+                came[place, other].append(own)
+                n_messages += 1
+        assert moved, "all wait for each other"
+    assert not any(came.values())
+    return [found[place] for place in range(len(hosts))], n_messages
+
+
+def dense(sums):
+    """Return weight, targets, updates and visits of all entries."""
+    whole = np.array([np.ones(ENTRIES), *np.zeros((3, ENTRIES))])
+    for array, part in zip(whole, sums.maps[1:], strict=True):
+        array[sums.maps.entries] = part
+    return whole
+
+
+@pytest.mark.parametrize("ranks", HOSTS)
+@pytest.mark.parametrize("name", [*PATTERNS, "pairs"])
+def test_each_rank_gets_the_sum_of_all_once_and_in_the_same_bits(name, ranks):
+    pattern, hosts = Pairs() if name == "pairs" else PATTERNS[name](), HOSTS[ranks]
+    if not pattern.suits(hosts):
+        pytest.skip("as it says itself")
+    found, _ = exchanged(pattern, hosts)
+    for sums in found:
+        for array, first in zip((*sums.maps, sums.counted), (*found[0].maps, found[0].counted), strict=True):
+            assert array.tobytes() == first.tobytes()
+    parts = [dense(learned(rank, None)) for rank in range(ranks)]
+    right = [np.prod([part[0] for part in parts], axis=0)]
+    right += [[math.fsum(part[i][e] for part in parts) for e in range(ENTRIES)] for i in (1, 2, 3)]
+    np.testing.assert_allclose(dense(found[0]), right, rtol=1e-13, atol=1e-13)
+    assert found[0].counted[0] == ranks
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "messages"),
+    [
+        ("tree", 8, 14),
+        ("doubling", 8, 24),
+        ("doubling", 13, 34),
+        ("ring", 8, 8 * 14),
+        ("two_level", 8, 14),
+    ],
+)
+def test_how_many_messages_a_round_takes(name, ranks, messages):
+    """Two on each edge of a tree; one each way in a swap; with two levels 5 edges on hosts, and 4 between."""
+    assert exchanged(PATTERNS[name](), HOSTS[ranks])[1] == messages
+
+
+def test_parts_of_a_ring_are_ranges_of_the_table_that_are_joined_again():
+    sums = learned(6, Adder(ENTRIES))
+    again = Sums.joined(sums.split(4))
+    np.testing.assert_array_equal(dense(again), dense(sums))
+    np.testing.assert_array_equal(again.counted, sums.counted)
+    for part, begin, end in zip(sums.split(4), (0, 13, 26, 39), (13, 26, 39, 53), strict=True):
+        assert all(begin <= entry < end for entry in part.maps.entries)
+
+
+@pytest.mark.parametrize("with_replays", [False, True])
+def test_maps_become_sums_as_the_reproducible_mode_makes_them(with_replays):
+    """Of each: w, k b / (1 - w), k and the visits; where w is 1 the map only adds, and has no target."""
+    visits, replays = np.array([3, 0, 5, 2], np.uint32), np.array([1, 4, 0, 0], np.uint32)
+    packed = PackedMap(
+        np.array([7, 2, 9, 4], np.int32),
+        np.array([0.5, 0.25, 1.0, 0.0]),
+        np.array([1.0, 3.0, 0.125, -2.0]),
+        visits,
+        visits,
+        replays if with_replays else None,
+    )
+    k = [4.0, 4.0, 5.0, 2.0] if with_replays else [3.0, 1.0, 5.0, 2.0]
+    sums = sums_of(packed)
+    np.testing.assert_array_equal(sums.entries, packed.entries)
+    np.testing.assert_array_equal(sums.weight, packed.weight)
+    np.testing.assert_array_equal(sums.targets, [k[0] * 2.0, k[1] * 4.0, 0.125, k[3] * -2.0])
+    np.testing.assert_array_equal(sums.updates, [k[0], k[1], 0.0, k[3]])
+    np.testing.assert_array_equal(sums.visits, [3, 0, 5, 2])
+
+
+def test_a_round_grows_while_it_learns_as_much_and_is_longer_where_ranks_would_wait():
+    settings = Settings()
+    values = np.ones(8)
+    first = Stride.first(settings, True)
+    assert first.updates == 32 and Stride.first(settings, False).updates == 1
+    grown = first.after(10**6, 0.1, 0.0, values, settings, 4)
+    assert grown.updates == 64
+    kept = grown.after(1_100_000, 4.0 * MOVING_LOAD, 0.0, values, settings, 4)
+    assert kept.updates == 16  # a quarter, by N k a
+    waits = kept.after(1_150_000, MOVING_LOAD, 0.9, values, settings, 4)
+    assert waits.updates == 32  # whatever N k a says
+    short = first.after(4096, 0.1, 0.9, values, settings, 4)
+    assert short.updates == 1  # a 32nd of the steps made, at most
+    assert Stride.first(Settings(sync_frequency=7), True).after(9, 9.0, 0.9, values, settings, 4).updates == 7
+
+
+def test_auto_takes_two_levels_between_hosts_and_a_ring_for_large_tables():
+    assert pattern_for("auto", 64, (0, 0, 0))[0] == "doubling"
+    assert pattern_for("auto", RING_FROM, (0, 0, 0))[0] == "ring"
+    assert pattern_for("auto", RING_FROM, (0, 0, 2))[0] == "two_level"
+    assert pattern_for("tree", RING_FROM, (0, 0, 2))[0] == "tree"
+    assert all(isinstance(make(), ExchangePattern) for make in PATTERNS.values())
+
+
+@pytest.mark.parametrize(
+    ("settings", "nearest"),
+    [
+        ({"async_updates": False}, 'Write topology="flat", or use async_updates=True'),
+        ({"compression_threshold": 0.1}, "Write compression_threshold=0 and compression='lossless'"),
+        ({"compression": "top_k"}, "Write compression='lossless', which changes no bit"),
+        ({"compression": "quantized"}, "Write compression='lossless', which changes no bit"),
+        ({"on_error": "exclude"}, 'Write on_error="raise"'),
+        ({"on_failure": "replace"}, 'Write on_failure="continue"'),
+    ],
+)
+def test_what_cannot_be_had_without_a_server_is_refused_with_what_comes_nearest(settings, nearest):
+    with pytest.raises(SettingsError, match=nearest):
+        engine_for(Settings(topology="decentralized", **settings), 4, "auto")
+
+
+def test_other_combinations_that_cannot_be_had():
+    with pytest.raises(SettingsError, match='needs several ranks.*write topology="flat"'):
+        engine_for(Settings(topology="decentralized"), 1, "auto")
+    with pytest.raises(SettingsError, match='Write topology="flat"'):
+        engine_for(Settings(topology="decentralized"), 4, "sharded")
+    with pytest.raises(SettingsError, match='Write topology="decentralized" as well'):
+        Settings(exchange_pattern="ring")
+    with pytest.raises(SettingsError, match='Write topology="tree" as well'):
+        Settings(topology="decentralized", tree_group_size=4)
+    with pytest.raises(SettingsError, match="methods suits and exchange"):
+        Decentralized(Codec())
+
+
+def test_the_engine_is_taken_where_the_topology_says_so():
+    assert engine_for(Settings(topology="decentralized"), 4, "auto").name == "decentralized"
+    assert engine_for(Settings(topology="decentralized"), 4, "replicated").name == "decentralized"
+    own = Decentralized(Pairs())
+    assert engine_for(Settings(), 4, own) is own and own.name == "decentralized, by Pairs"
+
+
+def test_a_pattern_that_forgets_a_rank_does_not_count_it():
+    found, _ = exchanged(ForgetfulPairs(), HOSTS[4])
+    assert found[0].counted[0] < 4  # by which each rank finds out
