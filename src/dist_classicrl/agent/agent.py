@@ -149,6 +149,11 @@ class DistAsyncQLearning:
         grouped likewise; at least 3. By default the ranks of a host are a group.
     dtype : str
         Of the table, "float64" or "float32". Maps and targets are float64 in either case.
+    device : str
+        Where this rank learns. "cpu": on a core. "cuda": on a CUDA card, each rank on its own, with many
+        walkers at a time; needs the extra `gpu`. "auto": on a card where there is one and the problem suits
+        it, which the log says with the reason. Ranks may differ in it, but not in the reproducible mode. See
+        docs/cards.md.
     seed : int, optional
         Of all random streams. By default rank 0 draws one.
     comm : mpi4py.MPI.Comm, optional
@@ -212,6 +217,7 @@ class DistAsyncQLearning:
         seed: int | None = None,
         comm: MPI.Comm | None = None,
         *,
+        device: Literal["cpu", "cuda", "auto"] = "cpu",
         behavior: str | tuple[Any, ...] | Mapping[str, Any] | npt.ArrayLike = "epsilon_greedy",
         exploring_starts: bool = False,
         initial_value: float = 0.0,
