@@ -85,6 +85,17 @@ class LauncherError(DistClassicRLError, RuntimeError):
     """There is no `mpirun`, or the one found does not fit the MPI library that mpi4py loads."""
 
 
+# Cards
+
+
+class DeviceError(DistClassicRLError, RuntimeError):
+    """A card was asked for, and none works here, or what is to be trained cannot be learned there."""
+
+
+class DeviceMemoryError(DeviceError, MemoryError):
+    """What is to be trained needs more memory than the card has; the message says by how much."""
+
+
 # Checkpoints and stopping
 
 

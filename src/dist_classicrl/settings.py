@@ -11,7 +11,17 @@ from typing import Any
 from dist_classicrl import compression as compressions
 from dist_classicrl import merging as mergings
 from dist_classicrl import rules, schedules
-from dist_classicrl.checks import Checked, NumberType, OneOf, Or, RealNumber, WholeNumber, YesOrNo, setting
+from dist_classicrl.checks import (
+    Checked,
+    NumberType,
+    OneOf,
+    Or,
+    RealNumber,
+    WholeNumber,
+    YesOrNo,
+    is_whole,
+    setting,
+)
 from dist_classicrl.errors import MissingExtraError, SettingsError
 from dist_classicrl.rules import behaviors
 from dist_classicrl.schedules import Linear, PerVisit, Schedule, as_schedule
@@ -21,6 +31,9 @@ ROUND_UPDATES = 32
 
 TEMPERATURE = "temperature"
 """What `Settings.schedules` calls that of the behavior."""
+
+DEVICES = ("cpu", "cuda", "auto")
+"""What `Settings.device` may be."""
 
 _SCHEDULES = ("learning_rate", "epsilon")
 _MOST_OF_FLOAT32 = 3.4e38
@@ -32,8 +45,9 @@ _NO_ZSTANDARD = (
 )
 
 _NO_NCCL = (
-    "communication_backend='nccl' needs one GPU per rank and tables in GPU memory; this library's tables "
-    "live in main memory and travel by MPI. Write communication_backend='mpi'."
+    "communication_backend='nccl' needs one GPU per rank and tables in GPU memory; what ranks tell each "
+    "other here, those with device='cuda' too, lies in main memory and travels by MPI. Write "
+    "communication_backend='mpi'."
 )
 
 
@@ -59,6 +73,21 @@ class Behavior(OneOf):
     def __call__(self, name: str, value: Any) -> Any:
         """Return it as plain data."""
         return behaviors.to_data(value)
+
+
+class Device(OneOf):
+    """Where ranks learn: words, of which several cards in one rank are refused by name."""
+
+    def __call__(self, name: str, value: Any) -> str:
+        """Return the word."""
+        numbered = isinstance(value, str) and value.startswith(("cuda:", "gpu:", "cuda,"))
+        if numbered or isinstance(value, list | tuple) or (is_whole(value) and not isinstance(value, str)):
+            raise SettingsError(
+                f"{name}={value!r} names cards. Each rank takes one, by its number on its host, and several "
+                f"cards in one rank cannot be had: write {name}='cuda', start one rank for each card and one "
+                "that serves, and let CUDA_VISIBLE_DEVICES say which cards there are."
+            )
+        return super().__call__(name, value)
 
 
 def checked_step_size(name: str, value: Any) -> Schedule:
@@ -148,6 +177,12 @@ class Settings(Checked):
         None, Or(None, WholeNumber(0, "None", bits=63)), "Of all random numbers; drawn if left out."
     )  # ranks tell each other the seed as an int64
     dtype: str = _learning("float64", NumberType(("float64", "float32")), "Of the table.")
+    device: str = setting(
+        "cpu",
+        Device(DEVICES, {"gpu": "device='gpu' is written device='cuda'."}),
+        "Where ranks learn: on cores or CUDA cards; auto: on a card where one is and the problem suits it.",
+        section="Learning",
+    )  # not kept: what was begun on a card goes on on cores, and back
     state_size: int | None = _learning(
         None, _SIZE, "Rows of the table; by default what the environment needs."
     )

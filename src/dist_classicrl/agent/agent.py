@@ -163,6 +163,11 @@ class DistAsyncQLearning:
         nobody waits: its steps count as made, and what was learned in them, visits too, is dropped.
     dtype : str
         Of the table, "float64" or "float32". Maps and targets are float64 in either case.
+    device : str
+        Where this rank learns. "cpu": on a core. "cuda": on a CUDA card, each rank on its own, with many
+        walkers at a time; needs the extra `gpu`. "auto": on a card where there is one and the problem suits
+        it, which the log says with the reason. Ranks may differ in it, but not in the reproducible mode. See
+        docs/cards.md.
     seed : int, optional
         Of all random streams. By default rank 0 draws one.
     comm : mpi4py.MPI.Comm, optional
@@ -226,6 +231,7 @@ class DistAsyncQLearning:
         seed: int | None = None,
         comm: MPI.Comm | None = None,
         *,
+        device: Literal["cpu", "cuda", "auto"] = "cpu",
         behavior: str | tuple[Any, ...] | Mapping[str, Any] | npt.ArrayLike = "epsilon_greedy",
         exploring_starts: bool = False,
         initial_value: float = 0.0,

@@ -215,6 +215,8 @@ def _check(state: AgentState, source: Source, saved: Saved, strict: bool, asked:
     there, here = body["settings"], settings.to_dict()
     names = _SAME if settings.async_updates else (*_SAME, *_SAME_IN_ROUNDS)
     both = [(name, there.get(name), here[name]) for name in names]
+    if not settings.async_updates:  # a card makes another table, of which older versions knew nothing
+        both.append(("device", there.get("device", "cpu"), here["device"]))
     both.append(("environment", _environment_of_call(state, body, asked), source.identity.text))
     both.append(("table", saved.arrays["q_table"].shape, _shape_of(state, saved.arrays).of_table))
     if settings.seed is not None:

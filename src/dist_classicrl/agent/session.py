@@ -41,6 +41,8 @@ from dist_classicrl.errors import (
     TrainingStopped,
 )
 from dist_classicrl.learning.behavior_checks import check_behavior
+from dist_classicrl.learning.card.cards import Card
+from dist_classicrl.learning.card.choosing import card_for, say_choice
 from dist_classicrl.learning.keyed import check_keyed
 from dist_classicrl.learning.rules import check_source, contents
 from dist_classicrl.membership.admission import Entry
@@ -129,15 +131,24 @@ class Session:
                 check_keyed(source, state.settings, ranks, engine.name)
                 check_source(state.settings, source)
                 check_behavior(source, state.settings, engine.name)
+                card, _ = self._card(source, engine, ranks, steps)
                 check_asked(engine.name, asked.walkers, asked.partition)
                 if engine.name == "supersteps":
                     check_supersteps(source, state.settings, asked.walkers)
                 found, described = (source, engine), self._description(source, engine, steps)
+                if not state.settings.async_updates:
+                    described["device"] = "cpu" if card is None else "cuda"
         except BaseException as caught:  # whatever it is, the others must hear of it
             error = caught
         everyone = agreement.agree(error, described, [steps], "all ranks to prepare their environments")
         assert found is not None  # else there was an error, which agree() raised
         return *found, steps if asked.names_total else int(everyone[:, 0].sum())
+
+    def _card(self, source: Source, engine: Engine, ranks: int, steps: int) -> tuple[Card | None, str]:
+        """Return the card that this rank learns on, None for cores, and why."""
+        serves = self.group is not None and self.group.is_server and engine.name != "rounds"
+        share = steps // max(1, ranks - 1) if self.asked.names_total else steps
+        return card_for(source, self.state.settings, engine.name, ranks, serves, share)
 
     def _in_rows(self, source: Source, engine: Engine) -> bool:
         """Whether the engine learns in the rows of the agent's large table."""
@@ -170,6 +181,7 @@ class Session:
         state, asked = self.state, self.asked
         settings = state.settings.to_dict()
         del settings["epsilon"]  # rank 0's counts
+        del settings["device"]  # some ranks may learn on cards, and others on cores
         settings["learning_rate"] = to_dict(without_call(state.settings.learning_rate))
         settings["behavior"] = behaviors.without_call(settings["behavior"])
         placement = asked.placement if isinstance(asked.placement, str) else "engine"
@@ -258,6 +270,9 @@ class Session:
             callbacks = CallbackList([callbacks, self.shown])
         observer = CallbackObserver(self.agent, callbacks, asked.progress, corner, beginning.begin)
         rank = 0 if self.group is None else self.group.rank
+        ranks = 1 if self.group is None else self.group.wire.size
+        card, why = self._card(source, engine, ranks, beginning.end - state.steps)
+        say_choice(settings, card, why)
         if self.group is None:  # who is not alone may have to begin anew
             state.pending = None
         with closing(observer):
@@ -287,6 +302,7 @@ class Session:
                 walkers=asked.walkers,
                 partition=asked.partition,
                 episodes=asked.episodes,
+                card=card,
             )
             try:
                 outcome = engine.train(run, self.group, start)

@@ -17,6 +17,7 @@ from dist_classicrl.engines.saving import Saver
 from dist_classicrl.engines.schedule import Pace
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import EnvError, TrainingStopped
+from dist_classicrl.learning.card.cards import Card
 from dist_classicrl.learning.kinds import new_learner, problem_of
 from dist_classicrl.learning.learner import Learner, Problem, Stream
 from dist_classicrl.learning.rates import Rates
@@ -111,6 +112,7 @@ class Run:
     walkers: int | None = None  # how many episodes are under way where all learn in supersteps
     partition: Any = "hash"  # who owns which rows then
     episodes: int | None = None  # after how many, in this call, it ends in any case
+    card: Card | None = None  # on which this rank's learner is to learn
     pace: Pace = field(init=False)  # of the next round, in the reproducible mode
 
     def __post_init__(self) -> None:
@@ -191,6 +193,7 @@ class Run:
             rows,
             self.walkers,
             self.partition,
+            self.card,
         )
 
     def add_walkers(self, learner: Learner, numbers: list[int]) -> None:

@@ -30,7 +30,7 @@ RESCUE_SECONDS = 20.0
 """What saving after an error may take at most: the ranks wait for it before they end the job."""
 
 
-MODES = ("alone", "interleaved", "keyed", "supersteps", "rounds", "async")
+MODES = ("alone", "interleaved", "keyed", "supersteps", "card", "rounds", "async")
 """Ways of learning, each of which has its own state of learners: the first four have one."""
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.learning import interleaved, keyed
+from dist_classicrl.learning.card.cards import Card
 from dist_classicrl.learning.compiled import CompiledLearner
 from dist_classicrl.learning.learner import Learner, Problem
 from dist_classicrl.learning.rates import Rates
@@ -47,6 +48,7 @@ def problem_of(
     rows: LineTable | None = None,
     walkers: int | None = None,
     partition: Any = "hash",
+    card: Card | None = None,
 ) -> Problem:
     """Return what a learner is made for, see `Problem`.
 
@@ -73,6 +75,7 @@ def problem_of(
         walkers,
         partition,
         in_kernels(behavior_of(settings.behavior)),
+        card,
     )
 
 
@@ -101,10 +104,17 @@ def _in_supersteps(problem: Problem) -> Learner:
     return SuperstepLearner(problem)
 
 
+def _on_card(problem: Problem) -> Learner:
+    from dist_classicrl.learning.card.learner import CardLearner  # needs numba-cuda
+
+    return CardLearner(problem)
+
+
 _KINDS: list[LearnerKind] = [
     LearnerKind("stepped", lambda problem: problem.source.stepped is not None, _stepped),
     LearnerKind("compiled", lambda problem: problem.source.simulator is not None, CompiledLearner),
     LearnerKind("interleaved", interleaved.suits, interleaved.InterleavedLearner),
     LearnerKind("keyed", keyed.suits, keyed.KeyedLearner),
     LearnerKind("supersteps", lambda problem: problem.walkers is not None, _in_supersteps),
+    LearnerKind("card", lambda problem: problem.card is not None, _on_card),
 ]

@@ -16,6 +16,7 @@ import numpy as np
 
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import DivergenceError
+from dist_classicrl.learning.card.cards import Card
 from dist_classicrl.learning.loops import Stretch
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.state import State
@@ -211,6 +212,8 @@ class Problem:
         Who owns which rows then.
     behavior : NamedTuple
         How actions are chosen, see `dist_classicrl.rules.behaviors`.
+    card : Card or None
+        Where it learns on a card.
     """
 
     source: Source
@@ -226,6 +229,7 @@ class Problem:
     walkers: int | None = None
     partition: Any = "hash"
     behavior: Any = EpsilonGreedy()
+    card: Card | None = None
 
     @cached_property
     def table(self) -> Any:

@@ -1,0 +1,1 @@
+"""Learning on a CUDA card, with a hundred thousand walkers at a time."""

@@ -1,0 +1,147 @@
+"""Whether a training can be on a card, and whether it gains by that."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from dist_classicrl.environments.resolve import Source
+from dist_classicrl.environments.simulate import GAMES
+from dist_classicrl.errors import DeviceError, DistClassicRLError
+from dist_classicrl.learning.card.cards import Card, card_of_rank, cards, place_on_host
+from dist_classicrl.learning.rules import MOST_WAITING, find
+from dist_classicrl.rules import LearningRule
+from dist_classicrl.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+AUTO_STEPS = 10**9
+"""Steps from which device="auto" takes a card: a core makes them in about the time that kernels take to
+compile. That is an estimate: no card was there to measure it."""
+
+LARGEST_TABLE = 1 << 22
+"""Entries that a table on a card may have: each block has a copy."""
+
+
+def why_not(source: Source, settings: Settings, engine: str) -> str | None:
+    """Return why a training cannot be on a card, and what to write instead; None: it can.
+
+    It goes on from "a training on a card cannot be had: ".
+    """
+    if engine not in ("local", "server", "rounds"):
+        return (
+            f"ranks learn in rows that they share or own (the engine {engine!r}), which lie in main memory. "
+            'Write placement="replicated"'
+        )
+    if source.keys is not None:
+        return f"the states of {source.name} are keys, whose rows grow in main memory. Number the states"
+    if source.simulator is None:
+        return (
+            f"{source.name} is stepped through Gymnasium, by Python. Write it as a game for "
+            "CompiledSimulator, or as a TabularMDP"
+        )
+    game = GAMES.get(type(source.simulator.tables))
+    if game is not None and game.check:
+        return (
+            f"{source.name} was made with check=True, and a card cannot raise IndexError in the middle of a "
+            "step. Leave check out"
+        )
+    if settings.replay_ratio > 0.0:
+        return (
+            f"replay_ratio={settings.replay_ratio:g} asks for a replay memory for each of the many walkers. "
+            "Write replay_ratio=0"
+        )
+    rule, parameters = find(settings.algorithm)
+    if (why := _why_not_rule(rule, parameters)) is not None:
+        return f"the rule {rule.name!r} {why}. Take another, such as 'q_learning' or 'sarsa'"
+    entries = len(rule.tables) * source.n_states * source.n_actions
+    if entries > LARGEST_TABLE:
+        return (
+            f"the table has {entries:,} entries, and {LARGEST_TABLE:,} are allowed, since each block of "
+            'walkers has a copy. Write device="cpu"'
+        )
+    return None
+
+
+def _why_not_rule(rule: LearningRule, parameters: Any) -> str | None:
+    """Return why a rule cannot learn on a card: each walker has to move entries towards targets."""
+    if rule.model(parameters, 1, 1):
+        return "keeps a model of the environment, of which each walker would need one"
+    if rule.shared:
+        return (
+            f"shares {rule.shared[0].name} among all entries, and a step's walkers would all move it at once"
+        )
+    if rule.on_target is not None:
+        return "looks at the entry that it moves, which a step's other walkers move at the same time"
+    if rule.name == "td":
+        return "moves all actions of a state at once, and walkers write letters to single entries"
+    if rule.waits is None and (rule.on_action is not None or not rule.can_travel):
+        return "does not declare that each call moves one entry, or how many steps wait (can_travel, waits)"
+    waits = 0 if rule.waits is None else rule.waits(parameters)
+    if waits > MOST_WAITING:
+        return f"lets {waits:,} steps wait, and at most {MOST_WAITING} may in the memory of each walker"
+    return None
+
+
+def letters_of(rule: LearningRule, parameters: Any) -> int:
+    """Return how many entries a step of one walker can want moved."""
+    return 1 if rule.waits is None else 2 * rule.waits(parameters) + 2
+
+
+def card_for(
+    source: Source, settings: Settings, engine: str, ranks: int, serves: bool, steps: int
+) -> tuple[Card | None, str]:
+    """Return the card that this rank is to learn on, None for cores, and why.
+
+    `serves`: it has others learn. `steps` are those of this rank, as far as it knows.
+
+    Raises
+    ------
+    MissingExtraError, DeviceError
+        If device="cuda" cannot be had, with the reason.
+    """
+    if settings.device == "cpu":
+        return None, 'device="cpu"'
+    why = why_not(source, settings, engine)
+    if settings.device == "cuda":
+        if why is not None:
+            raise DeviceError(f'device="cuda" cannot be had: {why}; or device="cpu".')
+        if serves:
+            return None, "this rank serves, and learns nothing while others do"
+        return _card_of_this_rank(ranks), 'device="cuda"'
+    if why is not None:
+        return None, why
+    if serves:
+        return None, "this rank serves, and learns nothing while others do"
+    if steps < AUTO_STEPS:
+        return None, (
+            f"{steps:,} steps are fewer than {AUTO_STEPS:,}, which a core makes while kernels are compiled"
+        )
+    try:
+        found = cards()
+        number, wanting = place_on_host(ranks > 1)
+    except DistClassicRLError as error:
+        return None, str(error)
+    if ranks > 1 and number >= len(found):
+        return None, f"the {len(found)} cards of this host are for other ranks of the {wanting} there"
+    return card_of_rank(found, number), "there is one, and the problem suits it"
+
+
+def _card_of_this_rank(ranks: int) -> Card:
+    found = cards()
+    number, wanting = place_on_host(ranks > 1)
+    if number >= len(found):
+        logger.warning(
+            "%d ranks of this host want a card, and it has %d: some share one, and are no quicker by that.",
+            wanting,
+            len(found),
+        )
+    return card_of_rank(found, number)
+
+
+def say_choice(settings: Settings, card: Card | None, why: str) -> None:
+    """Log where this rank learns, where that was asked for as "auto" or is a card."""
+    if card is not None:
+        logger.info("Learning on %s: %s.", card, why)
+    elif settings.device == "auto":
+        logger.info("Learning on cores: %s.", why.rstrip("."))

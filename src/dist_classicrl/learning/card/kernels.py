@@ -1,0 +1,213 @@
+"""The kernels of a card: what needs threads, barriers and atomic additions; the rest is in `steps`.
+
+This file is imported when a card is used, since numba-cuda is an extra. Numba picks rules, behaviors and
+simulations in them by the classes of NamedTuples, as it does on a core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from dist_classicrl._jit import compiled_for
+from dist_classicrl.learning.card.cards import is_simulated, numba_cuda
+from dist_classicrl.learning.card.steps import (
+    as_whole,
+    give_map,
+    make_step,
+    merge_blocks,
+    merge_step,
+    take_copy,
+)
+
+cuda: Any = numba_cuda()
+"""By this name the simulator finds it in the kernels of this file."""
+
+
+class NoneArguments:
+    """Lets a kernel be called with NamedTuples in which something is None: numba-cuda knows no such value.
+
+    A None takes the place of a pointer, which nobody reads.
+    """
+
+    @staticmethod
+    def prepare_args(kind: Any, value: Any, **rest: Any) -> tuple[Any, Any]:
+        """Return the type and the value that stand for an argument."""
+        return (types.uint64, 0) if isinstance(kind, types.NoneType) else (kind, value)
+
+
+@contextmanager
+def exact_arithmetic() -> Iterator[None]:
+    """Let kernels that are compiled meanwhile round each product and each sum, as a core does.
+
+    NVVM would else contract a product and a sum to one instruction that rounds once. numba-cuda has no option
+    for that, and hands what it has to `nvvm.compile_ir`.
+    """
+    if is_simulated():
+        yield
+        return
+    nvvm: Any = import_module("numba.cuda.cudadrv.nvvm")
+    usual = nvvm.compile_ir
+    nvvm.compile_ir = partial(usual, fma=False)
+    try:
+        yield
+    finally:
+        nvvm.compile_ir = usual
+
+
+def bytes_of_copy(entries: int, itemsize: int) -> int:
+    """Return what the copy of a block takes: sums, values, weights and shifts, counts and hits."""
+    return entries * (8 + 3 * itemsize + 8)
+
+
+def python_of_round(most: int, itemsize: int, in_shared: bool) -> Any:
+    """Return the kernel that plays a round, as plain Python; see `round_kernel`."""
+    real = types.float64 if itemsize == 8 else types.float32
+    before = 8 // itemsize  # reals as long as one sum
+
+    def in_shared_memory(copies: Any, entries: int) -> Any:
+        sums = cuda.shared.array(0, types.int64)
+        reals = cuda.shared.array(0, real)
+        whole = cuda.shared.array(0, types.int32)
+        first = before * entries
+        last = 2 * entries + 3 * entries * itemsize // 4
+        return (
+            sums[:entries],
+            reals[first : first + entries],
+            reals[first + entries : first + 2 * entries],
+            reals[first + 2 * entries : first + 3 * entries],
+            whole[last : last + entries],
+            whole[last + entries : last + 2 * entries],
+        )
+
+    def in_device_memory(copies: Any, entries: int) -> Any:
+        first = cuda.blockIdx.x * entries
+        reals, whole = copies.reals[3 * first :], copies.whole[2 * first :]
+        return (
+            copies.sums[first : first + entries],
+            reals[:entries],
+            reals[entries : 2 * entries],
+            reals[2 * entries : 3 * entries],
+            whole[:entries],
+            whole[entries : 2 * entries],
+        )
+
+    begin, step, to_whole = _called(take_copy), _called(make_step), _called(as_whole)
+    merge, tell = _called(merge_step), _called(give_map)
+    copy_of_block = cuda.jit(device=True)(in_shared_memory if in_shared else in_device_memory)
+
+    def play_round(
+        rule: Any, simulation: Any, walkers: Any, parts: Any, arrays: Any, copies: Any, moment: Any
+    ) -> None:
+        entries = arrays.values.size
+        sums, values, weight, shift, fresh, hits = copy_of_block(copies, entries)
+        letters = cuda.local.array(most, types.int64)
+        targets = cuda.local.array(most, types.float64)
+        n = cuda.local.array(1, types.int64)
+        block, thread, size = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
+        w = block * size + thread
+        for entry in range(thread, entries, size):
+            begin(arrays, entry, values, weight, shift, fresh, sums, hits)
+        cuda.syncthreads()
+        for i in range(moment.steps):
+            if w < moment.moving:
+                written = step(
+                    rule,
+                    simulation,
+                    walkers,
+                    w,
+                    parts,
+                    values,
+                    arrays.known,
+                    fresh,
+                    moment,
+                    i,
+                    letters,
+                    targets,
+                    n,
+                    arrays.faults,
+                )
+                for number in range(written):
+                    entry = letters[number]
+                    cuda.atomic.add(sums, entry, to_whole(targets[number], moment, arrays.faults))
+                    cuda.atomic.add(hits, entry, 1)
+            cuda.syncthreads()
+            for entry in range(thread, entries, size):
+                merge(parts, moment, i, entry, arrays.known, values, weight, shift, fresh, sums, hits)
+            cuda.syncthreads()
+        for entry in range(thread, entries, size):
+            tell(arrays, block, entry, weight, shift, fresh)
+
+    return play_round
+
+
+def python_of_merge() -> Any:
+    """Return the kernel that merges what the blocks learned in a round, as plain Python."""
+    apply = _called(merge_blocks)
+
+    def merge(arrays: Any, blocks: int) -> None:
+        entry = cuda.grid(1)
+        if entry < arrays.values.size:
+            apply(arrays, blocks, entry)
+
+    return merge
+
+
+def _called(function: Any) -> Any:
+    """Return a jitted function as a kernel calls it: one kernel calls it with one kind of arguments only.
+
+    In the simulator, which calls it from Python, numba would look at the types of all arrays in each call.
+    """
+    if not is_simulated() or not hasattr(function, "get_overload"):
+        return function
+    entries: list[Any] = []
+
+    def call(*arguments: Any) -> Any:
+        if not entries:
+            entries.append(compiled_for(function, *arguments))
+        return entries[0](*arguments)
+
+    return call
+
+
+def _kernel(function: Any) -> Any:
+    # The simulator knows no extensions, and needs none.
+    return cuda.jit(function) if is_simulated() else cuda.jit(extensions=[NoneArguments()])(function)
+
+
+def round_kernel(most: int, itemsize: int, in_shared: bool) -> Any:
+    """Return the kernel that plays a round, made anew: each block learns in its own copy, and tells maps.
+
+    `most` letters may come of a step; values have so many bytes, 8 or 4; copies are in a block's shared
+    memory, or in the card's.
+    """
+    return _kernel(python_of_round(most, itemsize, in_shared))
+
+
+def merge_kernel() -> Any:
+    """Return the kernel that merges what the blocks learned in a round."""
+    return _kernel(python_of_merge())
+
+
+def on_card(value: Any) -> Any:
+    """Return a copy of an array on the card, or of a NamedTuple, or a tuple, of such; numbers as they are."""
+    if isinstance(value, np.ndarray):
+        if is_simulated():
+            return value.copy()
+        return cuda.to_device(np.ascontiguousarray(value))
+    if isinstance(value, tuple):
+        every = [on_card(each) for each in value]
+        return type(value)(*every) if hasattr(value, "_fields") else tuple(every)
+    return value
+
+
+def from_card(array: Any) -> np.ndarray:
+    """Return an array of the card's in main memory."""
+    copy: np.ndarray = array if is_simulated() else array.copy_to_host()
+    return copy

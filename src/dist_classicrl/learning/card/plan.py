@@ -1,0 +1,124 @@
+"""How a problem is laid out on a card: blocks and threads, where copies of the table lie, and what it takes.
+
+Nothing of it depends on which card it is, so that a seed makes the same table on all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from dist_classicrl.errors import DeviceMemoryError
+from dist_classicrl.learning.card.cards import Card, free_memory
+
+SHARED_BYTES = 48 << 10
+"""Shared memory that every card gives a block without being asked."""
+
+_SUMS_BITS = 62
+_FEW = 64
+STEPS_PER_WALKER = 2000
+"""One walker moves for so many steps made: more would learn from a table that does not know yet what the
+first of them found out. It is the rule of `dist_classicrl.learning.supersteps`."""
+
+_STEPS_PER_ROUND = 20
+"""A round has at most one step for so many steps made: a block does not know what others find out in it."""
+
+
+class Shape(NamedTuple):
+    """The most that is under way at once."""
+
+    blocks: int
+    threads: int  # of a block, each of which has a walker
+    interval: int  # steps of a walker between two merges of the blocks
+
+    @property
+    def walkers(self) -> int:
+        """How many episodes."""
+        return self.blocks * self.threads
+
+
+ON_CARD = Shape(256, 512, 128)
+IN_SIMULATOR = Shape(2, 8, 8)
+"""Python threads: enough to show that blocks and barriers do what they should."""
+
+
+class Round(NamedTuple):
+    """A round: so many walkers make so many steps each."""
+
+    moving: int
+    steps: int
+
+
+def next_round(start: int, used: int, left: int, shape: Shape) -> Round:
+    """Return the round that begins `used` steps after global step `start`, with `left` to be made.
+
+    As all are powers of two that go into `used`, training may be cut at each multiple of
+    ``shape.walkers * shape.interval``, and no round is cut by that.
+    """
+    done = start + used
+    most = min(shape.walkers, max(_FEW, done // STEPS_PER_WALKER), left)
+    moving = 1
+    while 2 * moving <= most and used % (2 * moving) == 0:
+        moving *= 2
+    most = min(left, max(moving, done // _STEPS_PER_ROUND))
+    steps = 1
+    while 2 * steps <= shape.interval and 2 * steps * moving <= most and used % (2 * steps * moving) == 0:
+        steps *= 2
+    return Round(moving, steps)
+
+
+def blocks_of(moving: int, shape: Shape) -> int:
+    """Return on how many blocks so many walkers are."""
+    return max(1, -(-moving // shape.threads))
+
+
+@dataclass(frozen=True)
+class Units:
+    """Targets as whole numbers: of at most `bound`, with so many walkers of a block that sums have room.
+
+    Attributes
+    ----------
+    bound : float
+        A power of two.
+    scale : float
+        Whole numbers per 1.
+    """
+
+    bound: float
+    scale: float
+
+    @classmethod
+    def for_bound(cls, bound: float, most: int) -> Units:
+        """Return those in which the sum of `most` targets of this bound has room."""
+        return cls(bound, 2.0 ** (_SUMS_BITS - (most - 1).bit_length()) / bound)
+
+
+def bytes_of_problem(
+    entries: int, itemsize: int, in_shared: bool, shape: Shape, per_walker: int, constant: int
+) -> int:
+    """Return what a problem takes of a card's memory.
+
+    `per_walker` are bytes of an episode under way, and `constant` those of the model and of step sizes.
+    """
+    table = entries * 5 * 8
+    maps = shape.blocks * entries * (8 + 8 + 4)
+    copies = 0 if in_shared else shape.blocks * entries * (8 + 3 * itemsize + 8)
+    return table + maps + copies + shape.walkers * per_walker + constant
+
+
+def bytes_of_arrays(value: Any) -> int:
+    """Return the bytes of an array, or of all in a tuple."""
+    if isinstance(value, tuple):
+        return sum(map(bytes_of_arrays, value))
+    return int(getattr(value, "nbytes", 0))
+
+
+def check_memory(needed: int, card: Card, what: str) -> None:
+    """Raise DeviceMemoryError where a card has not so many bytes that nobody uses."""
+    free = free_memory(card)
+    if needed > free:
+        raise DeviceMemoryError(
+            f"{what} needs {needed / 2**30:.2f} GiB of a card's memory, and {card} has {free / 2**30:.2f} "
+            f"GiB that nobody uses: {(needed - free) / 2**30:.2f} GiB too few. End what else uses the card, "
+            'take a larger one (CUDA_VISIBLE_DEVICES), or write device="cpu".'
+        )

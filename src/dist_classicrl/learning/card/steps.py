@@ -1,0 +1,277 @@
+"""What one walker does in a step, and what becomes of an entry: jitted, for a card and for a core alike.
+
+A card's kernels call these functions, and so does numba's CUDA simulator, which runs the kernels around them
+as Python: the arithmetic that is tested there is the card's.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dist_classicrl._jit import jit, jit_inline
+from dist_classicrl._random import GAMMA, mix
+from dist_classicrl.environments.simulate import advance, begin, is_wrong, note
+from dist_classicrl.learning.behavior import choose
+from dist_classicrl.learning.card.table import CardTable
+from dist_classicrl.learning.loops import STEP_STRIDE, TWICE_GAMMA
+from dist_classicrl.learning.rules.kernel import Context, Learned, Now, Transition, learn, on_action
+from dist_classicrl.tables.rows import actions_of, visit_bucket
+
+WRONG, TOO_LARGE, NO_ROOM = 0, 1, 2
+"""Places in `Arrays.faults`: a game gave what it must not, a target is beyond the bound, too many letters."""
+
+_SMALLEST_WEIGHT = 1e-290
+
+
+class CardWalkers(NamedTuple):
+    """W episodes under way; each array has the first axis W and is written."""
+
+    states: np.ndarray  # int64; -1 before the first episode
+    elapsed: np.ndarray  # int64: steps of the episode
+    collected: np.ndarray  # float64: its undiscounted return so far
+    memory: np.ndarray  # int64, shape (W, memory): hidden state of a game
+    totals: np.ndarray  # float64, shape (W, 4): see `dist_classicrl.learning.learner.Totals`
+    came: np.ndarray  # int64, shape (W, 3): what was wrong, see `environments.simulate.note`
+    reward: np.ndarray  # float64: the reward that was
+    time_limit: int  # steps after which an episode is truncated
+
+
+class Parts(NamedTuple):
+    """What stays the same in a round: see `learning.rules.kernel.Context` and `CardTable`."""
+
+    step_sizes: np.ndarray | None
+    discount: float
+    behavior: Any
+    whole: np.ndarray
+    real: np.ndarray
+    owned: np.ndarray
+    model: np.ndarray
+    legal: tuple[np.ndarray, np.ndarray] | None
+    row_shape: tuple[int, ...] | None
+    n_states: int
+    n_tables: int
+    n_actions: int
+
+
+class Arrays(NamedTuple):
+    """The table of all blocks, B of them, of E entries."""
+
+    values: np.ndarray  # float64, shape (E,)
+    known: np.ndarray  # int64, shape (E,): visits
+    weight: np.ndarray  # float64, shape (E,): the map of all that was learned, as in `TableArrays`
+    shift: np.ndarray
+    updates: np.ndarray  # int64, shape (E,)
+    block_weight: np.ndarray  # float64, shape (B * E,): the maps of the blocks in a round
+    block_shift: np.ndarray
+    block_updates: np.ndarray  # int32, shape (B * E,)
+    faults: np.ndarray  # int64, shape (3,)
+
+
+class Moment(NamedTuple):
+    """A round: `steps` steps of each of `moving` walkers; see `loops.Stretch` for the rates."""
+
+    key: np.uint64  # the random stream
+    used: int  # steps that it has served before
+    steps: int
+    moving: int
+    step_size: float
+    step_slope: float  # by step of all walkers
+    epsilon: float
+    epsilon_slope: float
+    bound: float  # of absolute targets
+    scale: float  # of a target as a whole number, a power of two
+    unit: float  # its inverse
+
+
+@jit_inline
+def moment_at(moment, i):
+    """Return step size and exploration rate in step `i` of each walker."""
+    at = np.float64(i * moment.moving)
+    return moment.step_size + moment.step_slope * at, moment.epsilon + moment.epsilon_slope * at
+
+
+@jit_inline
+def context_of(parts, values, known, fresh, entries, targets, n):
+    """Return what a rule is called with, by a walker with these letters."""
+    table = CardTable(
+        values,
+        known,
+        fresh,
+        parts.legal,
+        parts.row_shape,
+        parts.n_states,
+        parts.n_tables,
+        parts.n_actions,
+        entries,
+        targets,
+        n,
+    )
+    return Context(
+        table,
+        parts.step_sizes,
+        parts.discount,
+        parts.behavior,
+        None,
+        parts.whole,
+        parts.real,
+        parts.owned,
+        parts.model,
+    )
+
+
+@jit
+def make_step(
+    rule, simulation, walkers, w, parts, values, known, fresh, moment, i, entries, targets, n, faults
+):
+    """Let walker `w` make step `i` of a round, and write its letters; return how many there are.
+
+    The random numbers are those of step ``used + i * moving + w`` of the stream.
+    """
+    context = context_of(parts, values, known, fresh, entries, targets, n)
+    n_actions = actions_of(context.table)
+    n_rows = parts.n_states
+    n[0] = 0
+    counter = moment.key + np.uint64(moment.used + i * moment.moving + w) * STEP_STRIDE
+    random = mix(counter)
+    step_size, epsilon = moment_at(moment, i)
+    now = Now(step_size, epsilon, random ^ GAMMA, w, 1)
+    memory, came = walkers.memory[w], walkers.came[w]
+    state = walkers.states[w]
+    if state < 0:
+        state = np.int64(begin(simulation, memory, mix(~counter)))
+        if is_wrong(simulation, state, 0.0, n_rows):
+            came[0], came[1], came[2] = -1, -1, state
+            walkers.reward[w] = 0.0
+            faults[WRONG] = 1
+            return 0
+    action = choose(context.behavior, rule, context, state, epsilon, random)
+    learned = on_action(rule, context, now, state, action, Learned(0, 0.0))
+    note(simulation, came, state, action)
+    next_state, reward, terminated = advance(
+        simulation, memory, state, action, mix(counter + GAMMA), n_actions
+    )
+    if is_wrong(simulation, np.int64(next_state), reward, n_rows):
+        came[0], came[1], came[2] = state, action, np.int64(next_state)
+        walkers.reward[w] = reward
+        walkers.states[w] = -1
+        faults[WRONG] = 1
+        return 0
+    elapsed = walkers.elapsed[w] + 1
+    collected = walkers.collected[w] + reward
+    has_ended = terminated or elapsed >= walkers.time_limit
+    step = Transition(
+        state, action, reward, np.int64(next_state), terminated, has_ended and not terminated, 0
+    )
+    learned = learn(rule, context, now, step, learned)
+    walkers.totals[w, 3] += learned.error
+    state = np.int64(next_state)
+    if has_ended:
+        walkers.totals[w, 0] += 1.0
+        walkers.totals[w, 1] += collected
+        walkers.totals[w, 2] += elapsed
+        if abs(collected) < np.inf:  # else it stays, for the caller to see
+            collected = 0.0
+        elapsed = 0
+        state = np.int64(begin(simulation, memory, mix(counter + TWICE_GAMMA)))
+        if is_wrong(simulation, state, 0.0, n_rows):
+            came[0], came[1], came[2] = -1, -1, state
+            walkers.reward[w] = 0.0
+            walkers.states[w] = -1
+            faults[WRONG] = 1
+            return 0
+    walkers.states[w], walkers.elapsed[w], walkers.collected[w] = state, elapsed, collected
+    if n[0] > entries.size:
+        faults[NO_ROOM] = 1
+        return 0
+    return n[0]
+
+
+@jit
+def as_whole(target, moment, faults):
+    """Return a target as a whole number of units: their sums do not depend on the order of addition."""
+    if not (abs(target) <= moment.bound):
+        faults[TOO_LARGE] = 1
+        return np.int64(0)
+    return np.int64(math.floor(target * moment.scale + 0.5))
+
+
+@jit_inline
+def to_the_power(base, exponent):
+    """Return a power, by multiplications in a fixed order: no library's function is the same everywhere."""
+    power = 1.0
+    while exponent > 0:
+        if exponent & 1:
+            power = power * base
+        base = base * base
+        exponent >>= 1
+    return power
+
+
+@jit
+def take_copy(arrays, entry, values, weight, shift, fresh, sums, hits):
+    """Begin a round with an entry, in the copy of a block."""
+    values[entry] = arrays.values[entry]
+    weight[entry], shift[entry] = 1.0, 0.0
+    fresh[entry], sums[entry], hits[entry] = 0, 0, 0
+
+
+@jit
+def merge_step(parts, moment, i, entry, known, values, weight, shift, fresh, sums, hits):
+    """Move an entry of a block towards the mean of the targets that its walkers found in step `i`.
+
+    That is the order-free form, W Q + (1 - W) (sum of y) / k with W = (1 - a)^k, of k targets at once.
+    """
+    k = np.int64(hits[entry])
+    if k == 0:
+        return
+    mean = np.float64(sums[entry]) * moment.unit / np.float64(k)
+    count = np.int64(fresh[entry]) + k
+    step_size, _ = moment_at(moment, i)
+    keep = to_the_power(1.0 - _due(parts.step_sizes, step_size, known[entry] + count), k)
+    moved = (1.0 - keep) * mean
+    values[entry] = keep * values[entry] + moved
+    kept = keep * weight[entry]
+    weight[entry] = kept if kept > _SMALLEST_WEIGHT else 0.0
+    shift[entry] = keep * shift[entry] + moved
+    fresh[entry], sums[entry], hits[entry] = count, 0, 0
+
+
+@jit_inline
+def _due(step_sizes, step_size, visits):
+    # What may be None is an argument of a function of its own: only there numba leaves out the other branch.
+    return step_size if step_sizes is None else step_sizes[visit_bucket(max(visits, 1))]
+
+
+@jit
+def give_map(arrays, block, entry, weight, shift, fresh):
+    """Tell what a block learned of an entry in a round."""
+    at = block * arrays.values.size + entry
+    arrays.block_weight[at] = weight[entry]
+    arrays.block_shift[at] = shift[entry]
+    arrays.block_updates[at] = fresh[entry]
+
+
+@jit
+def merge_blocks(arrays, blocks, entry):
+    """Apply what all blocks learned of an entry, by the order-free form, in the order of the blocks."""
+    weight, targets, count = 1.0, 0.0, np.int64(0)
+    for block in range(blocks):
+        at = block * arrays.values.size + entry
+        k = np.int64(arrays.block_updates[at])
+        if k > 0:
+            one = arrays.block_weight[at]
+            if one < 1.0:
+                targets += np.float64(k) * (arrays.block_shift[at] / (1.0 - one))
+                count += k
+                weight *= one
+            arrays.known[entry] += k
+            arrays.updates[entry] += k
+    if count > 0:
+        moved = (1.0 - weight) * (targets / np.float64(count))
+        arrays.values[entry] = weight * arrays.values[entry] + moved
+        kept = weight * arrays.weight[entry]
+        arrays.weight[entry] = kept if kept > _SMALLEST_WEIGHT else 0.0
+        arrays.shift[entry] = weight * arrays.shift[entry] + moved

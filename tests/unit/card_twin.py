@@ -1,0 +1,70 @@
+"""Learners of a card without one: on a core, in the same rounds, and in numba's CUDA simulator."""
+
+import numpy as np
+
+from dist_classicrl.environments.resolve import resolve
+from dist_classicrl.learning.card import learner as learners
+from dist_classicrl.learning.card.cards import Card
+from dist_classicrl.learning.card.on_core import play_round, room_for_copy
+from dist_classicrl.learning.card.plan import Shape, blocks_of
+from dist_classicrl.learning.kinds import problem_of
+from dist_classicrl.learning.learner import Stream
+from dist_classicrl.learning.rates import Rates
+
+NO_CARD = Card(0, "none", (0, 0), 1 << 30, 1, is_simulated=True)
+
+
+class OnCore(learners.CardLearner):
+    """Plays a card's rounds on a core."""
+
+    _on_card = staticmethod(lambda value: value)
+    _from_card = staticmethod(lambda array: array)
+
+    def _play(self, crew, stream, rounds, units):
+        problem, table = self._problem, self.table
+        blocks = max(blocks_of(one.moving, self.shape) for one in rounds)
+        walkers = type(crew[0])(*(each.copy() if hasattr(each, "copy") else each for each in crew[0]))
+        arrays = learners.Arrays(*(each.copy() for each in self._arrays(blocks)))
+        simulation, parts, _ = self._parts(crew[1])
+        memory = parts.whole.copy(), parts.real.copy(), parts.owned.copy(), parts.model.copy()
+        parts = parts._replace(whole=memory[0], real=memory[1], owned=memory[2], model=memory[3])
+        copies = room_for_copy(table.q.size, self._itemsize)
+        letters = np.zeros(self._letters, np.int64), np.zeros(self._letters), np.zeros(1, np.int64)
+        used = stream.used
+        for one in rounds:
+            moving = blocks_of(one.moving, self.shape)
+            there = parts._replace(step_sizes=self._step_sizes_for(moving))
+            moment = self._moment(stream, used, one, units)
+            play_round(
+                problem.parameters,
+                simulation,
+                walkers,
+                there,
+                arrays,
+                copies,
+                moment,
+                moving,
+                self.shape.threads,
+                *letters,
+            )
+            used += one.moving * one.steps
+        return walkers, arrays, memory
+
+
+SMALL = Shape(2, 4, 8)
+
+
+def made(kind, env, settings, shape=SMALL, workers=1, dtype=np.float64):
+    """Return a learner of this kind with one walker, with as many blocks and threads."""
+    source = resolve(env, 1, None)
+    learner = kind(problem_of(source, settings, Rates(settings, workers), dtype, card=NO_CARD))
+    learner.shape = shape
+    learner.add(0, source, 0)
+    return learner
+
+
+def learned(learner, steps, key=7, start=0):
+    """Let a learner make so many steps of a stream, and return its table's arrays."""
+    learner.learn(0, Stream(np.uint64(key), start), steps)
+    table = learner.table
+    return {name: getattr(table, name).copy() for name in ("q", "weight", "shift", "updates")}

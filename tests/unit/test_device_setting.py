@@ -1,0 +1,251 @@
+"""device=: what it may be, which card a rank takes, and why a card cannot be had, each by name."""
+
+import importlib
+import logging
+from types import SimpleNamespace
+
+import gymnasium
+import numba
+import numpy as np
+import pytest
+
+from dist_classicrl import CompiledSimulator, DistAsyncQLearning, TabularMDP
+from dist_classicrl.environments.resolve import resolve
+from dist_classicrl.errors import DeviceError, DeviceMemoryError, MissingExtraError, SettingsError
+from dist_classicrl.learning.card import cards as _cards
+from dist_classicrl.learning.card import choosing
+from dist_classicrl.learning.card.cards import Card
+from dist_classicrl.learning.card.choosing import card_for, letters_of, why_not
+from dist_classicrl.learning.card.plan import check_memory
+from dist_classicrl.learning.rules import find
+from dist_classicrl.rules import NStepSarsa
+from dist_classicrl.settings import Settings
+
+MODEL = TabularMDP.garnet(6, 2, 2, seed=1)
+CARDS = [Card(number, "H100", (9, 0), 80 << 30, 132) for number in range(2)]
+
+
+def source_of(env=MODEL):
+    return resolve(env, 1, None)
+
+
+def test_a_device_is_one_of_three_words():
+    assert [Settings(device=word).device for word in ("cpu", "cuda", "auto")] == ["cpu", "cuda", "auto"]
+    with pytest.raises(SettingsError, match="device must be one of 'cpu', 'cuda', 'auto', got 'tpu'"):
+        Settings(device="tpu")
+    with pytest.raises(SettingsError, match="device='gpu' is written device='cuda'"):
+        Settings(device="gpu")
+
+
+@pytest.mark.parametrize("named", ["cuda:1", "cuda:0,1", [0, 1], 2])
+def test_several_cards_in_one_rank_are_refused_by_name(named):
+    with pytest.raises(SettingsError, match="Each rank takes one.*several cards in one rank cannot be had"):
+        Settings(device=named)
+
+
+def test_nccl_stays_refused_with_cards():
+    with pytest.raises(SettingsError, match="'nccl'.*device='cuda'.*Write communication_backend='mpi'"):
+        Settings(device="cuda", communication_backend="nccl")
+
+
+@pytest.mark.parametrize(
+    ("given", "engine", "why"),
+    [
+        ({}, "sharded", 'rows that they share or own.*Write placement="replicated"'),
+        ({}, "supersteps", "rows that they share or own"),
+        ({"replay_ratio": 1.0}, "local", "replay_ratio=1.*Write replay_ratio=0"),
+        ({"algorithm": "dyna_q"}, "local", "'dyna_q' keeps a model"),
+        ({"algorithm": "differential_q_learning"}, "local", "'differential_q_learning' shares"),
+        ({"algorithm": "ucb_q_learning"}, "local", "'ucb_q_learning' looks at the entry"),
+        ({"algorithm": "td"}, "local", "'td' moves all actions of a state at once"),
+        ({"algorithm": "monte_carlo"}, "local", "'monte_carlo' does not declare"),
+        ({"algorithm": NStepSarsa(n=300)}, "local", "lets 300 steps wait, and at most 256 may"),
+    ],
+)
+def test_what_cannot_be_on_a_card_is_named_with_the_reason(given, engine, why):
+    import re
+
+    assert re.search(why, why_not(source_of(), Settings(**given), engine), re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["q_learning", "sarsa", "expected_sarsa", "double_q_learning", "n_step_sarsa", "q_lambda"]
+)
+@pytest.mark.parametrize("engine", ["local", "server", "rounds"])
+def test_rules_that_move_entries_towards_targets_can_be_on_a_card(algorithm, engine):
+    assert why_not(source_of(), Settings(algorithm=algorithm), engine) is None
+    rule, parameters = find(algorithm)
+    assert letters_of(rule, parameters) >= (1 if rule.waits is None else rule.waits(parameters) + 1)
+
+
+@numba.njit
+def _reset(data, memory, random):
+    return 0
+
+
+@numba.njit
+def _step(data, memory, state, action, random):
+    return 0, 1.0, True
+
+
+def test_environments_that_python_steps_and_games_with_checks_or_keys_are_refused(monkeypatch):
+    class Stepped(gymnasium.Env):
+        observation_space = gymnasium.spaces.Discrete(3)
+        action_space = gymnasium.spaces.Discrete(2)
+
+    from typing import NamedTuple
+
+    class Nothing(NamedTuple):
+        size: int = 1
+
+    class Other(NamedTuple):
+        size: int = 1
+
+    assert "is stepped through Gymnasium" in why_not(source_of(Stepped()), Settings(), "local")
+    checked = CompiledSimulator.game("checked", 2, 2, Nothing(), _reset, _step, check=True)
+    assert "check=True" in why_not(source_of(checked), Settings(), "local")
+    keyed = CompiledSimulator.game("keyed", None, 2, Other(), _reset, _step, keyed=True)
+    assert "are keys" in why_not(source_of(keyed), Settings(), "local")
+    monkeypatch.setattr(choosing, "LARGEST_TABLE", 11)
+    assert "the table has 12 entries, and 11 are allowed" in why_not(source_of(), Settings(), "local")
+
+
+def test_without_numba_cuda_the_error_says_what_to_install(monkeypatch):
+    _cards.numba_cuda.cache_clear()
+    monkeypatch.setattr(_cards, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r'pip install "\.\[gpu\]".*numba-cuda\[cu13\]'):
+        _cards.cards()
+    with pytest.raises(MissingExtraError, match="needs numba-cuda"):
+        DistAsyncQLearning(device="cuda").train(env=MODEL, steps=10)
+    _cards.numba_cuda.cache_clear()
+
+
+class _Library:
+    """numba.cuda, as far as cards are looked for there."""
+
+    def __init__(self, driver, toolkit, gpus):
+        self.gpus = gpus
+        self._modules = {
+            "numba.cuda": self,
+            "numba.core.config": SimpleNamespace(ENABLE_CUDASIM=False),
+            "numba.cuda.cudadrv.driver": SimpleNamespace(driver=SimpleNamespace(get_version=driver)),
+            "numba.cuda.cudadrv.nvvm": SimpleNamespace(NVVM=lambda: None),
+            "numba.cuda.cudadrv.runtime": SimpleNamespace(get_version=lambda: toolkit),
+        }
+
+    def __call__(self, name):
+        return self._modules[name] if name in self._modules else importlib.import_module(name)
+
+    def current_context(self):
+        return SimpleNamespace(get_memory_info=lambda: SimpleNamespace(total=80 << 30, free=70 << 30))
+
+
+class _Gpu:
+    name, compute_capability, MULTIPROCESSOR_COUNT = b"NVIDIA H100", (9, 0), 132
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+
+@pytest.fixture
+def library(monkeypatch):
+    def use(driver=(13, 0), toolkit=(13, 1), gpus=()):
+        def version():
+            if driver is None:
+                raise ImportError("Error at driver init: \n\nCUDA driver library cannot be found.\n:")
+            return driver
+
+        _cards.numba_cuda.cache_clear()
+        monkeypatch.setattr(_cards, "import_module", _Library(version, toolkit, list(gpus)))
+        monkeypatch.setattr(_cards, "find_spec", lambda name: object())
+
+    yield use
+    monkeypatch.undo()
+    _cards.numba_cuda.cache_clear()
+
+
+def test_no_driver_an_old_one_and_no_card_are_told_apart(library, monkeypatch):
+    library(driver=None)
+    with pytest.raises(DeviceError, match="none that works here: CUDA driver library cannot be found. See"):
+        _cards.cards()
+    library(driver=(12, 4))
+    with pytest.raises(
+        DeviceError, match=r"driver is too old: it runs CUDA up to 12\.4.*CUDA 13\.1.*numba-cuda\[cu12\]"
+    ):
+        _cards.cards()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    library()
+    with pytest.raises(DeviceError, match="no card that CUDA_VISIBLE_DEVICES= lets this process see"):
+        _cards.cards()
+
+
+def test_cards_are_listed_with_what_they_are(library):
+    library(gpus=[_Gpu(), _Gpu()])
+    first, second = _cards.cards()
+    assert (first.number, second.number, first.name) == (0, 1, "NVIDIA H100")
+    assert str(second) == ("card 1, NVIDIA H100 (compute capability 9.0, 80 GiB, 132 multiprocessors)")
+    assert _cards.free_memory(second) == 70 << 30
+
+
+def on_host(monkeypatch, rank, size):
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", str(rank))
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", str(size))
+
+
+def test_each_rank_of_a_host_takes_a_card_of_its_own(monkeypatch, caplog):
+    monkeypatch.setattr(choosing, "cards", lambda: CARDS)
+    taken = []
+    for rank in (1, 2, 3):
+        on_host(monkeypatch, rank, 4)
+        card, _ = card_for(source_of(), Settings(device="cuda"), "server", 4, False, 10)
+        taken.append(card.number)
+    assert taken == [0, 1, 0]  # rank 0 serves, and takes none
+    assert caplog.text.count("3 ranks of this host want a card, and it has 2: some share one") == 1
+    assert card_for(source_of(), Settings(device="cuda"), "server", 4, True, 10)[0] is None
+    on_host(monkeypatch, 3, 4)
+    card, why = card_for(source_of(), Settings(device="auto"), "server", 4, False, 10**10)
+    assert card is None and "the 2 cards of this host are for other ranks of the 3 there" in why
+
+
+def test_auto_takes_a_card_where_the_problem_suits_it_and_says_why_not(monkeypatch, caplog):
+    monkeypatch.setattr(choosing, "cards", lambda: CARDS)
+    monkeypatch.delenv("OMPI_COMM_WORLD_LOCAL_RANK", raising=False)
+    auto = Settings(device="auto")
+    assert card_for(source_of(), auto, "local", 1, False, 10**9)[0] == CARDS[0]
+    assert "fewer than 1,000,000,000" in card_for(source_of(), auto, "local", 1, False, 10**8)[1]
+    slow = Settings(device="auto", replay_ratio=1.0)
+    assert "replay_ratio=1" in card_for(source_of(), slow, "local", 1, False, 10**9)[1]
+    with pytest.raises(DeviceError, match='device="cuda" cannot be had: replay_ratio=1'):
+        card_for(source_of(), Settings(device="cuda", replay_ratio=1.0), "local", 1, False, 10**9)
+
+    def nothing():
+        raise DeviceError("There is no card.")
+
+    monkeypatch.setattr(choosing, "cards", nothing)
+    with caplog.at_level(logging.INFO, "dist_classicrl"):
+        choosing.say_choice(auto, *card_for(source_of(), auto, "local", 1, False, 10**9))
+    assert "Learning on cores: There is no card." in caplog.text
+
+
+def test_too_little_memory_is_refused_by_how_much(monkeypatch):
+    from dist_classicrl.learning.card import plan
+
+    monkeypatch.setattr(plan, "free_memory", lambda card: 1 << 30)
+    check_memory(1 << 30, CARDS[0], "A table")
+    with pytest.raises(
+        DeviceMemoryError, match=r"A table needs 1\.50 GiB.*1\.00 GiB that nobody uses: 0\.50"
+    ):
+        check_memory(3 << 29, CARDS[0], "A table")
+
+
+def test_device_auto_without_a_card_trains_on_cores(library):
+    library(driver=None)
+    agent = DistAsyncQLearning(device="auto", seed=1)
+    here = DistAsyncQLearning(seed=1)
+    assert agent.train(env=MODEL, steps=1000).steps == here.train(env=MODEL, steps=1000).steps
+    assert np.array_equal(agent.q_table, here.q_table)
+    with pytest.raises(DeviceError, match="none that works here"):
+        DistAsyncQLearning(device="cuda").train(env=MODEL, steps=10)
