@@ -54,10 +54,10 @@ class OnCore(learners.CardLearner):
 SMALL = Shape(2, 4, 8)
 
 
-def made(kind, env, settings, shape=SMALL, workers=1, dtype=np.float64):
+def made(kind, env, settings, shape=SMALL, workers=1, dtype=np.float64, card=NO_CARD):
     """Return a learner of this kind with one walker, with as many blocks and threads."""
     source = resolve(env, 1, None)
-    learner = kind(problem_of(source, settings, Rates(settings, workers), dtype, card=NO_CARD))
+    learner = kind(problem_of(source, settings, Rates(settings, workers), dtype, card=card))
     learner.shape = shape
     learner.add(0, source, 0)
     return learner

@@ -55,6 +55,9 @@ class TrainingResult(Outcome):
         Share of the workers' time that did not go into learning.
     resumed_from : str or None
         The checkpoint from which the run went on; None: it began afresh.
+    device : str
+        On what was learned in this process's part of the call: "cpu", "cuda", or "cuda and cpu" where some
+        workers had cards when it began.
     reports : tuple of Progress
         What was reported on the way, at most some thousand, without what was told of single ranks; of longer
         runs neighbors are joined. Only where somebody listened, on the rank that serves: a progress bar,

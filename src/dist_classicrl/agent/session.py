@@ -78,7 +78,7 @@ class Session:
         state = self.state
         ranks = 1 if self.group is None else self.group.wire.size
         with ExitStack() as until_training:
-            source, engine, total = self._settle(agreement, ranks, error, until_training)
+            source, engine, total, device = self._settle(agreement, ranks, error, until_training)
             in_rows = self._in_rows(source, engine)
             beginning, place = begin_call(
                 state, source, total, ranks, self.plan, self.watch, agreement, in_rows
@@ -92,7 +92,7 @@ class Session:
             state.take_note_of(source)
             until_training.pop_all()  # the engine closes the environment
         start = None if isinstance(agreement, Alone) else agreement
-        return self._train(engine, source, beginning, place, start, in_rows)
+        return self._train(engine, source, beginning, place, start, in_rows, device)
 
     def join(self, entry: Entry) -> TrainingResult:
         """Train with those who have begun already."""
@@ -102,19 +102,24 @@ class Session:
         engine = engine_named(
             entry.told["engine"], self.state.settings, beginning.ranks, self.asked.placement
         )
-        return self._train(engine, source, beginning, None, entry, entry.told["in_rows"])
+        return self._train(
+            engine, source, beginning, None, entry, entry.told["in_rows"], entry.told["device"]
+        )
 
     def _as_trained_in(self, source: Source) -> Source:
         return with_exploring_starts(source) if self.state.settings.exploring_starts else source
 
     def _settle(
         self, agreement: Agreement, ranks: int, error: BaseException | None, until_training: ExitStack
-    ) -> tuple[Source, Engine, int]:
-        """Return the environment, the engine, and the steps of all ranks together, which all agree on."""
+    ) -> tuple[Source, Engine, int, str]:
+        """Return the environment, the engine, the steps of all ranks together, and on what they learn.
+
+        All agree on that.
+        """
         state, asked = self.state, self.asked
         found: tuple[Source, Engine] | None = None
         described: dict[str, Any] = {}
-        steps = 0
+        steps = on_cards = 0
         try:
             steps = asked.checked_steps(state.steps, len(agreement.members))
             state.check_values()
@@ -135,14 +140,19 @@ class Session:
                 check_asked(engine.name, asked.walkers, asked.partition)
                 if engine.name == "supersteps":
                     check_supersteps(source, state.settings, asked.walkers)
+                on_cards = int(card is not None)
                 found, described = (source, engine), self._description(source, engine, steps)
                 if not state.settings.async_updates:
                     described["device"] = "cpu" if card is None else "cuda"
         except BaseException as caught:  # whatever it is, the others must hear of it
             error = caught
-        everyone = agreement.agree(error, described, [steps], "all ranks to prepare their environments")
+        everyone = agreement.agree(
+            error, described, [steps, on_cards], "all ranks to prepare their environments"
+        )
         assert found is not None  # else there was an error, which agree() raised
-        return *found, steps if asked.names_total else int(everyone[:, 0].sum())
+        on_cards, learners = int(everyone[:, 1].sum()), max(1, len(agreement.members) - 1)
+        device = "cpu" if on_cards == 0 else "cuda" if on_cards >= learners else "cuda and cpu"
+        return *found, steps if asked.names_total else int(everyone[:, 0].sum()), device
 
     def _card(self, source: Source, engine: Engine, ranks: int, steps: int) -> tuple[Card | None, str]:
         """Return the card that this rank learns on, None for cores, and why."""
@@ -258,6 +268,7 @@ class Session:
         place: Place | None,
         start: Setup | Entry | None,
         in_rows: bool,
+        device: str,
     ) -> TrainingResult:
         state, asked, settings = self.state, self.asked, self.state.settings
         corner = state.corner(source, in_rows)
@@ -291,7 +302,7 @@ class Session:
                 resumed=beginning.resumed,
                 generation=beginning.generation,
                 policy=LossPolicy(settings.on_failure, settings.min_workers, settings.max_replacements),
-                told={**beginning.to_dict(), "engine": engine.name, "in_rows": in_rows},
+                told={**beginning.to_dict(), "engine": engine.name, "in_rows": in_rows, "device": device},
                 take_over_saving=partial(self._take_over_saving, source, beginning, rank),
                 reload=partial(self._reload, beginning),
                 wants_to_leave=lambda: state.leaving.why,
@@ -303,6 +314,7 @@ class Session:
                 partition=asked.partition,
                 episodes=asked.episodes,
                 card=card,
+                device=device,
             )
             try:
                 outcome = engine.train(run, self.group, start)

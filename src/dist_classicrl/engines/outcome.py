@@ -43,6 +43,7 @@ class Outcome:
     most_waiting: int = 0
     communication_fraction: float = 0.0
     resumed_from: str | None = None
+    device: str = "cpu"
 
     def __repr__(self) -> str:
         parts = [counted(self.steps, "step"), counted(self.episodes, "episode")]
@@ -50,6 +51,8 @@ class Outcome:
             parts += [f"mean return {self.mean_return:.4g}", f"mean length {self.mean_length:.4g}"]
         parts += [f"{self.seconds:.3g} s", f"{self.steps_per_second:.3g} steps/s"]
         parts.append(counted(self.workers, "worker"))
+        if self.device != "cpu":
+            parts.append(f"on {self.device}")
         if self.lost_workers:
             parts.append(f"lost {', '.join(map(str, self.lost_workers))}")
         if self.resumed_from is not None:
@@ -73,6 +76,8 @@ class Outcome:
     def is_described_by(cls, data: Any) -> bool:
         """Whether `data`, which was read from a file, is what `to_dict` returns."""
         model = asdict(Outcome())
+        if isinstance(data, dict):
+            data = {"device": "cpu", **data}  # older ones have none
         if not isinstance(data, dict) or set(data) != set(model):
             return False
         optional = (*_MEANS, "resumed_from")
@@ -214,6 +219,7 @@ class Tally(Counters):
     earlier_steps: int = 0
     earlier_seconds: float = 0.0  # of training
     resumed_from: str | None = None
+    device: str = "cpu"  # on which this call is learned now
     reported: Counters = field(default_factory=Counters)  # as of the last report
 
     def to_dict(self, seconds: float) -> dict[str, Any]:
@@ -310,6 +316,7 @@ class Tally(Counters):
             lost_workers=tuple(sorted({*away, *(() if record is None else record.lost)})),
             events=() if record is None else tuple(record.entries),
             resumed_from=self.resumed_from,
+            device=self.device,
         )
 
 

@@ -113,12 +113,15 @@ class Run:
     partition: Any = "hash"  # who owns which rows then
     episodes: int | None = None  # after how many, in this call, it ends in any case
     card: Card | None = None  # on which this rank's learner is to learn
+    device: str = "cpu"  # on which all learn, see `TrainingResult`
     pace: Pace = field(init=False)  # of the next round, in the reproducible mode
 
     def __post_init__(self) -> None:
         self._has_used_source = False
         resumed = self.resumed
-        self.tally = Tally(total_steps=self.steps + (0 if resumed is None else resumed.made))
+        self.tally = Tally(
+            total_steps=self.steps + (0 if resumed is None else resumed.made), device=self.device
+        )
         if resumed is not None:
             self.tally.go_on_from(resumed.tally, resumed.checkpoint)
         self.reporter = Reporter(

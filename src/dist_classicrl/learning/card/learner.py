@@ -14,12 +14,10 @@ from numba.core.errors import NumbaError
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.environments.trial import run_game, try_out
 from dist_classicrl.errors import DeviceError, DivergenceError, SettingsError
-from dist_classicrl.learning.card import kernels
+from dist_classicrl.learning.card import kernels, plan
 from dist_classicrl.learning.card.cards import Card
 from dist_classicrl.learning.card.choosing import letters_of
 from dist_classicrl.learning.card.plan import (
-    IN_SIMULATOR,
-    ON_CARD,
     SHARED_BYTES,
     Round,
     Units,
@@ -77,7 +75,7 @@ class CardLearner:
         self.table = problem.table
         self.totals = Totals()
         self.card: Card = card
-        self.shape = IN_SIMULATOR if card.is_simulated else ON_CARD
+        self.shape = plan.IN_SIMULATOR if card.is_simulated else plan.ON_CARD
         self._problem = problem
         self._simulator = simulator
         self._stuck = stuck_states(simulator)
@@ -87,12 +85,15 @@ class CardLearner:
         entries = self.table.q.size
         self._copy_bytes = kernels.bytes_of_copy(entries, self._itemsize)
         self._in_shared = self._copy_bytes <= SHARED_BYTES
-        most = letters_of(problem.rule, problem.parameters)
-        self._letters = most
-        self._round = kernels.round_kernel(most, self._itemsize, self._in_shared)
+        self._letters = letters_of(problem.rule, problem.parameters)
+        self._round = self._make_round()
         self._merge = kernels.merge_kernel()
         self._constants: tuple[Any, Any] | None = None  # on the card: the simulation, and the behavior
         self._step_sizes: dict[int, Any] = {}  # on the card, by what divides the clock
+
+    def _make_round(self) -> Any:
+        """Return the kernel that plays its rounds."""
+        return kernels.round_kernel(self._letters, self._itemsize, self._in_shared)
 
     @property
     def quantum(self) -> int:

@@ -1,0 +1,125 @@
+"""A card's kernels: in the CUDA simulator, compiled to PTX without a card, and on one where there is one."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba_cuda", reason="the extra gpu is not installed")
+
+import numba
+from card_twin import OnCore, learned, made
+
+from dist_classicrl import TabularMDP
+from dist_classicrl.errors import DistClassicRLError
+from dist_classicrl.learning.card import cards, kernels
+from dist_classicrl.learning.card import learner as learners
+from dist_classicrl.learning.card.learner import CardLearner
+from dist_classicrl.learning.card.plan import Round, Shape, Units
+from dist_classicrl.learning.learner import Stream
+from dist_classicrl.schedules import PerVisit
+from dist_classicrl.settings import Settings
+
+HERE = Path(__file__).parent
+MODEL = TabularMDP.garnet(6, 2, 2, seed=1)
+
+
+@pytest.mark.slow
+def test_kernels_in_the_simulator_make_the_table_of_a_core_and_agents_learn_with_them(tmp_path):
+    environ = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    program = [sys.executable, str(HERE / "card_in_simulator.py"), str(tmp_path)]
+    done = subprocess.run(program, env=environ, capture_output=True, text=True, timeout=900)
+    assert done.stdout.endswith("all is well\n"), done.stderr
+
+
+def _has_nvvm():
+    from numba.cuda.cudadrv import nvvm
+
+    try:
+        return nvvm.NVVM() is not None
+    except Exception:
+        return False
+
+
+class _Unlaunched(OnCore):
+    """Has all that kernels are called with, and compiles nothing for a core."""
+
+    def add(self, number, source, seed):
+        self._crews[number] = self._crew(number)
+
+    def arguments(self):
+        simulation, parts, _ = self._parts(self._crews[0][1])
+        parts = parts._replace(step_sizes=self._step_sizes_for(1))
+        moment = self._moment(Stream(np.uint64(3), 0), 0, Round(4, 2), Units.for_bound(2.0**20, 4))
+        walkers, problem = self._crews[0][0], self._problem
+        return problem.parameters, simulation, walkers, parts, self._arrays(1), self._copies(1), moment
+
+
+def _parameters(value):
+    """Return how many parameters of a kernel an argument becomes: of arrays 5, and 2 for each dimension."""
+    if isinstance(value, tuple):
+        return sum(map(_parameters, value))
+    return 5 + 2 * value.ndim if isinstance(value, np.ndarray) else 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not _has_nvvm(), reason="NVVM is not installed: pip install 'numba-cuda[cu13]'")
+@pytest.mark.parametrize(
+    ("algorithm", "dtype", "in_shared"),
+    [("q_learning", np.float64, True), ("q_learning", np.float32, False), ("sarsa", np.float64, True)],
+)
+def test_kernels_compile_to_ptx_with_exact_sums_and_the_parameters_that_they_are_given(
+    algorithm, dtype, in_shared, monkeypatch
+):
+    from numba import cuda
+    from numba.cuda import dispatcher
+
+    # Functions that a kernel calls are compiled for the card that is there, and there is none.
+    hopper = type("Device", (), {"compute_capability": (9, 0)})
+    monkeypatch.setattr(dispatcher, "get_current_device", lambda: hopper)
+    settings = Settings(algorithm=algorithm, learning_rate=PerVisit(0.7))
+    learner = made(_Unlaunched, MODEL, settings, dtype=dtype)
+    learner._in_shared = in_shared
+    arguments = learner.arguments()
+    kernel = kernels.python_of_round(learner._letters, np.dtype(dtype).itemsize, in_shared)
+    signature = numba.types.void(*map(numba.typeof, arguments))
+    with kernels.exact_arithmetic():
+        text, _ = cuda.compile_ptx(kernel, signature, cc=(9, 0))
+    assert ".target sm_90" in text
+    assert "fma.rn" not in text  # else a card would round once where a core rounds twice
+    where = "shared" if in_shared else "global"
+    assert f"atom.{where}.add.u64" in text and f"atom.{where}.add.u32" in text
+    head = text[text.index(".entry") :]
+    assert head[: head.index(")")].count(".param") == _parameters(arguments)
+    assert len(re.findall(r"bar\.sync", text)) == 3
+
+
+def test_what_is_none_takes_the_place_of_a_pointer():
+    prepare = kernels.NoneArguments.prepare_args
+    assert prepare(numba.types.none, None, stream=0, retr=[]) == (numba.types.uint64, 0)
+    assert prepare(numba.types.int64, 5, stream=0, retr=[]) == (numba.types.int64, 5)
+
+
+def _has_card():
+    try:
+        return not cards.cards()[0].is_simulated
+    except DistClassicRLError:
+        return False
+
+
+@pytest.mark.card
+@pytest.mark.skipif(not _has_card(), reason="there is no CUDA card")
+@pytest.mark.parametrize("algorithm", ["q_learning", "sarsa", "double_q_learning"])
+def test_a_cards_table_is_that_of_a_core_to_the_bit(algorithm, monkeypatch):
+    settings = Settings(algorithm=algorithm, discount_factor=0.9, learning_rate=PerVisit(0.7))
+    shape = Shape(8, 64, 32)
+    here = made(OnCore, MODEL, settings, shape)
+    there = made(CardLearner, MODEL, settings, shape, card=cards.cards()[0])
+    one, other = learned(here, 2_000_000), learned(there, 2_000_000)
+    for name in one:
+        assert np.array_equal(one[name], other[name]), name
+    assert learners.CardLearner.mode == "card"

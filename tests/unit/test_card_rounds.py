@@ -1,0 +1,226 @@
+"""The rounds of a card, played on a core: against a twin in plain Python, and against value iteration."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba_cuda", reason="the extra gpu is not installed")
+
+from card_twin import SMALL, OnCore, learned, made
+
+from dist_classicrl import TabularMDP
+from dist_classicrl._random import GAMMA
+from dist_classicrl.errors import CheckpointError, DivergenceError
+from dist_classicrl.learning.card.plan import ON_CARD, Shape, blocks_of, next_round
+from dist_classicrl.learning.learner import Stream
+from dist_classicrl.schedules import PerVisit
+from dist_classicrl.settings import Settings
+
+MODEL = TabularMDP.garnet(6, 2, 2, seed=1)
+SETTINGS = Settings(discount_factor=0.9, epsilon=0.5, learning_rate=PerVisit(0.7))
+WIDE = Shape(16, 64, 32)
+WORD = (1 << 64) - 1
+
+
+def mix(z):
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & WORD
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & WORD
+    return z ^ (z >> 31)
+
+
+def below(bits, n):
+    return ((bits & 0xFFFFFFFF) * n) >> 32
+
+
+def rounds_of(start, steps, shape):
+    used = 0
+    while used < steps:
+        one = next_round(start, used, steps - used, shape)
+        yield used, one
+        used += one.moving * one.steps
+
+
+class Twin:
+    """Q-learning with epsilon-greedy actions in `MODEL`, in the rounds of a card, in plain Python."""
+
+    def __init__(self, tables, settings, shape):
+        self.tables, self.settings, self.shape = tables, settings, shape
+        self.q, self.known = [[0.0, 0.0] for _ in range(6)], [[0, 0] for _ in range(6)]
+        self.state, self.elapsed = [-1] * shape.walkers, [0] * shape.walkers
+
+    def begin(self, random):
+        tables = self.tables
+        if tables.start_threshold.size == 0:
+            return int(tables.start_states[0]) + below(random, int(tables.start_states[1]))
+        slot = below(random, tables.start_threshold.size)
+        return int(tables.start_states[2 * slot + (random >> 32 > int(tables.start_threshold[slot]))])
+
+    def outcome(self, state, action, random):
+        threshold, targets, rewards = self.tables.slot(state * 2 + action)  # two outcomes have one slot
+        other = random >> 32 > threshold
+        return targets[other] >> 1, rewards[other], bool(targets[other] & 1)
+
+    def step(self, w, counter, q):
+        random = mix(counter)
+        if self.state[w] < 0:
+            self.state[w] = self.begin(mix(~counter & WORD))
+        state, row = self.state[w], q[self.state[w]]
+        if (random >> 32) * 2.0**-32 < self.settings.epsilon.value or row[0] == row[1]:
+            action = below(random, 2)
+        else:
+            action = int(row[1] > row[0])
+        after, reward, terminated = self.outcome(state, action, mix((counter + int(GAMMA)) & WORD))
+        target = reward
+        if not terminated:
+            target += self.settings.discount_factor * max(q[after])
+        self.elapsed[w] += 1
+        self.state[w] = after
+        if terminated or self.elapsed[w] >= MODEL.max_episode_steps:
+            self.elapsed[w] = 0
+            self.state[w] = self.begin(mix((counter + 2 * int(GAMMA)) & WORD))
+        return state, action, target
+
+    def learn(self, key, steps):
+        for used, one in rounds_of(0, steps, self.shape):
+            blocks = blocks_of(one.moving, self.shape)
+            sizes = self.settings.learning_rate.table(blocks)
+            maps = [self.block(block, key, used, one, sizes) for block in range(blocks)]
+            for s in range(6):
+                for a in range(2):
+                    self.merge(s, a, [each[s][a] for each in maps])
+
+    def block(self, block, key, used, one, sizes):
+        q = [list(row) for row in self.q]
+        maps = [[(1.0, 0.0, 0) for _ in range(2)] for _ in range(6)]
+        threads = self.shape.threads
+        for i in range(one.steps):
+            found = {}
+            for w in range(block * threads, min(one.moving, (block + 1) * threads)):
+                counter = (key + (used + i * one.moving + w) * 3 * int(GAMMA)) & WORD
+                state, action, target = self.step(w, counter, q)
+                found.setdefault((state, action), []).append(target)
+            for (s, a), targets in found.items():
+                weight, shift, fresh = maps[s][a]
+                fresh += len(targets)
+                # Below 8192 visits each has a step size of its own.
+                alpha = float(sizes[self.known[s][a] + fresh])
+                keep, base, k = 1.0, 1.0 - alpha, len(targets)
+                while k:  # by squares, as the card does
+                    keep, base, k = keep * base if k & 1 else keep, base * base, k >> 1
+                scale = 2.0 ** (62 - (threads - 1).bit_length() - 20)  # of targets up to 2^20
+                mean = sum(int(np.floor(each * scale + 0.5)) for each in targets) / scale / len(targets)
+                q[s][a] = keep * q[s][a] + (1.0 - keep) * mean
+                maps[s][a] = keep * weight, keep * shift + (1.0 - keep) * mean, fresh
+        return maps
+
+    def merge(self, s, a, maps):
+        weight, targets, count = 1.0, 0.0, 0
+        for one, shift, fresh in maps:
+            if fresh:
+                targets += fresh * (shift / (1.0 - one))
+                count, weight = count + fresh, weight * one
+        if count:
+            self.known[s][a] += count
+            self.q[s][a] = weight * self.q[s][a] + (1.0 - weight) * (targets / count)
+
+
+def test_a_table_is_that_of_a_twin_in_plain_python_to_the_bit():
+    learner = made(OnCore, MODEL, SETTINGS)
+    twin = Twin(learner._simulator.tables, SETTINGS, SMALL)
+    twin.learn(7, 1500)
+    found = learned(learner, 1500)
+    assert np.array_equal(found["q"].reshape(6, 2), twin.q)
+    assert np.array_equal(found["updates"].reshape(6, 2), twin.known)
+    assert found["updates"].sum() == 1500
+
+
+def test_rounds_make_each_step_once_and_grow_with_the_steps_made():
+    for start, steps in ((0, 100_003), (10**9, 5_000_000), (12_345, 77)):
+        made_so_far = 0
+        for used, (moving, length) in rounds_of(start, steps, ON_CARD):
+            assert used == made_so_far
+            done = start + used
+            assert moving <= max(64, done // 2000) and moving & (moving - 1) == 0
+            assert length == 1 or moving * length <= max(moving, done // 20)
+            assert moving <= ON_CARD.walkers and length <= ON_CARD.interval
+            made_so_far += moving * length
+        assert made_so_far == steps
+    assert next_round(10**10, 0, 10**10, ON_CARD) == (ON_CARD.walkers, ON_CARD.interval)
+
+
+def test_what_is_learned_does_not_depend_on_where_calls_are_cut():
+    whole, cut = made(OnCore, MODEL, SETTINGS), made(OnCore, MODEL, SETTINGS)
+    quantum = whole.quantum
+    one = learned(whole, 40 * quantum + 5)
+    stream = Stream(np.uint64(7), 0)
+    for steps in (quantum, 30 * quantum, 9 * quantum + 5):
+        cut.learn(0, stream, steps)
+    for name, array in one.items():
+        assert np.array_equal(array, getattr(cut.table, name)), name
+    assert np.allclose(whole.totals.values, cut.totals.values)
+
+
+def test_the_table_comes_to_the_optimal_values_and_the_map_says_how():
+    learner = made(OnCore, MODEL, SETTINGS, WIDE)
+    before = np.full(12, 3.0)
+    learner.table.load(before, np.zeros(12, np.int64))
+    found = learned(learner, 4_000_000)
+    error = np.abs(found["q"].reshape(6, 2) - MODEL.solve(0.9).q).max()
+    assert error < 0.06  # of values around 11
+    assert np.allclose(found["weight"] * before + found["shift"], found["q"], rtol=1e-12)
+    assert sorted(learner.table.touched[: learner.table.n_touched[0]]) == list(range(12))
+    assert np.array_equal(learner.table.best, found["q"].reshape(6, 2).max(axis=1))
+
+
+@pytest.mark.slow
+def test_float32_copies_come_to_the_same_values():
+    learner = made(OnCore, MODEL, SETTINGS, WIDE, dtype=np.float32)
+    found = learned(learner, 4_000_000)
+    assert np.abs(found["q"].reshape(6, 2) - MODEL.solve(0.9).q).max() < 0.06
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["double_q_learning", "expected_sarsa", "sarsa", "n_step_sarsa"])
+def test_other_rules_come_to_their_truths(algorithm):
+    from dist_classicrl.learning.rules import find
+
+    settings = Settings(
+        algorithm=algorithm, discount_factor=0.9, epsilon=0.5, learning_rate=PerVisit(0.7), device="cuda"
+    )
+    learner = made(OnCore, MODEL, settings, WIDE)
+    learned(learner, 4_000_000)
+    rule, parameters = find(algorithm)
+    truth = rule.truth(MODEL, parameters, settings)
+    q = learner.table.shape.q_table(learner.table.q.reshape(-1, 2))
+    assert np.abs(q - truth).max() < 0.05
+
+
+def test_targets_beyond_the_bound_are_added_up_in_larger_units():
+    large = TabularMDP.garnet(6, 2, 2, seed=1)
+    by = 2.0**30
+    scaled = dataclasses.replace(large, outcome_reward=large.outcome_reward * by)
+    one, other = made(OnCore, MODEL, SETTINGS), made(OnCore, scaled, SETTINGS)
+    small, found = learned(one, 1000), learned(other, 1000)
+    assert np.allclose(found["q"] / by, small["q"], rtol=1e-6)
+    assert other.state(0)["bound"][0] > 2.0**30
+    other._bound = 2.0**51
+    with pytest.raises(DivergenceError, match="A target is beyond"):
+        other.learn(0, Stream(np.uint64(7), 0), 10)
+
+
+def test_a_state_that_is_put_back_goes_on_to_the_same_bits():
+    one, other = made(OnCore, MODEL, SETTINGS), made(OnCore, MODEL, SETTINGS)
+    one.learn(0, Stream(np.uint64(7), 0), 640)
+    table = one.table
+    other.table.load(table.q, table.visits + table.updates)
+    other.restore(0, one.state(0))
+    for learner in (one, other):
+        learner.learn(0, Stream(np.uint64(7), 0, 640), 640)
+    assert np.array_equal(one.table.q, other.table.q)
+    broken = one.state(0)
+    broken["position"][3, 0] = 6
+    with pytest.raises(CheckpointError, match="position, the state"):
+        other.restore(0, broken)
+    with pytest.raises(CheckpointError, match="bound is missing"):
+        other.restore(0, {name: array for name, array in one.state(0).items() if name != "bound"})
