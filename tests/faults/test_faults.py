@@ -2,6 +2,7 @@
 
 from random import Random
 
+import kill_decentralized
 import kill_node_servers
 import kill_server
 import kill_supersteps
@@ -44,6 +45,12 @@ def test_the_server_and_the_next_one_are_killed_where_checkpoints_are_written():
 )
 def test_owners_of_rows_are_killed(victims, by_messages):
     seen = kill_supersteps.one_run("lake", victims, by_messages, Random(6), steps=15_000_000, span=0.3)
+    assert seen["killed"] == 2
+
+
+def test_a_rank_and_the_coordinator_are_killed_where_there_is_no_server():
+    victims = ("worker", "server")
+    seen = kill_decentralized.one_run("lake", victims, "ring", Random(6), steps=15_000_000, span=0.3)
     assert seen["killed"] == 2
 
 

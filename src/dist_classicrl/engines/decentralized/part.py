@@ -131,6 +131,11 @@ class RoundPart:
         self._steps = self._rounds = self._n_sent = self._n_saved = 0
         self._learning = 0.0
 
+    @property
+    def patience(self) -> float:
+        """Seconds that somebody's part of a round is waited for."""
+        return self.group.timing.stuck
+
     def close(self) -> None:
         """Exchange nothing more."""
         self._under_way = None
@@ -226,14 +231,14 @@ class RoundPart:
             tries += 1
             if tries > _SPINS:
                 backoff.wait()
-            if wire.now() - under_way.since > self.group.timing.stuck:
+            if wire.now() - under_way.since > self.patience:
                 self._give_up(under_way)
         self._waited += self.group.wire.now() - begun
 
     def _give_up(self, under_way: _UnderWay) -> None:
         waits_for = ", ".join(str(self.players[place]) for place in under_way.awaits)
         raise RankTimeoutError(
-            f"Rank {self.group.rank} has waited for {self.group.timing.stuck:g} s for the sums of rank "
+            f"Rank {self.group.rank} has waited for {self.patience:g} s for the sums of rank "
             f"{waits_for}, which is there. If a round of {self.stride.updates} updates can take so long, "
             "raise timeout= or lower sync_frequency=; else the exchange pattern, "
             f"{type(self._pattern).__name__}, makes ranks wait for what nobody sends."
@@ -336,7 +341,7 @@ class RoundPart:
 
     def _played(self) -> Played:
         now = self.group.wire.now()
-        digest = zlib.crc32(memoryview(self.table.counts), zlib.crc32(memoryview(self.table.values)))
+        digest = zlib.crc32(self.table.counts.data, zlib.crc32(self.table.values.data))
         told = Played(
             self.attempt,
             self.made,
