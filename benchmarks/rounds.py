@@ -2,7 +2,8 @@
 
 Rates are measured in pairs of trainings, one after the other in the same processes, alone and on several
 ranks. Beside the ratio of steps per second there is that of steps per processor second of the rank that
-used most: on a machine where others compute, too, the first says little. Errors are the RMS error to Q* over
+used most: on a machine where others compute, too, the first says little. The tables of rounds have to be the
+same bits on any number of ranks, which is checked. Errors are the RMS error to Q* over
 the entries that were visited with the first seed, after the same number of steps, beside rounds of 32
 updates of each logical worker throughout.
 """
@@ -10,6 +11,7 @@ updates of each logical worker throughout.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import statistics
 import sys
@@ -38,9 +40,9 @@ def largest_of_ranks(value: float) -> float:
 
 
 def measure(name: str, steps: float, pairs: int) -> None:
-    """Train in pairs, on all ranks of this job; rank 0 prints rates as JSON.
+    """Train in pairs, on all ranks of this job; rank 0 prints rates as JSON, and what rounds came to.
 
-    They are steps per second, and per processor second of the busiest rank.
+    Rates are steps per second, and per processor second of the busiest rank.
     """
     model = common.problem(name)
     rates: dict[str, list[list[float]]] = {"asynchronous": [], "rounds": []}
@@ -52,19 +54,28 @@ def measure(name: str, steps: float, pairs: int) -> None:
             spent = largest_of_ranks(time.process_time() - begin)
             if pair >= 0:
                 found.append([result.steps_per_second, steps / spent])
-    if agent.rank == 0:
-        print(json.dumps(rates))
+    if agent.rank == 0:  # the last one played rounds
+        table = hashlib.sha256(agent.q_table.tobytes() + agent.visits.tobytes()).hexdigest()
+        print(json.dumps({"rates": rates, "table": table}))
 
 
-def compare_rates(ranks: list[int], steps: float, pairs: int, timeout: float) -> list[dict[str, object]]:
-    """Return the rates of all problems on these numbers of ranks, and print them."""
+def compare_rates(
+    problems: list[str], ranks: list[int], steps: float, pairs: int, timeout: float
+) -> list[dict[str, object]]:
+    """Return the rates of problems on these numbers of ranks, and print them; SystemExit if bits differ."""
     results: list[dict[str, object]] = []
     rows = []
+    tables: dict[str, str] = {}
     for n in ranks:
-        for name in PROBLEMS:
+        for name in problems:
             job = [__file__, "--job", name, "--steps", str(steps), "--pairs", str(pairs)]
-            rates = json.loads(common.mpi_output(n, job, timeout=timeout).splitlines()[-1])
-            results.append({"problem": name, "ranks": n, "rates": rates})
+            told = json.loads(common.mpi_output(n, job, timeout=timeout).splitlines()[-1])
+            rates = told["rates"]
+            if tables.setdefault(name, told["table"]) != told["table"]:
+                raise SystemExit(
+                    f"{name}: the table of rounds on {n} ranks has other bits than on {ranks[0]}."
+                )
+            results.append({"problem": name, "ranks": n, **told})
             cells = []
             for which in (0, 1):
                 ours, others = ([pair[which] for pair in rates[kind]] for kind in ("rounds", "asynchronous"))
@@ -97,11 +108,11 @@ def errors(name: str, steps: float, seeds: int) -> dict[str, list[float]]:
     return found
 
 
-def compare_errors(seeds: int) -> list[dict[str, object]]:
-    """Return the errors of all problems, and print their means."""
+def compare_errors(problems: list[str], seeds: int) -> list[dict[str, object]]:
+    """Return the errors of problems, and print their means."""
     results: list[dict[str, object]] = []
     rows = []
-    for name in PROBLEMS:
+    for name in problems:
         for steps in STEPS[name]:
             found = errors(name, steps, seeds)
             results.append({"problem": name, "steps": steps, "errors": found})
@@ -122,16 +133,19 @@ def main() -> None:
     parser.add_argument("--steps", type=float, default=1e8, help="of each training of a pair")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 3])
     parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for each job")
+    parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=list(PROBLEMS))
     parser.add_argument("--job", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.job is not None:
         measure(arguments.job, arguments.steps, arguments.pairs)
         return
-    compared = compare_errors(arguments.seeds) if arguments.seeds else []
+    compared = compare_errors(arguments.problems, arguments.seeds) if arguments.seeds else []
     sys.stdout.flush()
     rates = []
     if arguments.pairs:
-        rates = compare_rates(arguments.ranks, arguments.steps, arguments.pairs, arguments.timeout)
+        rates = compare_rates(
+            arguments.problems, arguments.ranks, arguments.steps, arguments.pairs, arguments.timeout
+        )
     common.save(arguments.output, {"errors": compared, "rates": rates}, steps=arguments.steps)
 
 

@@ -7,6 +7,7 @@ that the peer has died.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -25,6 +26,7 @@ PIECE_BYTES = 1 << 18
 SMALL_PIECE_BYTES = 1 << 12
 _FIRST_SLEEP = 2e-5
 _LONGEST_SLEEP = 2e-3
+_EXPECTED_SHARE = 0.125
 _CANCEL_SECONDS = 1.0  # a receive is cancelled at once unless the peer stopped in the middle of sending
 _LEAST_TAG_LIMIT = 32767
 _INTERCOMM_TAG = 1
@@ -36,15 +38,27 @@ class Backoff:
     def __init__(self, sleep: Callable[[float], None] | None = None) -> None:
         self._sleep = time.sleep if sleep is None else sleep
         self._seconds = _FIRST_SLEEP
+        self._slept = 0.0
+        self._expected = math.inf
+
+    def expect(self, seconds: float) -> None:
+        """Sleep for at most an eighth of the `seconds` that the wait will take, or has taken, from now on.
+
+        Without that, sleeps that double end a wait up to twice as late.
+        """
+        self._expected = seconds
 
     def wait(self) -> None:
         """Sleep once."""
-        self._sleep(self._seconds)
-        self._seconds = min(2.0 * self._seconds, _LONGEST_SLEEP)
+        most = max(_FIRST_SLEEP, _EXPECTED_SHARE * max(self._expected, self._slept))
+        seconds = min(self._seconds, most)
+        self._sleep(seconds)
+        self._slept += seconds
+        self._seconds = min(2.0 * seconds, _LONGEST_SLEEP)
 
     def reset(self) -> None:
         """Start over: something happened."""
-        self._seconds = _FIRST_SLEEP
+        self._seconds, self._slept = _FIRST_SLEEP, 0.0
 
 
 def wait_until(ready: Callable[[], bool], seconds: float, what: str) -> None:

@@ -6,6 +6,7 @@ that are left.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -75,6 +76,7 @@ class RoundServer(Serving[Client]):
         self._attempt = 0
         self._carried_by: dict[int, int] = {}
         self._is_broken = False
+        self._waited = math.inf  # seconds, for the maps of the last round
         self._states: dict[int, State] = {}
         self._asked: Position | None = None
         self._copied = False
@@ -194,7 +196,8 @@ class RoundServer(Serving[Client]):
     def _collect(self, order: Order) -> None:
         """Wait for all maps of a round, or all states at the end; begin it again if somebody is lost."""
         is_end = order is Order.TELL_STATE_AND_WAIT
-        backoff = Backoff(self.group.wire.sleep)
+        backoff, begin = Backoff(self.group.wire.sleep), self.group.wire.now()
+        backoff.expect(self._waited)
         while self._lacks(is_end):
             woken = self.wake()
             # What each worker said up to here is received before anybody's silence is judged.
@@ -208,6 +211,7 @@ class RoundServer(Serving[Client]):
                 backoff.reset()
             else:
                 backoff.wait()
+        self._waited = self.group.wire.now() - begin
 
     def _lacks(self, is_end: bool) -> bool:
         if is_end:

@@ -87,12 +87,15 @@ class RoundWorker(Working):
     def run(self) -> Final | None:
         """Play the rounds that the server orders."""
         backoff = Backoff(self.group.wire.sleep)
+        waits_since = self.group.wire.now()
         while self.final is None and not self.was_released:
             now = self.wake()
             self._take_in()
             if self._order is not None:
+                backoff.expect(now - waits_since)  # the next one will take as long
                 self._play_round(self._order)
                 backoff.reset()
+                waits_since = self.group.wire.now()
             else:
                 self.pass_on_stop()
                 self.channel.reap()
