@@ -12,7 +12,7 @@ from dist_classicrl import DistAsyncQLearning, TabularMDP, rules
 from dist_classicrl.errors import EnvError, SettingsError
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.memory import RuleMemory
-from dist_classicrl.learning.rules import find, learned_model, truths
+from dist_classicrl.learning.rules import find, kernel, learned_model, truths
 from dist_classicrl.learning.rules.kernel import Transition
 from dist_classicrl.rules import (
     TD,
@@ -305,6 +305,29 @@ def test_a_row_is_learned_as_its_entries_are(legal):
         np.testing.assert_array_equal(one, other, name)
     one, other = (table.arrays.touched[: touched[0]].tolist() for table in tables)
     assert one == other
+
+
+@numba.njit
+def learn_one(rule, context, now, step):
+    return kernel.learn(rule, context, now, step, kernel.Learned(0, 0.0))
+
+
+@pytest.mark.parametrize(
+    "algorithm, way",
+    [(Sarsa(), "state"), (Sarsa(), "mask"), (NStepSarsa(2), "mask"), (MonteCarlo(5), "state")],
+)
+def test_what_is_cut_off_where_no_action_is_legal_has_nothing_ahead(algorithm, way):
+    """As of `best_value`, which is 0 there, whatever the table has of that state."""
+    legal = np.array([[True, True], [False, False]])
+    table = LocalTable(2, 2, np.dtype("float64"), legal if way == "state" else None)
+    table.load(np.full(4, 5.0), np.zeros(4, np.int64))
+    rule, parameters = find(algorithm)
+    context = RuleMemory(rule, parameters, table, 1).context(table, None, 0.9)
+    if way == "mask":
+        context = context._replace(masks=legal[1:])
+    now = kernel.Now(1.0, 0.0, np.uint64(7), 0, 1)
+    learn_one(parameters, context, now, Transition(0, 1, 3.0, 1, False, True, 0))
+    assert table.arrays.q.reshape(2, 2)[0].tolist() == [5.0, 3.0]
 
 
 @pytest.mark.parametrize("name", rules.BUILT_IN)

@@ -106,6 +106,16 @@ def next_action(rule, context, now, step, random):
     return choose_legal(rule, context, step.next_state, context.masks, step.i, now.epsilon, random)
 
 
+@jit
+def next_value(rule, context, now, step, random):
+    """Return the value of the action that the behavior would choose next; 0 where none is legal."""
+    n_actions = actions_of(context.table)
+    for action in range(n_actions):
+        if is_legal(context.table.legal, context.masks, step.next_state, n_actions, action, step.i):
+            return value(context, step.next_state, next_action(rule, context, now, step, random))
+    return 0.0
+
+
 @jit_inline
 def choose_legal(rule, context, state, masks, i, epsilon, random):
     """Return an action in `state` that is legal by row `i` of `masks`, by the state where these are None."""

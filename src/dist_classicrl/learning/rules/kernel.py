@@ -19,7 +19,8 @@ Hyper-parameters are numbers that may change from run to run without a new compi
 estimate action values, since `q_table` is their mean; what else is learned, such as the values of states, is
 `Shared`. What a walker remembers of an episode is to be forgotten where one ends, `step.terminated or
 step.truncated`. In `on_action` a rule sees which action was chosen: whether it is a greedy one, for instance.
-`learning.behavior` has what depends on how actions are chosen: `expected_value` and `next_action`.
+`learning.behavior` has what depends on how actions are chosen: `expected_value`, `next_action` and
+`next_value`.
 """
 
 from __future__ import annotations

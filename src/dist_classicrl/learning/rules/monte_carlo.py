@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dist_classicrl._jit import jit
-from dist_classicrl.learning.behavior import next_action
+from dist_classicrl.learning.behavior import next_value
 from dist_classicrl.learning.rules import returns
 from dist_classicrl.learning.rules.kernel import bits, rule_function, update, value
 from dist_classicrl.learning.rules.truths import behavior_values
@@ -64,8 +64,7 @@ def learn(rule, context, now, step, learned):
     if step.terminated or step.truncated:
         bootstrap = 0.0
         if step.truncated:
-            action = next_action(rule, context, now, step, bits(now, 0))
-            bootstrap = value(context, step.next_state, action)
+            bootstrap = next_value(rule, context, now, step, bits(now, 0))
         learned = _learn_episode(rule, context, now, bootstrap, learned)
     return learned
 

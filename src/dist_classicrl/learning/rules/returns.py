@@ -14,8 +14,8 @@ from typing import Any
 
 from dist_classicrl._jit import jit, jit_inline
 from dist_classicrl.errors import SettingsError
-from dist_classicrl.learning.behavior import next_action
-from dist_classicrl.learning.rules.kernel import bits, entry_of, rule_function, update, value
+from dist_classicrl.learning.behavior import next_value
+from dist_classicrl.learning.rules.kernel import bits, entry_of, rule_function, update
 from dist_classicrl.rules import Range
 from dist_classicrl.tables.rows import actions_of
 
@@ -199,7 +199,6 @@ def learn_to_next_action(rule, context, now, step, learned):
     if step.terminated or step.truncated:
         bootstrap = 0.0
         if step.truncated:
-            action = next_action(rule, context, now, step, bits(now, 0))
-            bootstrap = value(context, step.next_state, action)
+            bootstrap = next_value(rule, context, now, step, bits(now, 0))
         learned = learn_all(context, now, rule.n, bootstrap, learned)
     return learned

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dist_classicrl.learning.behavior import next_action
+from dist_classicrl.learning.behavior import next_value
 from dist_classicrl.learning.rules.kernel import bits, rule_function, update, value
 from dist_classicrl.learning.rules.truths import behavior_values
 from dist_classicrl.rules import LearningRule, Range, register
@@ -40,8 +40,7 @@ def learn(rule, context, now, step, learned):
     if step.terminated or step.truncated:
         target = step.reward
         if step.truncated:
-            action = next_action(rule, context, now, step, bits(now, 0))
-            target += context.discount * value(context, step.next_state, action)
+            target += context.discount * next_value(rule, context, now, step, bits(now, 0))
         return update(context, now, step.state, step.action, target, learned)
     whole, w = context.whole, now.walker
     whole[w, _WAITS], whole[w, _STATE], whole[w, _ACTION] = 1, step.state, step.action
