@@ -1,5 +1,10 @@
 """Sweeps as people start them: killed and typed again, and on the ranks of an MPI job."""
 
+import os
+import signal
+import subprocess
+import time
+
 import kill_sweeps
 import pytest
 
@@ -30,6 +35,24 @@ def test_ranks_of_a_job_share_a_study_and_make_what_one_process_makes(tmp_path):
         assert job.returncode == 0, job.output
     assert kill_sweeps.tables(tmp_path / "ranks") == kill_sweeps.tables(tmp_path / "one")
     assert Study(tmp_path / "ranks").done == 8
+
+
+def test_ctrl_c_ends_it_at_once_and_says_how_far_it_is(tmp_path):
+    study, folder = tmp_path / "study.toml", tmp_path / "study"
+    study.write_text(kill_sweeps.STUDY.format(seeds=1).replace("1_000_000", "1_000_000_000"))
+    line = kill_sweeps.command(study, folder)
+    line.remove("--quiet")
+    sweep = subprocess.Popen(
+        line, env=launch_environment(), stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    end = time.monotonic() + 120.0
+    while not list(folder.glob("claims/*.0")):
+        assert time.monotonic() < end and sweep.poll() is None
+        time.sleep(0.05)
+    os.killpg(sweep.pid, signal.SIGINT)
+    _, said = sweep.communicate(timeout=60.0)
+    assert sweep.returncode == 130 and "0 of 4 runs are made. The same command goes on." in said, said
+    assert "script" not in said and "Traceback" not in said
 
 
 def test_a_study_file_with_a_mistake_is_refused_on_every_rank(tmp_path):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -246,7 +249,7 @@ class Sweep:
         laboratory = Laboratory(self.plan, self._environments, self.folder)
         # Before there are helpers, which have it all then.
         once_on_each_host(self.folder / "members", partial(laboratory.compile, folder.records()))
-        with helpers() as those:
+        with helpers() as those, _ended_by_interrupt():
             shown = ShownSweep(progress, self.plan.n_trainings(self._stopping), folder)
             work = partial(self._work, laboratory, lambda: None)
             for _ in range(min(int(count), self.plan.n_runs) - 1):
@@ -365,6 +368,27 @@ class Sweep:
         settings = described({**self._common, **values_of(self._vary, drawn)})
         heard = [one for one, each in enumerate(told) if each.score is not None]
         folder.propose(number, {"settings": settings, "drawn": drawn, "told": heard})
+
+
+@contextmanager
+def _ended_by_interrupt() -> Iterator[None]:
+    """Let Ctrl-C end the run under way at once: it is made again, and has nothing to save or to say.
+
+    `train` stops in order where Python's own handler is in place.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def trials_of(plan: Plan, alive: Mapping[str, Sequence[int]], steps: int) -> list[Trial]:

@@ -65,6 +65,7 @@ def command(
     """Train with many settings and seeds; typed again, it goes on."""
     from dist_classicrl.cli.shown_study import show_study, teller
     from dist_classicrl.cli.study_file import keep_study_file, read_study
+    from dist_classicrl.sweep.study import Study
     from dist_classicrl.sweep.sweep import Sweep
 
     folder = out or Path("studies") / file.stem
@@ -77,7 +78,14 @@ def command(
             f"{sweep.plan.n_runs:,} runs of {sweep.plan.total_steps:,} steps each, in {folder}", err=True
         )
     with _shown(folder, quiet, live, is_speaker):
-        study = sweep.run(processes, teller() if is_speaker and not live else None, retry_failed)
+        try:
+            study = sweep.run(processes, teller() if is_speaker and not live else None, retry_failed)
+        except KeyboardInterrupt:
+            if is_speaker:
+                so_far = Study(folder)
+                made, of = so_far.done + so_far.failed, so_far.plan.n_runs
+                click.echo(f"{made:,} of {of:,} runs are made. The same command goes on.", err=True)
+            raise
     if is_speaker:
         show_study(study)
         click.echo(f"\n{study.folder / 'results.csv'}")
