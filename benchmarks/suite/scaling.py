@@ -102,7 +102,7 @@ def job(case: str, ranks: int, engines: list[str], effort: Effort) -> Mapping[st
         output = done.stdout
     else:
         output = common.mpi_output(ranks, words, LIMIT_SECONDS + 4.0 * ranks)
-    return json.loads(output.splitlines()[-1])
+    return common.last_told(output)
 
 
 def run_rank(order: dict[str, Any]) -> None:

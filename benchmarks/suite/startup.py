@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
@@ -37,7 +36,7 @@ def until(moment: str, ranks: int) -> Callable[[int], Measured]:
     def train(_: int) -> Measured:
         begin = time.time()
         output = output_of(ranks, str(SCRIPTS / "startup.py"), "--rank")
-        return 1.0, json.loads(output.splitlines()[-1])[moment] - begin
+        return 1.0, common.last_told(output)[moment] - begin
 
     return train
 
