@@ -106,7 +106,8 @@ share; to start takes from the command until the last rank has its imports and i
         "Start-up",
         """\
 Seconds from the command until the first step of training, compiled code being on disk from an earlier run,
-against processes that import NumPy, Numba, Gymnasium and mpi4py, and end.
+against processes that import NumPy, Numba, Gymnasium and mpi4py, and end. When a process calls its first
+compiled function, of whomever, Numba loads most of itself, which its import alone does not.
 """,
     ),
     "curves": (
