@@ -128,6 +128,11 @@ def mpi_output(
     return done.stdout
 
 
+def last_told(output: str) -> Any:
+    """Return the last line of JSON among what ranks printed; behind it a terminal may have been set right."""
+    return json.loads([line for line in output.splitlines() if line.startswith(("{", "["))][-1])
+
+
 def show(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print a markdown table."""
     texts = [[str(cell) for cell in row] for row in (headers, *rows)]

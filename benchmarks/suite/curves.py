@@ -159,7 +159,7 @@ def engines(case: str, name: str, effort: Effort) -> dict[str, Any]:
     last = ENGINE_LAST if effort.name == "full" else ENGINE_LAST // 4
     words = ["-m", "suite.curves", json.dumps({"name": name, "seeds": effort.seeds, "last": last})]
     output = common.mpi_output(ENGINE_RANKS, words, 60.0 + 60.0 * effort.seeds)
-    curves = json.loads(output.splitlines()[-1])
+    curves = common.last_told(output)
     text = (
         f"Default settings but step sizes n^-0.7 and epsilon {EPSILON}; jobs of {ENGINE_RANKS} ranks, of "
         "which the server's sleeps where there is one, and a process alone. Each point goes on from the one "

@@ -121,7 +121,7 @@ def one_job(folder: Path, victim: int, steps: int) -> dict[str, Any]:
         os.kill(pid, signal.SIGKILL)
         ended = job.wait_for("trained", lambda lines: len(lines) == RANKS - 1)[-1]
         progress = [line for line in job.said("progress") if line["pid"] != pid or line["time"] < killed]
-        told = [line for line in job.said("lost") if line["rank_lost"] == victim]
+        told = [line for line in job.said("lost") if line["rank_lost"] == victim] or job.said("failover")
     before, after = _halves(progress, killed)
     first = next((line["time"] for line in after if line["steps"] > before[-1]["steps"]), ended["time"])
     return {
@@ -184,6 +184,9 @@ def run_rank(folder: str, steps: int) -> None:
     class Told(BaseCallback):
         def _on_worker_lost(self, event: dict[str, Any]) -> None:
             lines.say("lost", rank_lost=event["rank"])
+
+        def _on_failover(self, event: dict[str, Any]) -> None:
+            lines.say("failover")
 
     lines.say("started")
     result = agent.train(

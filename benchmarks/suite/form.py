@@ -51,10 +51,10 @@ class Effort:
 
 QUICK = Effort(
     name="quick",
-    seconds=0.3,
-    rounds=5,
+    seconds=0.2,
+    rounds=4,
     policies=3,
-    limit=20.0,
+    limit=15.0,
     seeds=3,
     jobs=3,
     ranks={

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from suite import plots
+from suite import gaps, plots
 from suite.options import RESULTS, ROOT
 
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -30,6 +30,16 @@ This takes less than ten minutes on two cores. It makes `.venv`, installs the pe
 into `.venv-peers`, measures, and draws this page anew. `--full` measures longer and more often, `--list`
 names the cases, `--only` chooses some of them, and with `--merge` these take the place of what is here. What
 single scripts found is on [a page of its own](measurements.md); `scripts/benchmark` runs them by their names.
+"""
+GAPS = """\
+## Aims and gaps
+
+What the package aims at against what is measured below; then, for each part, the case in which it is the
+farthest from a bound that it cannot or hardly pass, as a ratio of which 1 is as good. Parts that are said to
+be slow somewhere below are in this table, too. What was done about them, with the figures of before and
+after, and why what is left is left, is told
+[elsewhere](measurements.md#what-the-benchmarks-showed-and-what-was-done).
+
 """
 MEASUREMENTS = """\
 # Further measurements
@@ -96,7 +106,8 @@ share; to start takes from the command until the last rank has its imports and i
         "Start-up",
         """\
 Seconds from the command until the first step of training, compiled code being on disk from an earlier run,
-against processes that import NumPy, Numba, Gymnasium and mpi4py, and end.
+against processes that import NumPy, Numba, Gymnasium and mpi4py, and end. When a process calls its first
+compiled function, of whomever, Numba loads most of itself, which its import alone does not.
 """,
     ),
     "curves": (
@@ -181,7 +192,8 @@ def _compared(row: dict[str, Any]) -> list[str]:
 
 def page_of(data: dict[str, Any]) -> str:
     """Return the page that the results make."""
-    parts = [INTRODUCTION, _machine(data["machine"], data["settings"], data["results"])]
+    rows = data["results"]
+    parts = [INTRODUCTION, _machine(data["machine"], data["settings"], rows), GAPS + gaps.tables(rows)]
     for subject, (title, text) in SUBJECTS.items():
         rows = [row for row in data["results"] if row["subject"] == subject]
         if rows:

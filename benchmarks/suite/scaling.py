@@ -28,6 +28,8 @@ COPY_BYTES = 200
 """For each entry, about, that a rank with a copy of the table needs while pushes are on their way."""
 ROOM_BYTES = 6e9
 """Which a job may take at most for copies of the table."""
+LEAST_SECONDS = 1.5
+"""Of a timed training: workers join one after the other within its first half second."""
 LIMIT_SECONDS = 240.0
 
 
@@ -93,7 +95,8 @@ def run(case: str, effort: Effort, _: Peers, folder: str) -> dict[str, Any]:
 
 def job(case: str, ranks: int, engines: list[str], effort: Effort) -> Mapping[str, Any]:
     """Run one job; return what its ranks say."""
-    order = {"case": case, "engines": engines, "seconds": 2.0 * effort.seconds, "rounds": effort.jobs}
+    seconds, rounds = max(LEAST_SECONDS, 2.0 * effort.seconds), max(2, effort.jobs - 1)
+    order = {"case": case, "engines": engines, "seconds": seconds, "rounds": rounds}
     begin = time.time()
     words = ["-m", "suite.scaling", json.dumps({**order, "begin": begin})]
     if ranks == 1:
@@ -102,7 +105,7 @@ def job(case: str, ranks: int, engines: list[str], effort: Effort) -> Mapping[st
         output = done.stdout
     else:
         output = common.mpi_output(ranks, words, LIMIT_SECONDS + 4.0 * ranks)
-    return json.loads(output.splitlines()[-1])
+    return common.last_told(output)
 
 
 def run_rank(order: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from suite.twins import Twins
 ACTIONS = 4
 SIZES = {"256 entries": (256, 256), "4,000,000 entries": (4_000_000, 1_000_000)}
 """Entries of the table and, in random order, of a push and of a refresh."""
-KNOWN_STEPS = 8
+KNOWN_STEPS, OTHERS = 8, 3
 TRIP_SECONDS = 0.5
 TRIPS = (common.FROZEN_LAKE, common.GARNET)
 
@@ -36,14 +36,12 @@ class Maps:
         chosen = np.arange(entries) if pushed == entries else rng.choice(entries, pushed, replace=False)
         self.size = pushed
         self.table = LocalTable(entries // ACTIONS, ACTIONS, np.dtype(np.float64))
-        self.shared = SharedTable(rng.random(entries), np.zeros(entries, np.int64))
+        self.shared = SharedTable(rng.random(entries), np.full(entries, OTHERS * KNOWN_STEPS))
         self._touched = rng.permutation(chosen)
         self._learned = rng.random(pushed)
         self.touch()
         self.packed = self.table.pack()
-        # Each push finds that others have visited its entries as often as it did: the usual case of a job.
-        self.packed.visits[:] = KNOWN_STEPS
-        self.packed.known[:] = 0
+        self.others_learn()
         self._sequence = 0
         order = np.sort(chosen).astype(np.int32)
         values, counts = self.shared.values[order], self.shared.counts[order]
@@ -54,6 +52,10 @@ class Maps:
         arrays, at = self.table.arrays, self._touched
         arrays.weight[at], arrays.shift[at], arrays.updates[at] = 0.5, self._learned, KNOWN_STEPS
         arrays.touched[: at.size], arrays.n_touched[0] = at, at.size
+
+    def others_learn(self) -> None:
+        """Let three others have visited each entry as often as the worker did since it last heard of it."""
+        self.packed.known[:] = self.shared.counts[self.packed.entries] - OTHERS * KNOWN_STEPS
 
     def apply(self) -> None:
         """Apply the push at the server."""
@@ -90,7 +92,7 @@ def with_maps(case: str, effort: Effort, folder: str) -> dict[str, Any]:
     in_c = maps.in_c(Twins(folder, ACTIONS)) if shutil.which("gcc") else {}
     stages: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
         "push: maps are packed": (maps.table.pack, "pack", maps.touch),
-        "apply: the server's table takes them": (maps.apply, "apply", lambda: None),
+        "apply: the server's table takes them": (maps.apply, "apply", maps.others_learn),
         "re-base: a refresh comes in": (maps.rebase, "rebase", lambda: None),
     }
     rows, figures = [], {}
@@ -137,7 +139,7 @@ def repeated(call: Callable[[], Any], before: Callable[[], Any], size: int) -> C
 def round_trip(effort: Effort) -> dict[str, Any]:
     """Measure a job of two ranks."""
     words = ["-m", "suite.server", str(effort.jobs)]
-    found = json.loads(common.mpi_output(2, words, 120.0 + 20.0 * effort.jobs).splitlines()[-1])
+    found = common.last_told(common.mpi_output(2, words, 120.0 + 20.0 * effort.jobs))
     rows = []
     for name, runs in found.items():
         of = {key: median(each[key] for each in runs) for key in runs[0]}

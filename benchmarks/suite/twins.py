@@ -26,10 +26,13 @@ int apply(i64 n, const i32 *entries, const double *weights, const double *shifts
         double weight = weights[i], shift = shifts[i];
         counts[entry] += own;
         if (others > 0) {
-            const double k = own > 1 ? own : 1, least = exp(-4.0 * (k / (k + (double)others)));
-            if (weight < least) {
-                shift = (1.0 - least) * (shift / (1.0 - weight));
-                weight = least;
+            const double k = own > 1 ? own : 1, load = 4.0 * (k / (k + (double)others));
+            if (weight * (1.0 + load * (1.0 + 0.5 * load)) < 1.0) {
+                const double least = exp(-load);
+                if (weight < least) {
+                    shift = (1.0 - least) * (shift / (1.0 - weight));
+                    weight = least;
+                }
             }
         }
         const double value = weight * values[entry] + shift;

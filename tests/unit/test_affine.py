@@ -1,5 +1,6 @@
 """The algebra of affine maps: composition, delay, merging, precision, rounds and compression."""
 
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -123,6 +124,16 @@ def after(value, weight, shift, own, others, dtype="f8", replays=None, known=11)
     assert shared.values[[0, 2]].tolist() == [7.0, 7.0]
     assert shared.counts.tolist() == [3, known + others + own, 3]
     return shared.values[1]
+
+
+def test_a_weight_is_raised_exactly_where_it_is_below_its_share():
+    for own, others in ((1, 1), (5, 5), (8, 24), (1, 100_000), (100_000, 1), (0, 7)):
+        least = math.exp(-4.0 * max(own, 1) / (max(own, 1) + others))
+        for weight in (0.0, 0.5 * least, least * (1 - 1e-9), least * (1 + 1e-9), 0.5 * (1 + least), 1.0):
+            kept = max(weight, least)
+            shift = 3.0 * (1.0 - weight)  # to 3
+            expected = kept * 2.0 + 3.0 * (1.0 - kept)
+            assert after(2.0, weight, shift, own, others) == pytest.approx(expected, rel=1e-14), (own, weight)
 
 
 def test_a_map_takes_at_most_its_share_of_what_others_may_move_too():

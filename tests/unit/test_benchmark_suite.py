@@ -179,6 +179,73 @@ def test_a_table_of_its_own_has_its_headers_and_what_was_left_out():
     assert lines[3] == "| sharded | left out: no / memory | |"
 
 
+def test_aims_are_counted_and_the_largest_gap_of_each_part_is_named():
+    from suite import gaps
+
+    def row(subject, case, unit, **figures):
+        return {
+            "subject": subject,
+            "case": case,
+            "unit": unit,
+            "figures": {name: {"median": value} for name, value in figures.items()},
+        }
+
+    rows = [
+        row("c", "Taxi", "steps/s", ours=30.0, C=20.0),
+        row("c", "CliffWalking", "steps/s", ours=18.0, C=20.0),
+        row(
+            "startup",
+            "1 process",
+            "s",
+            **{"ours, until the first step": 3.0, "bare imports, and exit": 2.0},
+        ),
+        row("planning", "Taxi", "s", ours=1.0, **{"ours, too": 2.0, "peer": 4.0, "slow peer": 9.0}),
+        {
+            "subject": "server",
+            "case": "small",
+            "figures": {"push: maps": {"ours": {"median": 1.0}, "C": {"median": 4.0}}},
+        },
+    ]
+    found = gaps.largest_gaps(rows)
+    assert found["kernel"][1] == (0.9, "CliffWalking") and found["solver"][1] == (4.0, "Taxi")
+    assert found["push"][1] == (0.25, "small") and "apply" not in found and "stepping" not in found
+    text = gaps.tables(rows)
+    assert "| as fast as C | 1 of 2 cases | 0.90 | CliffWalking |" in text
+    assert "| start-up under 1.3 of bare imports | 0 of 1 cases | 1.50 | 1 process |" in text
+
+
+def test_what_ranks_told_is_found_before_what_sets_a_terminal_right():
+    import common
+
+    assert common.last_told('noise\n{"a": 1}\n{"a": 2}\n\x1b[0m\x1b[0m') == {"a": 2}
+
+
+def test_engines_whose_copies_need_too_much_memory_are_left_out_with_the_numbers():
+    from suite.form import FULL, QUICK
+    from suite.options import CASES
+    from suite.scaling import ENGINES, STATES, engines_for
+
+    assert engines_for("256 entries", 32) == (list(ENGINES), {})
+    assert engines_for("100,000,000 entries", 1) == (["sharded"], {})
+    engines, left_out = engines_for("100,000,000 entries", 2)
+    assert engines == ["sharded"] and set(left_out) == {"server", "rounds"}
+    assert "2 ranks would need 40 GB" in left_out["server"]
+    assert set(CASES["scaling"]) == set(STATES) == set(QUICK.ranks) == set(FULL.ranks)
+    assert max(FULL.ranks["256 entries"]) == 32 and FULL.seeds >= 10
+
+
+def test_what_a_death_costs_is_read_from_what_processes_wrote():
+    from suite import failure
+
+    progress = [{"time": 0.1 * k, "steps": 10 * k, "pid": 1} for k in range(11)]
+    before, after = failure._halves(progress, 0.55)
+    assert len(before) == 6 and after[0]["steps"] == 60
+    assert math.isclose(failure._mean_rate(before), 100.0)
+    rates = failure._rates(progress, 0.5)
+    assert all(math.isclose(rate, 100.0) for _, rate in rates) and rates[0][0] < 0.0 < rates[-1][0]
+    assert math.isnan(failure._mean_rate(before[:1]))
+
+
 def test_plots_place_points_by_their_axes_and_have_no_color_of_their_own_for_the_page():
     import xml.etree.ElementTree as ElementTree
 

@@ -82,10 +82,10 @@ def pack_maps(table, base, goes, threshold, key, limit, out):
     lost = -1
     counter = key
     for i in range(table.n_touched[0]):
-        entry = table.touched[i]
+        entry = np.uint64(table.touched[i])
         weight, shift, updates = table.weight[entry], table.shift[entry], table.updates[entry]
         if not (abs(table.q[entry]) <= limit and abs(shift) < np.inf):
-            lost = entry
+            lost = np.int64(entry)
         if goes.size > 0 and not goes[i]:
             table.touched[kept] = entry
             kept += 1
@@ -162,9 +162,9 @@ def refresh_rows(table):
 def refresh_rows_of(entries, table):
     """Set the maximum of the rows in which `entries` lie."""
     n_actions = actions_of(table)
-    last = -1
+    last = np.int64(-1)
     for i in range(entries.size):
-        row = entries[i] // n_actions
+        row = np.int64(np.uint64(entries[i]) // np.uint64(n_actions))
         if row != last:
             refresh_row(table.q, table.best, table.greedy, row, n_actions)
             last = row
@@ -187,7 +187,7 @@ def set_base(entries, values, counts, table, base, illegal, stamp, now):
     shape (R * A,); what is illegal is never learned.
     """
     for i in range(values.size):
-        entry = np.int64(i) if entries is None else np.int64(entries[i])
+        entry = np.uint64(i) if entries is None else np.uint64(entries[i])
         base[entry] = values[i]
         stamp[entry] = now
         table.visits[entry] = counts[i]
@@ -199,7 +199,7 @@ def set_base(entries, values, counts, table, base, illegal, stamp, now):
 def reapply(maps, table, stamp, now):
     """Apply pushed maps to the entries stamped `now`: the others still contain them."""
     for i in range(maps.entries.size):
-        entry = maps.entries[i]
+        entry = np.uint64(maps.entries[i])
         if stamp[entry] == now:
             table.q[entry] = maps.weight[i] * table.q[entry] + maps.shift[i]
             table.visits[entry] += maps.visits[i]
@@ -209,7 +209,7 @@ def reapply(maps, table, stamp, now):
 def reapply_current(table, stamp, now):
     """Apply the maps that were not pushed yet to the entries stamped `now`."""
     for i in range(table.n_touched[0]):
-        entry = table.touched[i]
+        entry = np.uint64(table.touched[i])
         if stamp[entry] == now:
             table.q[entry] = table.weight[entry] * table.q[entry] + table.shift[entry]
 
@@ -237,7 +237,7 @@ def apply_maps(maps, values, counts, limit, order_free):
     """
     lost = -1
     for i in range(maps.entries.size):
-        entry = maps.entries[i]
+        entry = np.uint64(maps.entries[i])  # unsigned: no check for counting from the end
         own = np.int64(maps.visits[i])
         others = (counts[entry] - np.int64(maps.known[i])) & VISIT_MASK
         if others > VISIT_MASK >> 1:  # the sender knew of visits that were refused meanwhile
@@ -249,7 +249,7 @@ def apply_maps(maps, values, counts, limit, order_free):
         if abs(value) <= limit:
             values[entry] = value
         else:
-            lost = entry
+            lost = np.int64(entry)
     return lost
 
 
@@ -269,11 +269,13 @@ def _beside_others(weight, shift, own, others, order_free):
 @jit_inline
 def _in_its_share(weight, shift, own, others):
     if others > 0:
-        share = max(own, 1) / (max(own, 1) + others)
-        least = np.exp(-SHARED_LOAD * share)
-        if weight < least:
-            shift = (1.0 - least) * (shift / (1.0 - weight))
-            weight = least
+        load = SHARED_LOAD * (max(own, 1) / (max(own, 1) + others))
+        # exp(load) is more than the first terms of its series: most weights need no exponential.
+        if weight * (1.0 + load * (1.0 + 0.5 * load)) < 1.0:
+            least = np.exp(-load)
+            if weight < least:
+                shift = (1.0 - least) * (shift / (1.0 - weight))
+                weight = least
     return weight, shift
 
 
