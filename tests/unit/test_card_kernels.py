@@ -123,3 +123,12 @@ def test_a_cards_table_is_that_of_a_core_to_the_bit(algorithm, monkeypatch):
     for name in one:
         assert np.array_equal(one[name], other[name]), name
     assert learners.CardLearner.mode == "card"
+
+
+def test_the_benchmark_refuses_to_measure_where_no_card_is(tmp_path):
+    environ = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    program = [sys.executable, str(HERE.parents[1] / "benchmarks" / "card.py")]
+    done = subprocess.run(program, env=environ, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and done.stderr.startswith(
+        "Nothing can be measured in numba's CUDA simulator"
+    )
