@@ -9,8 +9,10 @@ import numpy as np
 from card_twin import OnCore, learned, made
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
+from dist_classicrl.errors import DeviceError
 from dist_classicrl.learning.card import plan
 from dist_classicrl.learning.card.learner import CardLearner
+from dist_classicrl.learning.card.runs import learn_runs
 from dist_classicrl.model import places
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
@@ -66,9 +68,29 @@ def rounds_of_logical_workers_are_the_same_to_the_bit():
     assert np.array_equal(*tables)
 
 
+def many_runs_at_once_are_those_of_a_core_to_the_bit():
+    given = {"discount_factor": 0.9}  # exploration falls over half of the run
+    runs = learn_runs(MODEL, range(5), 1000, Settings(**given))
+    for seed in range(5):
+        one = DistAsyncQLearning(seed=seed, **given)
+        result = one.train(env=MODEL, steps=1000)
+        assert np.array_equal(runs.q_tables[seed], one.q_table)
+        assert np.array_equal(runs.visits[seed], one.visits)
+        assert runs.episodes[seed] == result.episodes
+        assert np.isclose(runs.mean_returns[seed], result.mean_return)
+    for refused in ({"dtype": "float32"}, {"replay_ratio": 1.0}):
+        try:
+            learn_runs(MODEL, [1], 10, Settings(**refused))
+        except DeviceError as error:
+            assert next(iter(refused)) in str(error)
+        else:
+            raise AssertionError(refused)
+
+
 if __name__ == "__main__":
     plan.IN_SIMULATOR = plan.Shape(2, 4, 8)
     kernels_make_the_table_of_a_core()
     an_agent_learns_and_its_checkpoint_goes_on_on_cores_and_back(sys.argv[1])
     rounds_of_logical_workers_are_the_same_to_the_bit()
+    many_runs_at_once_are_those_of_a_core_to_the_bit()
     print("all is well")

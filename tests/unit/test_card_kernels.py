@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("numba_cuda", reason="the extra gpu is not installed")
 
 import numba
-from card_twin import OnCore, learned, made
+from card_twin import NO_CARD, OnCore, learned, made
 
 from dist_classicrl import TabularMDP
 from dist_classicrl.errors import DistClassicRLError
@@ -20,6 +20,7 @@ from dist_classicrl.learning.card import cards, kernels
 from dist_classicrl.learning.card import learner as learners
 from dist_classicrl.learning.card.learner import CardLearner
 from dist_classicrl.learning.card.plan import Round, Shape, Units
+from dist_classicrl.learning.card.runs import learn_runs
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
@@ -98,6 +99,31 @@ def test_kernels_compile_to_ptx_with_exact_sums_and_the_parameters_that_they_are
     assert len(re.findall(r"bar\.sync", text)) == 3
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not _has_nvvm(), reason="NVVM is not installed: pip install 'numba-cuda[cu13]'")
+def test_whole_runs_compile_to_ptx_with_exact_sums(monkeypatch):
+    from numba import cuda
+    from numba.cuda import dispatcher
+
+    hopper = type("Device", (), {"compute_capability": (9, 0)})
+    monkeypatch.setattr(dispatcher, "get_current_device", lambda: hopper)
+    compiled = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return self
+
+        def __call__(self, *arguments):
+            signature = numba.types.void(*map(numba.typeof, arguments))
+            compiled.append(cuda.compile_ptx(kernels.python_of_runs(), signature, cc=(9, 0))[0])
+
+    monkeypatch.setattr(kernels, "on_card", lambda value: value)
+    monkeypatch.setattr(kernels, "from_card", lambda array: array)
+    monkeypatch.setattr(kernels, "runs_kernel", Kernel)
+    learn_runs(MODEL, [1, 2], 10, Settings(), NO_CARD)
+    assert ".target sm_90" in compiled[0] and "fma.rn" not in compiled[0]
+
+
 def test_what_is_none_takes_the_place_of_a_pointer():
     prepare = kernels.NoneArguments.prepare_args
     assert prepare(numba.types.none, None, stream=0, retr=[]) == (numba.types.uint64, 0)
@@ -123,3 +149,12 @@ def test_a_cards_table_is_that_of_a_core_to_the_bit(algorithm, monkeypatch):
     for name in one:
         assert np.array_equal(one[name], other[name]), name
     assert learners.CardLearner.mode == "card"
+
+
+def test_the_benchmark_refuses_to_measure_where_no_card_is(tmp_path):
+    environ = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    program = [sys.executable, str(HERE.parents[1] / "benchmarks" / "card.py")]
+    done = subprocess.run(program, env=environ, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and done.stderr.startswith(
+        "Nothing can be measured in numba's CUDA simulator"
+    )

@@ -249,3 +249,22 @@ def test_device_auto_without_a_card_trains_on_cores(library):
     assert np.array_equal(agent.q_table, here.q_table)
     with pytest.raises(DeviceError, match="none that works here"):
         DistAsyncQLearning(device="cuda").train(env=MODEL, steps=10)
+
+
+def test_doctor_lists_cards_or_says_why_there_is_none(library, monkeypatch):
+    from dist_classicrl.diagnosis import card
+
+    library(gpus=[_Gpu()])
+    (found,) = card.examine()
+    assert (found.status, found.data) == ("ok", {"cards": [{"name": "NVIDIA H100", "bytes": 80 << 30}]})
+    assert found.found.startswith("1 card: card 0, NVIDIA H100")
+    library(driver=None)
+    (found,) = card.examine()
+    assert found.status == "ok" and found.found.startswith("none: ")
+    library(driver=(12, 4))
+    (found,) = card.examine()
+    assert found.status == "warning" and "driver is too old" in found.found
+    assert "Install a newer driver" in found.remedy
+    monkeypatch.setattr(card, "find_spec", lambda name: None)
+    (found,) = card.examine()
+    assert found.status == "ok" and "the extra gpu, which is not installed" in found.found

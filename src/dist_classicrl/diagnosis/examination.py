@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dist_classicrl.diagnosis import cores, files, installation, memory, running, stack
+from dist_classicrl.diagnosis import card, cores, files, installation, memory, running, stack
 from dist_classicrl.diagnosis.cluster import hosts, pairs, sameness
 from dist_classicrl.diagnosis.findings import Finding
 from dist_classicrl.diagnosis.plan import TrainingPlan
@@ -52,6 +52,7 @@ def examine(plan: TrainingPlan) -> Generator[Finding, None, None]:
                         reports = [(str(each["host"]), {"sees": each["sees_file"]}) for each in ranks.reports]
                         yield from sameness.examine_shared(_CHECKPOINTS, *_OF_SHARED[_CHECKPOINTS], reports)
         yield from cores.examine_threads(plan, ranks.reports)
+        yield from card.examine()
         yield from memory.examine(plan, ranks.reports)
         yield from memory.examine_rows(plan)
     finally:

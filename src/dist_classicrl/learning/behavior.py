@@ -8,6 +8,7 @@ apart in the loops that behaviors share: over the largest, over what is drawn, a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -364,7 +365,7 @@ class _Warm(NamedTuple):
 
 @rule_function
 def _measure_heat(behavior, rule, context, state, action, top):
-    return np.exp((_worth(rule, context, state, action) - top) / behavior.temperature)
+    return math.exp((_worth(rule, context, state, action) - top) / behavior.temperature)
 
 
 @jit
@@ -415,7 +416,7 @@ def _measure_bound(behavior, rule, context, state, action, log_visits):
     if worth == -np.inf:
         return worth
     n = _visits(context, state, action)
-    return worth + behavior.exploration * np.sqrt(log_visits / n) if n > 0 else np.inf
+    return worth + behavior.exploration * math.sqrt(log_visits / n) if n > 0 else np.inf
 
 
 @jit
@@ -423,7 +424,7 @@ def _by_bound(behavior, rule, context, state, masks, i, random):
     visits = np.int64(0)
     for action in range(actions_of(context.table)):
         visits += _visits(context, state, action)
-    return _largest(behavior, rule, context, state, masks, i, np.log(max(visits, 1)), random)
+    return _largest(behavior, rule, context, state, masks, i, math.log(max(visits, 1)), random)
 
 
 @rule_function

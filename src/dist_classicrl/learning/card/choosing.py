@@ -33,6 +33,22 @@ def why_not(source: Source, settings: Settings, engine: str) -> str | None:
             f"ranks learn in rows that they share or own (the engine {engine!r}), which lie in main memory. "
             'Write placement="replicated"'
         )
+    if (why := why_not_simulated(source, settings)) is not None:
+        return why
+    rule, parameters = find(settings.algorithm)
+    if (why := _why_not_rule(rule, parameters)) is not None:
+        return f"the rule {rule.name!r} {why}. Take another, such as 'q_learning' or 'sarsa'"
+    entries = len(rule.tables) * source.n_states * source.n_actions
+    if entries > LARGEST_TABLE:
+        return (
+            f"the table has {entries:,} entries, and {LARGEST_TABLE:,} are allowed, since each block of "
+            'walkers has a copy. Write device="cpu"'
+        )
+    return None
+
+
+def why_not_simulated(source: Source, settings: Settings) -> str | None:
+    """Return likewise why an environment, or replay, cannot be on a card, whatever is learned there."""
     if source.keys is not None:
         return f"the states of {source.name} are keys, whose rows grow in main memory. Number the states"
     if source.simulator is None:
@@ -50,15 +66,6 @@ def why_not(source: Source, settings: Settings, engine: str) -> str | None:
         return (
             f"replay_ratio={settings.replay_ratio:g} asks for a replay memory for each of the many walkers. "
             "Write replay_ratio=0"
-        )
-    rule, parameters = find(settings.algorithm)
-    if (why := _why_not_rule(rule, parameters)) is not None:
-        return f"the rule {rule.name!r} {why}. Take another, such as 'q_learning' or 'sarsa'"
-    entries = len(rule.tables) * source.n_states * source.n_actions
-    if entries > LARGEST_TABLE:
-        return (
-            f"the table has {entries:,} entries, and {LARGEST_TABLE:,} are allowed, since each block of "
-            'walkers has a copy. Write device="cpu"'
         )
     return None
 

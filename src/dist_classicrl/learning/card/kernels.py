@@ -7,7 +7,7 @@ simulations in them by the classes of NamedTuples, as it does on a core.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -16,7 +16,9 @@ import numpy as np
 from numba import types
 
 from dist_classicrl._jit import compiled_for
-from dist_classicrl.learning.card.cards import is_simulated, numba_cuda
+from dist_classicrl.errors import DeviceError
+from dist_classicrl.learning.card.cards import Card, is_simulated, numba_cuda
+from dist_classicrl.learning.card.one_run import learn_run
 from dist_classicrl.learning.card.steps import (
     as_whole,
     give_map,
@@ -25,6 +27,7 @@ from dist_classicrl.learning.card.steps import (
     merge_step,
     take_copy,
 )
+from dist_classicrl.learning.learner import Problem
 
 cuda: Any = numba_cuda()
 """By this name the simulator finds it in the kernels of this file."""
@@ -59,6 +62,34 @@ def exact_arithmetic() -> Iterator[None]:
         yield
     finally:
         nvvm.compile_ir = usual
+
+
+@contextmanager
+def used(card: Card) -> Iterator[None]:
+    """Use a card meanwhile, with exact arithmetic."""
+    with exact_arithmetic(), nullcontext() if card.is_simulated else cuda.gpus[card.number]:
+        yield
+
+
+@contextmanager
+def compiling(problem: Problem) -> Iterator[None]:
+    """Say what cannot be compiled for a card."""
+    try:
+        yield
+    except Exception as error:
+        # numba-cuda has errors of its own beside numba's.
+        if type(error).__module__.startswith("numba"):
+            raise _not_compiled(problem, error) from error
+        raise
+
+
+def _not_compiled(problem: Problem, error: Exception) -> DeviceError:
+    """Return the error for functions that numba-cuda cannot compile."""
+    return DeviceError(
+        f"{problem.source.name} with the rule {problem.rule.name!r} cannot be compiled for a card, although "
+        "it can for a core: kernels make no arrays, call no Python, and raise nothing. Change the function "
+        f'that numba-cuda names, or write device="cpu". It says: {error}'
+    )
 
 
 def bytes_of_copy(entries: int, itemsize: int) -> int:
@@ -188,6 +219,23 @@ def round_kernel(most: int, itemsize: int, in_shared: bool) -> Any:
     memory, or in the card's.
     """
     return _kernel(python_of_round(most, itemsize, in_shared))
+
+
+def python_of_runs() -> Any:
+    """Return the kernel that makes a whole run in each thread, as plain Python."""
+    learn = _called(learn_run)
+
+    def play_runs(rule: Any, simulation: Any, runs: Any, parts: Any, lines: Any) -> None:
+        r = cuda.grid(1)
+        if r < runs.keys.size:
+            learn(rule, simulation, runs, r, parts, lines)
+
+    return play_runs
+
+
+def runs_kernel() -> Any:
+    """Return the kernel that makes a whole run in each thread."""
+    return _kernel(python_of_runs())
 
 
 def merge_kernel() -> Any:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba.core.errors import NumbaError
 
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.environments.trial import run_game, try_out
-from dist_classicrl.errors import DeviceError, DivergenceError, SettingsError
+from dist_classicrl.errors import DivergenceError, SettingsError
 from dist_classicrl.learning.card import kernels, plan
 from dist_classicrl.learning.card.cards import Card
 from dist_classicrl.learning.card.choosing import letters_of
@@ -110,14 +107,14 @@ class CardLearner:
 
         DeviceMemoryError if the card has not enough memory; DeviceError if a function cannot be compiled.
         """
-        crew = self._crew(number)
+        crew, problem = self._crew(number), self._problem
         if self.table.n_states != self._simulator.n_states:  # there is only compiled, by whoever learns
             self._crews[number] = crew
             return
         if not self._crews:
             try_out(self._simulator)
             self._check_memory(*crew)
-            with self._on_device(), self._compiling():
+            with kernels.used(self.card), kernels.compiling(problem):
                 self._play(crew, Stream(np.uint64(0), 0), [Round(1, 0)], Units.for_bound(1.0, 1))
         self._crews[number] = crew
 
@@ -145,27 +142,6 @@ class CardLearner:
         needed = bytes_of_problem(entries, self._itemsize, self._in_shared, self.shape, per_walker, constant)
         check_memory(needed, self.card, f"A table of {entries:,} entries with {self.shape.walkers:,} walkers")
 
-    @contextmanager
-    def _on_device(self) -> Iterator[None]:
-        """Use this rank's card meanwhile."""
-        if self.card.is_simulated:
-            yield
-            return
-        with kernels.cuda.gpus[self.card.number]:
-            yield
-
-    @contextmanager
-    def _compiling(self) -> Iterator[None]:
-        """Say what cannot be compiled for a card."""
-        try:
-            yield
-        except NumbaError as error:
-            raise _not_compiled(self._problem, error) from error
-        except Exception as error:  # numba-cuda has errors of its own
-            if type(error).__module__.startswith("numba"):
-                raise _not_compiled(self._problem, error) from error
-            raise
-
     def learn(self, walker: int, stream: Stream, steps: int) -> None:
         """See `Learner`."""
         crew = self._crews[walker]
@@ -177,7 +153,7 @@ class CardLearner:
             one = next_round(stream.start, at, left, self.shape)
             rounds.append(one)
             used += one.moving * one.steps
-        with self._on_device(), kernels.exact_arithmetic():
+        with kernels.used(self.card):
             while not self._learned(crew, stream, rounds):
                 self._bound *= _NEXT_BOUND
         stream.used += steps
@@ -357,12 +333,3 @@ class CardLearner:
         """Give the card's memory back."""
         self._constants = None
         self._step_sizes.clear()
-
-
-def _not_compiled(problem: Problem, error: Exception) -> DeviceError:
-    """Return the error for functions that numba-cuda cannot compile."""
-    return DeviceError(
-        f"{problem.source.name} with the rule {problem.rule.name!r} cannot be compiled for a card, although "
-        "it can for a core: kernels make no arrays, call no Python, and raise nothing. Change the function "
-        f'that numba-cuda names, or write device="cpu". It says: {error}'
-    )
