@@ -160,8 +160,8 @@ def test_a_stopped_run_goes_on_from_its_checkpoint(
 
 def test_an_environment_that_is_stepped(world, several_ranks, make_agent, digests):
     agent = make_agent(topology="decentralized", batch_size=8)
-    result = agent.train(SteppedLake, total_steps=4_003)
-    assert result.steps == agent.visits.sum() == 4_003
+    result = agent.train(SteppedLake, total_steps=1_003)
+    assert result.steps == agent.visits.sum() == 1_003
     assert len(set(digests(agent))) == 1
 
 
