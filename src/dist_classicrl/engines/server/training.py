@@ -22,7 +22,7 @@ from dist_classicrl.membership.admission import Entry
 from dist_classicrl.membership.election import Base
 from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.handshake import Setup
-from dist_classicrl.merging import BY_STALENESS
+from dist_classicrl.settings import BY_STALENESS
 from dist_classicrl.tables.merging import Merging
 from dist_classicrl.tables.shared import SharedTable
 from dist_classicrl.tables.warm_up import warm_up_node_server
