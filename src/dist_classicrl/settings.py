@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from typing import Any
 
 from dist_classicrl import compression as compressions
-from dist_classicrl import merging as mergings
 from dist_classicrl import rules, schedules
 from dist_classicrl.checks import (
     Checked,
@@ -34,6 +33,12 @@ TEMPERATURE = "temperature"
 
 DEVICES = ("cpu", "cuda", "auto")
 """What `Settings.device` may be."""
+
+MERGINGS = ("affine", "order_free", "staleness_weighted", "reject_stale")
+"""Ways in which a server puts pushes into its table, see `dist_classicrl.tables.merging`."""
+
+BY_STALENESS = ("staleness_weighted", "reject_stale")
+"""Those for which it matters how old the base of a push is, so that several cannot come as one."""
 
 _SCHEDULES = ("learning_rate", "epsilon")
 _MOST_OF_FLOAT32 = 3.4e38
@@ -235,7 +240,7 @@ class Settings(Checked):
         "Versions of the table that a worker may be behind and learn on; beyond, it waits.",
     )
     merging: str = _talking(
-        "affine", OneOf(mergings.ALL), "How the server puts pushes into the table that others pushed to."
+        "affine", OneOf(MERGINGS), "How the server puts pushes into the table that others pushed to."
     )
     communication_backend: str = _talking(
         "mpi", OneOf(("mpi",), {"nccl": _NO_NCCL}), "What carries messages."
@@ -333,7 +338,7 @@ class Settings(Checked):
                 'merging="reject_stale" refuses pushes that are more than max_staleness versions behind, and '
                 "max_staleness is None. Write for instance max_staleness=32 as well."
             )
-        if self.topology == "tree" and self.merging in mergings.BY_STALENESS:
+        if self.topology == "tree" and self.merging in BY_STALENESS:
             raise SettingsError(
                 f'merging="{self.merging}" goes by how stale each push is, and in a tree those of several '
                 'workers come as one. Write merging="affine" or "order_free", or topology="flat".'

@@ -11,7 +11,7 @@ from dist_classicrl.tables.maps import PackedMap
 
 @dataclass(frozen=True)
 class Merging:
-    """One of `dist_classicrl.merging.ALL`.
+    """One of `dist_classicrl.settings.MERGINGS`.
 
     "affine" applies maps one after the other, within the share limit of `tables.kernels.apply_maps`, and
     "order_free" as that says. "staleness_weighted" takes weights to the power of 1 / (1 + staleness) before,

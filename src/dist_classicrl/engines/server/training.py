@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, ClassVar
 
 from dist_classicrl.comm.compression import Codec, codec_for
@@ -22,10 +23,12 @@ from dist_classicrl.membership.admission import Entry
 from dist_classicrl.membership.election import Base
 from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.handshake import Setup
-from dist_classicrl.merging import BY_STALENESS
+from dist_classicrl.settings import BY_STALENESS
 from dist_classicrl.tables.merging import Merging
 from dist_classicrl.tables.shared import SharedTable
 from dist_classicrl.tables.warm_up import warm_up_node_server
+
+logger = logging.getLogger(__name__)
 
 _FIRST_LEASE_COMPILED = 20_000
 _RAMP_SECONDS = 0.5
@@ -118,7 +121,13 @@ class AsyncRoles(Roles[Worker, Server]):
     def tree(self) -> Tree | None:
         """Return how ranks are grouped; None: all push to the server."""
         group, settings = self.group, self.run.settings
-        if settings.topology == "flat" or settings.merging in BY_STALENESS:
+        if settings.topology == "flat":
+            return None
+        if settings.merging in BY_STALENESS:  # "auto": Settings refuse a tree
+            logger.info(
+                'Maps go to the server directly: merging="%s" has to know how stale each push is.',
+                settings.merging,
+            )
             return None
         if settings.tree_group_size is not None:
             return Tree.of_groups(settings.tree_group_size, group.wire.size)
