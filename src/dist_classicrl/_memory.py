@@ -32,10 +32,17 @@ def zeros(n: int, dtype: Any, is_sparse: bool = False) -> np.ndarray:
     return np.frombuffer(memory, dtype, n)
 
 
-def shared(descriptor: int, size: int) -> np.ndarray:
-    """Return the `size` bytes, uint8, of an open file that other processes map as well."""
+def shared(descriptor: int, size: int, in_small_pages: bool = False) -> np.ndarray:
+    """Return the `size` bytes, uint8, of an open file that other processes map as well.
+
+    `in_small_pages`: what is touched here and there takes no more memory than it has to.
+    """
     memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED)
-    _ask_for_huge_pages(memory, size)
+    if not in_small_pages:
+        _ask_for_huge_pages(memory, size)
+    elif hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, np.uint8, size)
 
 

@@ -67,6 +67,7 @@ class FaultJob(BackgroundJob):
         by_messages=False,
         rows_once=False,
         hosts=None,
+        divided=False,
         agent=None,
         train=None,
     ):
@@ -83,6 +84,7 @@ class FaultJob(BackgroundJob):
             "by_messages": by_messages,
             "rows_once": rows_once,
             "hosts": hosts,
+            "divided": divided,
             "agent": self.settings,
             "train": {
                 "total_steps": self.steps,

@@ -9,6 +9,7 @@ OPTIONS is a JSON object:
     by_messages   whether owners of rows exchange walkers as on several hosts
     rows_once     whether the table is a large one, which is there once for the ranks of a host
     hosts         on how many hosts the ranks are, as far as they know
+    divided       whether the large table is divided between these
     agent         arguments of the constructor
     train         arguments of train, total_steps among them
 
@@ -40,6 +41,7 @@ from slowly import slow_down
 
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl._hints import rank_of_environment
+from dist_classicrl.agent.agent import state_of
 from dist_classicrl.engines.supersteps import training
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.errors import RankLostError, RemoteRankError, TrainingStopped
@@ -138,6 +140,8 @@ if options.get("by_messages"):
     training._memory = lambda run, group, start: None
 if options.get("rows_once"):
     large_table.FROM_ENTRIES = 1
+if options.get("divided"):
+    large_table.WHOLE_SHARE = 0.0
 if hosts := options.get("hosts"):
     Group.host_of = lambda self, rank: f"host {rank % hosts}"
 rank, replacement = rank_of_environment() or 0, False
@@ -161,14 +165,18 @@ except TrainingStopped as stopped:
 except (RankLostError, RemoteRankError) as error:
     lines.say("lost", error=f"{type(error).__name__}: {error}")
     raise
-policy = agent.q_table[: model.n_states, : model.n_actions].argmax(axis=1)
+if options.get("divided"):  # nobody has all of it
+    (q_table,), (visits,) = state_of(agent).rows_of(np.arange(model.n_states))
+else:
+    q_table, visits = agent.q_table, agent.visits
+policy = q_table[: model.n_states, : model.n_actions].argmax(axis=1)
 lines.say(
     "trained",
     steps=result.steps,
     agent_steps=agent.steps,
-    visits=int(agent.visits.sum()),
+    visits=int(visits.sum()),
     value=model.start_value(model.policy_value(policy, DISCOUNT)),
     optimum=model.start_value(model.solve(DISCOUNT).v),
-    sha256=hashlib.sha256(np.ascontiguousarray(agent.q_table).tobytes()).hexdigest(),
+    sha256=hashlib.sha256(np.ascontiguousarray(q_table).tobytes()).hexdigest(),
     result=result.to_dict(),
 )

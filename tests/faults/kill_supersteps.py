@@ -3,10 +3,10 @@
     python tests/faults/kill_supersteps.py --runs 30
 
 The ranks learn in supersteps, and exchange walkers in memory or, every second time, by messages; every third
-time the table is there once for all, and they go back to a checkpoint. After each run is checked what
-kill_workers.py checks, and that the table is bit for bit the one of a process alone, which nobody disturbed:
-whoever died when. Environments that are stepped begin new episodes after a death, so that there it is checked
-how many steps were made in vain.
+time the table is there once for all, or divided between two hosts, and they go back to a checkpoint. After
+each run is checked what kill_workers.py checks, and that the table is bit for bit the one of a process alone,
+which nobody disturbed: whoever died when. Environments that are stepped begin new episodes after a death, so
+that there it is checked how many steps were made in vain.
 """
 
 import sys
@@ -22,7 +22,7 @@ _DEATHS_WORTH = 3  # the steps of about two seconds are lost where a push of one
 VICTIMS = (("worker",), ("server",), ("worker", "worker"), ("worker", "server"), ("server", "server"))
 
 
-def options(by_messages, saving, rows_once=False, hosts=None, is_stepped=False):
+def options(by_messages, saving, rows_once=False, hosts=None, is_stepped=False, divided=False):
     often = {"checkpoint_interval": "0.3s"} if saving and rows_once else {}
     return {
         "agent": {"async_updates": False},
@@ -31,6 +31,7 @@ def options(by_messages, saving, rows_once=False, hosts=None, is_stepped=False):
         "saving": saving,
         "rows_once": rows_once,
         "hosts": hosts,
+        "divided": divided,
     }
 
 
@@ -52,12 +53,13 @@ def one_run(
     saving=False,
     rows_once=False,
     hosts=None,
+    divided=False,
 ):
     """Train, kill the `victims` one after the other, and return what `FaultJob.finish` has seen."""
     steps = STEPS[environment] if steps is None else steps
     is_stepped = environment == "counted"
     known = None if is_stepped else undisturbed(environment, steps)
-    asked = options(by_messages, saving, rows_once, hosts, is_stepped)
+    asked = options(by_messages, saving, rows_once, hosts, is_stepped, divided)
     pause = _PAUSE if is_stepped else 0.0
     with FaultJob(environment, RANKS, total_steps=steps, **asked, pause=pause) as job:
         if rows_once:
@@ -81,7 +83,26 @@ def one_run(
         "saving": saving,
         "rows_once": rows_once,
         "hosts": hosts,
+        "divided": divided,
     }
+
+
+def one_host_lost(steps, share=0.2):
+    """Train with a table that is divided between two hosts, kill all of the one that does not serve."""
+    known = undisturbed("taxi", steps)
+    asked = options(True, True, rows_once=True, hosts=2, divided=True)
+    asked["agent"] = {**asked["agent"], "heartbeat_interval": 0.5, "heartbeat_timeout": 4.0}
+    with FaultJob("taxi", RANKS, total_steps=steps, **asked) as job:
+        job.wait_for_checkpoint()
+        job.check(job.wait_for_steps(share), "ended early")
+        server = next(rank for rank, pid in job.pids.items() if pid == job.server())
+        for rank, pid in job.pids.items():
+            if rank % 2 != server % 2:
+                job.end_process(pid)
+        result = job.finish(deaths=_DEATHS_WORTH * 2)
+        found = job.said("trained")[-1]["sha256"]
+        job.check(found == known, "learned another table than a process alone")
+    return result
 
 
 def one_loss_without_checkpoint(victim, ranks=RANKS):
@@ -103,7 +124,10 @@ def run(number, chance):
     victims = VICTIMS[number % len(VICTIMS)]
     saving = number % 3 == 0
     rows_once = saving and environment != "counted"
-    return one_run(environment, victims, number % 2 == 1, chance, saving=saving, rows_once=rows_once)
+    divided = rows_once and number % 2 == 1  # between two hosts, which exchange messages
+    hosts = 2 if divided else None
+    kept = {"saving": saving, "rows_once": rows_once, "hosts": hosts, "divided": divided}
+    return one_run(environment, victims, number % 2 == 1, chance, **kept)
 
 
 if __name__ == "__main__":

@@ -324,7 +324,8 @@ class DistAsyncQLearning:
 
         Of a rule that learns several tables it is their mean, which is read-only; what is assigned to it goes
         into each of them. A large table is the rows that are learned in; where ranks share these it is
-        read-only, and what is assigned is there for all. Where states are keys it is a mapping from these to
+        read-only, and what is assigned is there for all. One that is divided between hosts cannot be had as a
+        whole: ask `action_values` for states. Where states are keys it is a mapping from these to
         rows, a `KeyedValues`, which cannot be assigned.
 
         Raises
@@ -429,8 +430,8 @@ class DistAsyncQLearning:
     ) -> TrainingResult:
         """Learn for a number of environment steps; every rank of the communicator calls this.
 
-        Afterwards `q_table` is the same array of numbers on every rank. Called again, it goes on where it
-        stopped, with new episodes.
+        Afterwards `q_table` is the same array of numbers on every rank, unless it is divided between hosts.
+        Called again, it goes on where it stopped, with new episodes.
 
         Parameters
         ----------
@@ -756,8 +757,15 @@ class DistAsyncQLearning:
     def save_model(self, path: str | os.PathLike[str]) -> Path:
         """Write table, visits and settings to exactly `path`, with whatever suffix.
 
-        The file is written whole or not at all, and holds no pickle.
+        The file is written whole or not at all, and holds no pickle. Where the table is divided between hosts
+        `path` is a folder, as of a checkpoint, which `load_model` takes, too: rows are asked for and written
+        some at a time.
         """
+        large = self._state.large
+        if large is not None and large.is_divided:
+            from dist_classicrl.agent.divided_model import save_divided
+
+            return save_divided(checked_path("path", path), self._state)
         return model_file.write(checked_path("path", path), self._state.to_model())
 
     @_OfTheClass

@@ -123,7 +123,7 @@ def _what_fits(
 
     `fits`: it is of the same rule in the same environment. Else its `q_table` goes into each of the tables.
     """
-    shape, here = _shape_of(state, arrays), state.values
+    shape, here = _shape_of(state, arrays), state.table[0]
     found = shape.from_arrays(arrays) if fits else None
     if found is None:
         q_table, visits = arrays["q_table"], arrays["visits"]

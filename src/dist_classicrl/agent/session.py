@@ -22,6 +22,7 @@ from dist_classicrl.agent.result import TrainingResult
 from dist_classicrl.callbacks import CallbackList, callback_list
 from dist_classicrl.callbacks.shown import REPORT_SECONDS, ShownTraining
 from dist_classicrl.checkpoint.plan import CheckpointPlan
+from dist_classicrl.checkpoint.storage import Storage
 from dist_classicrl.comm import envelope
 from dist_classicrl.engines.engine import Engine, Layout, engine_for, engine_named, learns_in_rows
 from dist_classicrl.engines.outcome import Outcome, Tally
@@ -30,6 +31,8 @@ from dist_classicrl.engines.run import LossPolicy, Resumed, Run
 from dist_classicrl.engines.saving import Saver, note_finished
 from dist_classicrl.engines.sharded.host_memory import share_rows
 from dist_classicrl.engines.supersteps.checks import check_asked, check_supersteps
+from dist_classicrl.engines.supersteps.desk import open_desk
+from dist_classicrl.engines.supersteps.divided_rows import divide_rows
 from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.resolve import Source, with_exploring_starts
 from dist_classicrl.errors import (
@@ -54,6 +57,7 @@ from dist_classicrl.model.places import Place
 from dist_classicrl.process.stop import StopWatch
 from dist_classicrl.rules import behaviors
 from dist_classicrl.schedules import to_dict, without_call
+from dist_classicrl.tables.large_table import LargeTable
 
 logger = logging.getLogger(__name__)
 
@@ -86,13 +90,37 @@ class Session:
             if state.steps >= beginning.end:
                 state.take_note_of(source)
                 if in_rows and state.large is not None and not isinstance(agreement, Alone):
-                    share_rows(state.large, agreement)
+                    self._share_rows(state.large, agreement)
                 return self._made_before(beginning, place, agreement)
             self._check_environment(source, beginning, agreement)
             state.take_note_of(source)
             until_training.pop_all()  # the engine closes the environment
         start = None if isinstance(agreement, Alone) else agreement
         return self._train(engine, source, beginning, place, start, in_rows, device)
+
+    def _share_rows(self, large: LargeTable, agreement: Setup) -> None:
+        """Let all ranks have the table of a call that has nothing left to do."""
+        if not large.is_divided or self.group is None:
+            share_rows(large, agreement)
+            return
+        divide_rows(
+            large, agreement, self.group.host_of, self.asked.partition, self._table_from(), self._read_table
+        )
+        open_desk(large, self.group)
+
+    def _table_from(self) -> str:
+        """Return the name of the checkpoint whose table is to be read by those who have the rows."""
+        pending = self.state.pending
+        return "" if pending is None else pending.resumed.checkpoint.rpartition("/")[2]
+
+    def _read_table(self, name: str) -> tuple[Any, Any]:
+        """Return values and visits of a checkpoint that another rank has checked."""
+        assert self.plan is not None  # else there is none
+        arrays = self.state.places.of(self.plan).folder.read(name, is_verified=True).arrays
+        found = self.state.shape.from_arrays(arrays)
+        if found is None:
+            raise CheckpointError(f"The tables in {name} are not those of this training.")
+        return found
 
     def join(self, entry: Entry) -> TrainingResult:
         """Train with those who have begun already."""
@@ -119,7 +147,7 @@ class Session:
         state, asked = self.state, self.asked
         found: tuple[Source, Engine] | None = None
         described: dict[str, Any] = {}
-        steps = on_cards = 0
+        steps, on_cards, divides = 0, 0, False
         try:
             steps = asked.checked_steps(state.steps, len(agreement.members))
             state.check_values()
@@ -130,9 +158,8 @@ class Session:
                 until_training.callback(source.close)
                 source = self._as_trained_in(source)
                 steps = asked.bounded_steps(steps, source, state.steps)
-                if state.large is not None:
-                    state.large.take_room()
                 engine = engine_for(state.settings, ranks, asked.placement, self._layout(source))
+                divides = self._take_room(source, engine)
                 check_keyed(source, state.settings, ranks, engine.name)
                 check_source(state.settings, source)
                 check_behavior(source, state.settings, engine.name)
@@ -146,10 +173,11 @@ class Session:
                     described["device"] = "cpu" if card is None else "cuda"
         except BaseException as caught:  # whatever it is, the others must hear of it
             error = caught
-        everyone = agreement.agree(
-            error, described, [steps, on_cards], "all ranks to prepare their environments"
-        )
+        numbers = [steps, on_cards, int(divides)]
+        everyone = agreement.agree(error, described, numbers, "all ranks to prepare their environments")
         assert found is not None  # else there was an error, which agree() raised
+        if state.large is not None:
+            state.large.is_divided = state.large.is_divided or bool(everyone[:, 2].any())
         on_cards, learners = int(everyone[:, 1].sum()), max(1, len(agreement.members) - 1)
         device = "cpu" if on_cards == 0 else "cuda" if on_cards >= learners else "cuda and cpu"
         return *found, steps if asked.names_total else int(everyone[:, 0].sum()), device
@@ -159,6 +187,27 @@ class Session:
         serves = self.group is not None and self.group.is_server and engine.name != "rounds"
         share = steps // max(1, ranks - 1) if self.asked.names_total else steps
         return card_for(source, self.state.settings, engine.name, ranks, serves, share)
+
+    def _take_room(self, source: Source, engine: Engine) -> bool:
+        """Return whether a large table is to be divided; SettingsError where it, or a share, does not fit."""
+        large, group = self.state.large, self.group
+        if large is None:
+            return False
+        hosts = [] if group is None else [group.host_of(rank) for rank in group.view.members]
+        if group is None or len(set(hosts)) == 1 or not self._in_rows(source, engine):
+            large.take_room()
+            return False
+        if not (large.is_divided or large.is_too_large_to_copy()):
+            large.take_room()
+            return False
+        if not self.state.shape.is_one_table:
+            raise SettingsError(
+                f"The algorithm {self.state.settings.algorithm!r} has more than one table, and these are too "
+                f"large for a host: {large.size / 2**30:.3g} GiB. Only one table can be divided between "
+                'hosts: write algorithm="q_learning", or take hosts with four times that memory.'
+            )
+        large.take_room(hosts.count(group.host_of(group.rank)) / len(hosts))
+        return True
 
     def _in_rows(self, source: Source, engine: Engine) -> bool:
         """Whether the engine learns in the rows of the agent's large table."""
@@ -303,6 +352,9 @@ class Session:
                 generation=beginning.generation,
                 policy=LossPolicy(settings.on_failure, settings.min_workers, settings.max_replacements),
                 told={**beginning.to_dict(), "engine": engine.name, "in_rows": in_rows, "device": device},
+                storage=self._storage,
+                read_table=self._read_table,
+                table_from=self._table_from(),
                 take_over_saving=partial(self._take_over_saving, source, beginning, rank),
                 reload=partial(self._reload, beginning),
                 wants_to_leave=lambda: state.leaving.why,
@@ -371,7 +423,7 @@ class Session:
             self.plan,
             place.writer,
             description(state, source, place, beginning.begin, beginning.asked),
-            (state.values, state.counts),
+            state.table,
             state.shape,
             state.corner_shape(source),
             constant_arrays(state),
@@ -380,6 +432,11 @@ class Session:
             state.steps,
             state.settings.timeout,
         )
+
+    def _storage(self) -> Storage:
+        """Return where the call is saved, as this rank reaches it."""
+        assert self.plan is not None  # else nobody asks
+        return self.state.places.of(self.plan).folder.storage
 
     def _take_over_saving(self, source: Source, beginning: Beginning, rank: int) -> Saver | None:
         """Return what saves the run from this rank, which has to serve in place of one that was lost."""

@@ -123,18 +123,7 @@ def verify(file: BinaryIO, entry: ArrayEntry) -> None:
 
 def read(file: BinaryIO, entry: ArrayEntry) -> np.ndarray:
     """Return the array in `file`; ValueError unless the file is exactly what `entry` describes."""
-    _check_size(file, entry)
-    start = bytearray(len(_MAGIC) + 2)
-    if entry.bytes < len(start):
-        raise ValueError("it is too short for an array")
-    fill(file, memoryview(start))
-    if not start.startswith(_MAGIC):
-        raise ValueError("it is no .npy file of version 1.0")
-    header = bytearray(int.from_bytes(start[-2:], "little"))
-    # All sizes must agree before any memory is allocated: a manifest may claim anything.
-    if len(start) + len(header) + math.prod(entry.shape) * np.dtype(entry.dtype).itemsize != entry.bytes:
-        raise ValueError("its size does not fit its shape")
-    fill(file, memoryview(header))
+    start, header = _head_of(file, entry)
     sha256 = hashlib.sha256(start + header)
     if entry.bytes >= MAPPED_FROM and isinstance(file, io.BufferedReader):
         array: np.ndarray = np.memmap(file, entry.dtype, "r", file.tell(), entry.shape)
@@ -150,6 +139,29 @@ def read(file: BinaryIO, entry: ArrayEntry) -> np.ndarray:
     if described != (entry.shape, False, np.dtype(entry.dtype)):
         raise ValueError("its header and the manifest contradict each other")
     return array
+
+
+def _head_of(file: BinaryIO, entry: ArrayEntry) -> tuple[bytearray, bytearray]:
+    """Return what stands in front of the numbers, and read so far; ValueError if that cannot be."""
+    _check_size(file, entry)
+    start = bytearray(len(_MAGIC) + 2)
+    if entry.bytes < len(start):
+        raise ValueError("it is too short for an array")
+    fill(file, memoryview(start))
+    if not start.startswith(_MAGIC):
+        raise ValueError("it is no .npy file of version 1.0")
+    header = bytearray(int.from_bytes(start[-2:], "little"))
+    # All sizes must agree before any memory is allocated: a manifest may claim anything.
+    if len(start) + len(header) + math.prod(entry.shape) * np.dtype(entry.dtype).itemsize != entry.bytes:
+        raise ValueError("its size does not fit its shape")
+    fill(file, memoryview(header))
+    return start, header
+
+
+def begin_of(file: BinaryIO, entry: ArrayEntry) -> int:
+    """Return where in a file the numbers begin, which `entry` describes and somebody has verified."""
+    start, header = _head_of(file, entry)
+    return len(start) + len(header)
 
 
 def _memory(array: np.ndarray) -> memoryview:

@@ -19,6 +19,7 @@ from dist_classicrl.checkpoint.fence import Fence, time_text
 from dist_classicrl.checkpoint.location import open_storage
 from dist_classicrl.checkpoint.manifest import MANIFEST
 from dist_classicrl.checkpoint.names import CheckpointName, checkpoints_in
+from dist_classicrl.checkpoint.parts import is_part, whole_table
 from dist_classicrl.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -81,17 +82,26 @@ class CheckpointFolder:
 
     # Reading
 
-    def read(self, name: str) -> Saved:
+    def read(self, name: str, is_verified: bool = False) -> Saved:
         """Return the checkpoint `name`; nothing in it is ever run.
 
-        CheckpointError if there is none of that name, or it is truncated, damaged or foreign.
+        A table in parts is read when it is looked at, after all of it was checked; `is_verified`: another
+        process has done that. CheckpointError if there is none of that name, or it is truncated, damaged or
+        foreign.
         """
         try:
             parsed = CheckpointName.parse(name)
             if parsed is None:
                 raise ValueError("its name is not that of a checkpoint")
             body, entries = manifest.checked(self._read_manifest(name), parsed)
-            arrays = {key: self._read_array(name, key, entry) for key, entry in entries.items()}
+            arrays: dict[str, Any] = {}
+            for key, entry in entries.items():
+                if not is_part(key):
+                    arrays[key] = self._read_array(name, key, entry)
+                elif not is_verified:
+                    self._verify(name, key, entry)
+            if any(map(is_part, entries)):
+                arrays |= whole_table(self.storage, name, entries)
         except MemoryError:  # says nothing about the checkpoint
             raise
         except Exception as error:  # damaged files and remote stores raise errors of many kinds
@@ -160,26 +170,27 @@ class CheckpointFolder:
         body: dict[str, Any],
         run: str,
         is_wanted: Callable[[], bool] = lambda: True,
+        name: CheckpointName | None = None,
+        parts: Mapping[str, array_files.ArrayEntry] | None = None,
     ) -> str | None:
         """Write a checkpoint, verify it, remove what is no longer kept, and return its name.
 
         Return None, and leave nothing of it, if it is no longer wanted: `is_wanted` is asked before each
         array and right before the manifest. The `arrays` must not change until then; `body` is plain data for
         JSON, with "steps"; `run` has 8 hexadecimal digits: only checkpoints of the same run are ever removed.
+        `parts` are entries of arrays that others have written to a folder whose `name` was `next_name`.
 
         CheckpointFencedError if another process has claimed the folder. Whatever else the storage raises
         comes through. In either case what was half written is removed where that is possible.
         """
-        fence = self.fence.check()
-        sequence = max((other.sequence for other in self._checkpoints()), default=0) + 1
-        name = CheckpointName(fence, sequence, body["steps"], run)
+        name = self.next_name(body["steps"], run) if name is None else name
         if CheckpointName.parse(str(name)) != name or not all(map(manifest.ARRAY_NAME.fullmatch, arrays)):
             raise ValueError(f"{name} and {', '.join(arrays)} are no names of a checkpoint and its arrays")
         taken = sorted(set(body) & set(manifest.OWN_KEYS))
         if taken:
             raise ValueError(f"{', '.join(taken)} are given by the folder itself, not by the caller")
         try:
-            self._write(name, arrays, body, is_wanted)
+            self._write(name, arrays, body, is_wanted, parts or {})
         except BaseException as error:
             # The manifest first: without it, nobody takes the rest for a checkpoint.
             with suppress(Exception):
@@ -195,12 +206,19 @@ class CheckpointFolder:
                 logger.warning("Old checkpoints in %s cannot be removed: %s", self.url, error)
         return str(name)
 
+    def next_name(self, steps: int, run: str) -> CheckpointName:
+        """Return the name of the next checkpoint; CheckpointFencedError as for `write`."""
+        fence = self.fence.check()
+        sequence = max((other.sequence for other in self._checkpoints()), default=0) + 1
+        return CheckpointName(fence, sequence, steps, run)
+
     def _write(
         self,
         name: CheckpointName,
         arrays: Mapping[str, np.ndarray | array_files.InSlices],
         body: dict[str, Any],
         is_wanted: Callable[[], bool],
+        parts: Mapping[str, array_files.ArrayEntry],
     ) -> None:
         folder = str(name)
         entries = {}
@@ -224,7 +242,10 @@ class CheckpointFolder:
                 "sequence": name.sequence,
                 "written": time_text(),
                 "host": socket.gethostname(),
-                "arrays": {key: {"file": f"{key}.npy", **entry.to_dict()} for key, entry in entries.items()},
+                "arrays": {
+                    key: {"file": f"{key}.npy", **entry.to_dict()}
+                    for key, entry in {**entries, **parts}.items()
+                },
             }
         )
         self.fence.check()
@@ -291,6 +312,15 @@ class CheckpointFolder:
         try:
             with self.storage.open(f"{name}/{key}.npy") as file:
                 return array_files.read(file, entry)
+        except FileNotFoundError as error:
+            raise ValueError(f"{key}.npy is missing") from error
+        except ValueError as error:
+            raise ValueError(f"{key}.npy is damaged: {error}") from error
+
+    def _verify(self, name: str, key: str, entry: array_files.ArrayEntry) -> None:
+        try:
+            with self.storage.open(f"{name}/{key}.npy") as file:
+                array_files.verify(file, entry)
         except FileNotFoundError as error:
             raise ValueError(f"{key}.npy is missing") from error
         except ValueError as error:

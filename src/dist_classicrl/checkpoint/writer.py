@@ -15,6 +15,7 @@ import numpy as np
 
 from dist_classicrl.checkpoint import arrays as array_files
 from dist_classicrl.checkpoint.folder import CheckpointFolder
+from dist_classicrl.checkpoint.names import CheckpointName
 from dist_classicrl.errors import CheckpointFencedError
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,8 @@ class _Job:
     body: dict[str, Any]
     run: str
     begun: float  # by the monotonic clock
+    name: CheckpointName | None = None  # with the entries of what others have written already
+    parts: Mapping[str, array_files.ArrayEntry] | None = None
     is_wanted: bool = True
     is_reported: bool = False
 
@@ -86,14 +89,27 @@ class Writer:
         if self._fenced is not None:
             raise self._fenced
 
+    def next_name(self, steps: int, run: str) -> CheckpointName:
+        """Return the name of a checkpoint to which others write parts first; CheckpointFencedError."""
+        return self._folder.next_name(steps, run)
+
+    def fail(self, error: Exception) -> None:
+        """Take note that no checkpoint could be written, because of parts that others were to write."""
+        self._note_failure(error)
+
     def submit(
-        self, arrays: Mapping[str, np.ndarray | array_files.InSlices], body: dict[str, Any], run: str
+        self,
+        arrays: Mapping[str, np.ndarray | array_files.InSlices],
+        body: dict[str, Any],
+        run: str,
+        name: CheckpointName | None = None,
+        parts: Mapping[str, array_files.ArrayEntry] | None = None,
     ) -> None:
         """Start to write a checkpoint, see `CheckpointFolder.write`; ValueError if the writer is busy."""
         with self._changed:
             if self._job is not None:
                 raise ValueError("the writer is busy; submit when it no longer is")
-            self._job = job = _Job(arrays, body, run, time.monotonic())
+            self._job = job = _Job(arrays, body, run, time.monotonic(), name, parts)
             thread = threading.Thread(target=self._work, args=(job,), name="checkpoints", daemon=True)
             _writing[thread] = job
             try:
@@ -146,7 +162,9 @@ class Writer:
 
     def _write(self, job: _Job) -> None:
         try:
-            name = self._folder.write(job.arrays, job.body, job.run, lambda: job.is_wanted)
+            name = self._folder.write(
+                job.arrays, job.body, job.run, lambda: job.is_wanted, job.name, job.parts
+            )
         except CheckpointFencedError as error:
             self.failed, self._fenced = True, error
         except Exception as error:  # a full disk, a lost connection: backends raise errors of many kinds

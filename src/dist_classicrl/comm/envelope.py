@@ -79,6 +79,13 @@ class Kind(IntEnum):
     COMPOSED = 49  # server of a node: maps of its workers as one
     PASSED_ON = 50  # the answer: receipt, refresh for all of its workers
     PROBE = 51  # server: to be sent back at once, which tells how fast the link is
+    SAVE_ROWS = 52  # supersteps, server, to one rank of each other host: write the rows that your host has
+    SAVED_ROWS = 53  # the answer
+    LOAD_ROWS = 54  # likewise: read them from a checkpoint
+    PUT_ROWS = 55  # server: these are rows of your host from now on
+    ASK_VALUES = 56  # to a host that has some rows: what stands in them
+    VALUES = 57  # the answer
+    LEAVES = 58  # nothing more will be asked
     ROUNDS_BEGIN = 60  # rounds without a server, coordinator: who takes part, and where the run is
     ROUNDS_PLAY = 61  # coordinator: learn in rounds
     ROUNDS_PLAYED = 62  # the answer

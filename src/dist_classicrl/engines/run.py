@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from dist_classicrl._random import stream_key
+from dist_classicrl.checkpoint.storage import Storage
 from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.engines.progress import Observer, Reporter
 from dist_classicrl.engines.saving import Saver
@@ -102,6 +103,11 @@ class Run:
     take_over_saving: Callable[[], Saver | None] | None = None
     #: Brings `large` to the last checkpoint of this call, and returns what that says; None: there is none.
     reload: Callable[[], Resumed | None] | None = None
+    #: Returns where the call is saved, for rows that this rank's host alone has; and the whole table of a
+    #: checkpoint of this name there, values and visits, which are read as they are looked at.
+    storage: Callable[[], Storage] | None = None
+    read_table: Callable[[str], tuple[Any, Any]] | None = None
+    table_from: str = ""  # such a name, on the rank that has taken up the checkpoint
     wants_to_leave: Callable[[], str | None] = lambda: None  # why this rank is to leave in good order
     #: Takes what brings `values` and `counts` up to date, to be called before anybody else reads them.
     lend: Callable[[Callable[[], None]], None] = lambda settle: None

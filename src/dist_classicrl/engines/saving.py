@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl._steps import next_multiple
-from dist_classicrl.checkpoint.arrays import InSlices
+from dist_classicrl.checkpoint.arrays import ArrayEntry, InSlices
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.checkpoint.writer import Writer
 from dist_classicrl.engines.outcome import Outcome
@@ -85,6 +85,9 @@ class Saver:
     patience: float  # seconds that the last checkpoint of the call may take
 
     def __post_init__(self, start: int) -> None:
+        #: Lets all hosts write their parts of the table to the checkpoint of this name, and returns the
+        #: entries of these; None: the table is here. OSError or ValueError where they cannot.
+        self.write_parts: Callable[[str], Mapping[str, ArrayEntry]] | None = None
         self._submitted = start
         self._saved_at = time.monotonic()
         self._told = self.writer.last
@@ -152,9 +155,17 @@ class Saver:
         """
         self._submitted = position.steps
         self._next = math.inf
-        self.writer.submit(
-            self._arrays(values, counts, position), self._body(position), self.description["run"]
-        )
+        run, body = self.description["run"], self._body(position)
+        if self.write_parts is None:
+            self.writer.submit(self._arrays(values, counts, position), body, run)
+            return
+        try:
+            name = self.writer.next_name(position.steps, run)
+            parts = self.write_parts(str(name))
+        except (OSError, ValueError) as error:
+            self.writer.fail(error)
+            return
+        self.writer.submit({**self.constant, **position.learners}, body, run, name, parts)
 
     def save_and_wait(
         self,

@@ -16,6 +16,7 @@ from dist_classicrl.environments.resolve import Source
 from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.environments.trial import compiling, run_game
 from dist_classicrl.errors import SettingsError
+from dist_classicrl.evaluation.divided import AskedRows, play_divided
 from dist_classicrl.evaluation.greedy import play_greedily
 from dist_classicrl.learning.keyed_table import KeyedTable
 from dist_classicrl.learning.loops import choose_actions
@@ -23,6 +24,7 @@ from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.rules.q_learning import RULE, QLearning
 from dist_classicrl.model.agent_state import AgentState
 from dist_classicrl.settings import Settings
+from dist_classicrl.tables.large_table import LargeTable
 from dist_classicrl.tables.line_table import LineTable
 from dist_classicrl.tables.local import LocalTable
 
@@ -120,7 +122,9 @@ def evaluate(
     env: Any, agent: AgentState, episodes: int, seed: int | None = None, max_steps: int = 1_000_000
 ) -> EvaluationResult:
     """Play `episodes` greedy episodes of an agent in `env`; see `DistAsyncQLearning.evaluate`."""
-    q_table, settings = agent.q_table, agent.settings
+    settings, large = agent.settings, agent.large
+    is_divided = large is not None and large.is_divided
+    q_table = agent.table[0] if is_divided else agent.q_table
     seed = agent.seed if seed is None else _SEED("seed", seed)
     seed = fresh_seed() if seed is None else seed
     episodes, max_steps = _EPISODES("episodes", episodes), _STEPS("max_steps", max_steps)
@@ -134,8 +138,10 @@ def evaluate(
                 f"only {q_table.shape[0]} and {q_table.shape[1]}. Evaluate in the environment that was "
                 "trained in."
             )
-        if agent.fills(source) and agent.large is not None and agent.shape.is_one_table:
-            rows = agent.large.rows
+        if large is not None and is_divided:
+            return _evaluate_divided(source, large, episodes, seed, max_steps)
+        if agent.fills(source) and large is not None and agent.shape.is_one_table:
+            rows = large.rows
             if source.stepped is not None:
                 return _evaluate_stepped(source.stepped, rows, episodes, seed, max_steps)
             assert source.simulator is not None  # a Source has one of the two
@@ -148,6 +154,17 @@ def evaluate(
         return play_table(source.simulator, values, episodes, seed, max_steps)
     finally:
         source.close()
+
+
+def _evaluate_divided(
+    source: Source, large: LargeTable, episodes: int, seed: int, max_steps: int
+) -> EvaluationResult:
+    """Play with rows of which other hosts have some."""
+    if source.stepped is None:
+        assert source.simulator is not None  # a Source has one of the two
+        return EvaluationResult(*play_divided(source.simulator, large, episodes, seed, max_steps))
+    asked = AskedRows(large, source.stepped.n_envs)
+    return _evaluate_stepped(source.stepped, asked.table, episodes, seed, max_steps, asked.ask)
 
 
 def _evaluate_keyed(

@@ -56,3 +56,43 @@ def play_greedily(simulation, memory, time_limit, table, key, returns, lengths, 
         returns[episode] = collected
         lengths[episode] = elapsed
     return False
+
+
+@jit
+def begin_each(simulation, memories, counters, states, n_states, came, returns):
+    """Begin an episode in each row of `memories`; return whether a game gave what it must not."""
+    for i in range(states.size):
+        counters[i] += GAMMA
+        note(simulation, came, -1, -1)
+        states[i] = np.int64(begin(simulation, memories[i], mix(counters[i])))
+        if is_wrong(simulation, states[i], 0.0, n_states):
+            came[0], came[1], came[2] = -1, -1, states[i]
+            return True
+    return False
+
+
+@jit
+def move_each(simulation, memories, counters, states, running, table, n_states, came, returns):
+    """Let each of those that are `running` make its best step, whose row is the one of its place there.
+
+    `returns` are the rewards. Who comes to an end has state -1 afterwards.
+    """
+    n_actions = actions_of(table)
+    for place in range(running.size):
+        i = running[place]
+        action = greedy_action(table, place)
+        counters[i] += GAMMA
+        if action < 0:
+            action = any_greedy_action(table, place, mix(counters[i]))
+        counters[i] += GAMMA
+        note(simulation, came, states[i], action)
+        next_state, reward, terminated = advance(
+            simulation, memories[i], states[i], action, mix(counters[i]), n_actions
+        )
+        if is_wrong(simulation, np.int64(next_state), reward, n_states):
+            came[0], came[1], came[2] = states[i], action, np.int64(next_state)
+            returns[0] = reward
+            return True
+        returns[i] = reward
+        states[i] = np.int64(-1) if terminated else np.int64(next_state)
+    return False

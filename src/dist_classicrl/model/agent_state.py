@@ -184,8 +184,25 @@ class AgentState:
             self.freshen()
 
     def _fresh_table(self) -> tuple[np.ndarray, np.ndarray]:
+        if self.large is not None and self.large.is_divided:
+            raise SettingsError(
+                "The table is divided between hosts, and nobody has all of its "
+                f"{self.large.size / 2**30:.3g} GiB. action_values, state_values and predict ask the hosts "
+                "for the states that they are given, evaluate plays with it, and save_model writes it into a "
+                "folder."
+            )
         self.freshen_table()
         return self.table
+
+    def rows_of(self, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return all rows of these states, values and visits, each of shape (tables, states, A)."""
+        if self.large is None or not self.large.is_divided:
+            return self.shape.tables(self.values)[:, states], self.shape.tables(self.counts)[:, states]
+        self.freshen_table()
+        if self.large.desk is None:
+            return self.large.rows.values[states][np.newaxis], self.large.rows.counts[states][np.newaxis]
+        values, counts = self.large.desk.rows(states)
+        return values[np.newaxis], counts[np.newaxis]
 
     def set_values(self, values: Any) -> None:
         """Overwrite the action values, in each of the rule's tables; where there is none yet, make it.
@@ -225,7 +242,8 @@ class AgentState:
 
     def check_values(self) -> None:
         """Check that the table holds finite numbers, which a user may have written others into."""
-        if self._shape is not None and not self._is_finite():
+        is_divided = self.large is not None and self.large.is_divided  # then nobody can write into it
+        if self._shape is not None and not is_divided and not self._is_finite():
             raise SettingsError(
                 "q_table must hold finite numbers, and NaN or infinity was written into it. Write others: "
                 "such a table can be neither learned from nor saved."
@@ -260,8 +278,10 @@ class AgentState:
             ) from error
         if self.settings.initial_value != 0.0 and self.keyed is None:
             if self.large is not None:
-                self.large.take_room()
-            self._shape.tables(self.values)[:] = self.settings.initial_value
+                self.large.initial = self.settings.initial_value
+                self.large.take_room_if_there()
+            if self.large is None or self.large.is_written:
+                self._shape.tables(self.values)[:] = self.settings.initial_value
 
     def corner(self, source: Source, in_rows: bool = False) -> Corner:
         """Return the part of the table that an environment uses.
@@ -458,15 +478,14 @@ class AgentState:
         return self.environment is not None and self.environment.may_tell_masks
 
     def _tried(self, states: np.ndarray) -> np.ndarray:
-        visits = self.shape.tables(self.counts)[:, states, : self.n_actions].sum(axis=0)
+        visits = self.rows_of(states)[1][:, :, : self.n_actions].sum(axis=0)
         return tried(self._rows(states), visits)
 
     def _rows(self, states: np.ndarray) -> np.ndarray:
         """Return the values of these states, float64 (B, actions of the environment), in a new array."""
-        if self.shape.is_one_table:
+        if self.shape.is_one_table and not (self.large is not None and self.large.is_divided):
             return self.values[states, : self.n_actions].astype(np.float64)
-        tables = self.shape.tables(self.values)
-        rows: np.ndarray = tables[:, states, : self.n_actions].mean(axis=0, dtype=np.float64)
+        rows: np.ndarray = self.rows_of(states)[0][:, :, : self.n_actions].mean(axis=0, dtype=np.float64)
         return rows
 
     # Settings, and what is kept
@@ -511,10 +530,12 @@ class AgentState:
         self._shape = table_shape(self.settings.algorithm, *saved.q_table.shape)
         table = self._shape.from_arrays(saved.arrays())
         assert table is not None  # a model's arrays fit together
-        self._table, self.large = table, None
+        self._table, self.large = None, None
         if self._shape.size >= large_table.FROM_ENTRIES and saved.keys is None:
             self.make_table(*saved.q_table.shape)
             self.put(*table)
+        else:
+            self._table = np.asarray(table[0]), np.asarray(table[1])
         self.steps = self.requested = saved.steps
         self.n_actions, self.legal = saved.actions, saved.legal
         self.environment = saved.environment

@@ -15,6 +15,9 @@ from dist_classicrl.tables.shape import TableShape
 FROM_ENTRIES = 1 << 25
 """Entries from which an agent has its table as rows alone. Smaller ones take little, with copies and all."""
 
+WHOLE_SHARE = 0.25
+"""Of the memory that a host has left: a table that takes more is divided between hosts."""
+
 _MOVED_BYTES = 1 << 26
 _COPIED_ROWS = 1 << 16
 
@@ -41,21 +44,52 @@ class LargeTable:
         self.shared: Any = None
         self.memory = _memory.zeros(self.size, np.uint8, is_sparse=True)
         self.rows = LineTable(shape, dtype, None, self.memory)
+        #: Whether each host has its share of the rows, and no others; `division` says which, once known.
+        self.is_divided = False
+        self.division: Any = None
+        #: What all rows begin with that nothing else was written to.
+        self.initial = 0.0
+        #: Values and visits that its owners have to take over, see `put`.
+        self.waiting: tuple[Any, Any] | None = None
+        #: Answers and asks for rows that other hosts have.
+        self.desk: Any = None
         self._has_room = False
 
-    def take_room(self) -> None:
-        """Raise SettingsError, before anything is written, where the host has not as much memory left."""
+    @property
+    def is_written(self) -> bool:
+        """Whether there may be something in the rows."""
+        return self._has_room
+
+    def take_room(self, share: float = 1.0) -> None:
+        """Raise SettingsError, before anything is written, where the host has not as much memory left.
+
+        `share`: of the rows, how many this host has.
+        """
         shape = self.rows.shape
-        if not self._has_room:
+        if not self._has_room and not (self.is_divided and self.division is not None):
+            part = "" if share == 1.0 else f"This host's share, {share:.3g}, of a"
             check_room(
-                self.size,
-                f"A table of {shape.n_states:,} states and {shape.n_actions:,} actions",
+                int(share * self.size),
+                f"{part or 'A'} table of {shape.n_states:,} states and {shape.n_actions:,} actions",
                 'Take a smaller table, or dtype="float32", or more hosts.',
             )
-        self._has_room = True
+        self._has_room = self._has_room or share == 1.0
+
+    def take_room_if_there(self) -> None:
+        """Take it if the host has it; else nothing may be written yet."""
+        left = _memory.memory_left()
+        self._has_room = self._has_room or left is None or self.size <= left
+
+    def is_too_large_to_copy(self) -> bool:
+        """Whether it takes so much of this host's memory that it is to be divided between hosts."""
+        left = _memory.memory_left()
+        return self.shared is None and left is not None and self.size > WHOLE_SHARE * left
 
     def put(self, values: np.ndarray, counts: np.ndarray) -> None:
-        """Let the first rows and actions be these, two-dimensional."""
+        """Let the first rows and actions be these, two-dimensional; where it is divided, `waiting`."""
+        if self.is_divided:
+            self.waiting = values, counts
+            return
         self.take_room()
         columns = values.shape[1]
         for first in range(0, len(values), _COPIED_ROWS):
@@ -66,11 +100,12 @@ class LargeTable:
     def move_to(self, memory: Any, is_first: bool) -> None:
         """Have the rows in `memory`, a `HostMemory` that is this table's from now on.
 
-        `is_first`: they are copied there, and what they took is given back meanwhile. Else they are there.
+        `is_first`: they are copied there, and what they took is given back meanwhile. Else they are there, or
+        will be.
         """
         if memory is self.shared:
             return
-        target, self._has_room = memory.array(), True
+        target, self._has_room = memory.array(in_small_pages=self.is_divided), True
         if is_first:
             for first in range(0, self.size, _MOVED_BYTES):
                 part = slice(first, min(first + _MOVED_BYTES, self.size))

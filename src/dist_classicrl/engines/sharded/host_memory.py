@@ -7,6 +7,7 @@ taken away as soon as all have it.
 
 from __future__ import annotations
 
+import mmap
 import os
 import secrets
 import tempfile
@@ -24,6 +25,9 @@ from dist_classicrl.tables.large_table import LargeTable, check_room
 
 _MARK = 64
 """Bytes in front, which tell that it is the right memory."""
+
+_FRONT = mmap.PAGESIZE
+"""Bytes before the memory itself, which begins with a page."""
 
 _TOLD_BYTES = 1 << 24
 
@@ -54,7 +58,7 @@ class HostMemory:
     @classmethod
     def _of_new_file(cls, descriptor: int, size: int) -> HostMemory:
         mark = secrets.token_hex(_MARK // 2)
-        os.truncate(descriptor, _MARK + size)
+        os.truncate(descriptor, _FRONT + size)
         os.pwrite(descriptor, mark.encode(), 0)
         return cls(descriptor, size, mark)
 
@@ -63,7 +67,7 @@ class HostMemory:
         """Open memory that another process made; OSError where that cannot be."""
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         memory = cls(descriptor, size, mark)
-        if os.pread(descriptor, _MARK, 0) != mark.encode() or os.fstat(descriptor).st_size != _MARK + size:
+        if os.pread(descriptor, _MARK, 0) != mark.encode() or os.fstat(descriptor).st_size != _FRONT + size:
             memory.close()
             raise OSError(f"{path} is something else")
         return memory
@@ -73,9 +77,14 @@ class HostMemory:
         """Where other processes of this host find it, for JSON, while this process keeps it open."""
         return {"path": f"/proc/{os.getpid()}/fd/{self.descriptor}", "size": self.size, "mark": self.mark}
 
-    def array(self) -> np.ndarray:
-        """Return the bytes, uint8; they stay there when this is closed."""
-        return _memory.shared(self.descriptor, _MARK + self.size)[_MARK:]
+    def array(self, in_small_pages: bool = False) -> np.ndarray:
+        """Return the bytes, uint8; they stay there when this is closed. See `_memory.shared`."""
+        return _memory.shared(self.descriptor, _FRONT + self.size, in_small_pages)[_FRONT:]
+
+    @property
+    def taken(self) -> int:
+        """Bytes of memory that it takes: of what nothing was written to, none."""
+        return os.fstat(self.descriptor).st_blocks * 512
 
     def close(self) -> None:
         """Let nobody find it here any more."""
@@ -110,7 +119,7 @@ def share_rows(large: LargeTable, setup: Setup) -> None:
         return
     first = setup.head if setup.head in setup.here else setup.here[0]
     is_first = setup.rank == first
-    large.move_to(_share_by_host(setup, large.size, first, large.shared), is_first)
+    large.move_to(share_by_host(setup, large.size, first, large.shared), is_first)
     for begin in range(0, large.size, _TOLD_BYTES):
         part = slice(begin, min(begin + _TOLD_BYTES, large.size))
         rows = large.memory[part]
@@ -122,7 +131,7 @@ def share_rows(large: LargeTable, setup: Setup) -> None:
             rows[:] = told if told.size else 0
 
 
-def _share_by_host(setup: Setup, size: int, first: int, own: HostMemory | None) -> HostMemory:
+def share_by_host(setup: Setup, size: int, first: int, own: HostMemory | None) -> HostMemory:
     """Return memory of `size` bytes that the ranks of this host have, of which rank `first` makes it."""
     memory = own if setup.rank == first else None
     error: BaseException | None = None

@@ -41,6 +41,8 @@ class HostRows:
 
     def of_host(self, host: str, first: int, last: int) -> np.ndarray:
         """Return the numbers of those rows from `first` to before `last` that ranks of `host` own."""
+        if self.part.division is not None:
+            return self.part.division.rows_of(host, first, last)
         part, share = self.part, self.part.own_share
         assert isinstance(share, RowShare)  # since the table is there once
         rows = np.arange(first, last)

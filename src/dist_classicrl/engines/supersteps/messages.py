@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +33,8 @@ class Begin:
     players: tuple[int, ...]
     cut: Cut
     refresh: Refresh
+    #: Whose each slot is of a table that is divided between hosts, int64: the number of a player.
+    owners: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 @message(Kind.PLAY)
@@ -120,6 +123,47 @@ class GotRows:
 
     attempt: int
     first: int
+
+
+@message(Kind.SAVE_ROWS)
+@dataclass(frozen=True)
+class SaveRows:
+    """The server's, to one rank of another host: write the rows that your host has to a checkpoint."""
+
+    attempt: int
+    name: str  # the checkpoint's
+    number: int  # of the part
+
+
+@message(Kind.SAVED_ROWS)
+@dataclass(frozen=True)
+class SavedRows:
+    """The answer to that."""
+
+    attempt: int
+    name: str
+    error: str  # what was in the way; "": nothing was
+    entries: dict[str, Any]  # of the arrays that were written, as in a manifest
+
+
+@message(Kind.LOAD_ROWS)
+@dataclass(frozen=True)
+class LoadRows:
+    """The server's, likewise: read the rows that your host has now; the answer is `SavedRows`."""
+
+    attempt: int
+    name: str
+
+
+@message(Kind.PUT_ROWS)
+@dataclass(frozen=True)
+class PutRows:
+    """The server's: these rows are your host's from now on; the answer is `GotRows`."""
+
+    attempt: int
+    first: int
+    rows: np.ndarray  # int64
+    lines: np.ndarray  # uint8: of each row all that stands in it
 
 
 @message(Kind.KEEP)

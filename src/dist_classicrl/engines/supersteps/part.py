@@ -12,11 +12,15 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl._random import stream_key
+from dist_classicrl.checkpoint.arrays import ArrayEntry
+from dist_classicrl.checkpoint.parts import stretches_of, write_part
 from dist_classicrl.comm import envelope
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.transport import Backoff, Channel
 from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.engines.run import Resumed, Run
+from dist_classicrl.engines.supersteps.divided_rows import put_rows
+from dist_classicrl.engines.supersteps.division import Division
 from dist_classicrl.engines.supersteps.messages import Cut, Played, Rows
 from dist_classicrl.errors import ProtocolError, StateLimitError
 from dist_classicrl.learning.learner import Stream
@@ -88,14 +92,27 @@ class Part:
         self.players: tuple[int, ...] = ()
         self._channels: list[Channel] = []  # to the other players, in their order
         self._came: list[deque[np.ndarray]] = []
+        self._owners = np.zeros(0, np.int64)
         self._tended = 0.0
 
     def share(self, rank: int, ranks: int, boxes: Boxes | None = None) -> Share:
         """Return what is owned by number `rank` of so many."""
-        run = self.run
+        run, division = self.run, self.division
         assert run.walkers is not None  # else another engine trains
         problem = run.problem(self.rates)
-        return share_of(problem, run.walkers, run.partition, rank, ranks, is_alone=False, boxes=boxes)
+        partition = run.partition if division is None else division.holding(self._owners)
+        return share_of(problem, run.walkers, partition, rank, ranks, is_alone=False, boxes=boxes)
+
+    @property
+    def division(self) -> Division | None:
+        """Which host has which rows, where they are divided between hosts."""
+        large = self.run.large
+        return None if large is None else large.division
+
+    def owners(self, players: tuple[int, ...]) -> np.ndarray:
+        """Return what `Begin` says of the slots that players own; nothing where there are none."""
+        division = self.division
+        return np.zeros(0, np.int64) if division is None else division.owners(players, self.group.host_of)
 
     @property
     def own_share(self) -> Share:
@@ -111,6 +128,7 @@ class Part:
     def kernels(self) -> list[Callable[[], None]]:
         """Return what compiles what is called."""
         players = self.group.view.members
+        self._owners = self.owners(players)
         share = self.share(players.index(self.group.rank), len(players), self._boxes(0, players))
         return share.kernels()
 
@@ -121,10 +139,16 @@ class Part:
         n_envs = len(numbers_of(run.walkers, players.index(self.group.rank), len(players)))
         run.source = run.source.with_envs(max(1, n_envs))  # one at least, for its spaces
 
-    def begin(self, attempt: int, players: tuple[int, ...], cut: Cut) -> None:
-        """Own what is this rank's among the players, with the run's table as it is now, from `cut` on."""
+    def begin(self, attempt: int, players: tuple[int, ...], cut: Cut, owners: np.ndarray) -> None:
+        """Own what is this rank's among the players, with the run's table as it is now, from `cut` on.
+
+        `owners` are those of `Begin`.
+        """
         self.close()
         run, wire = self.run, self.group.wire
+        self._owners = np.array(owners)
+        if self.division is not None:  # as the server has it
+            self.division.holders[:] = [self.group.host_of(players[owner]) for owner in owners.tolist()]
         self.attempt, self.players = attempt, players
         self._own = players.index(self.group.rank)
         self._share = share = self.share(self._own, len(players), self._boxes(attempt, players))
@@ -264,6 +288,24 @@ class Part:
         """Let the run's table be a whole one that the server has told, where each rank has one."""
         if self.run.large is None:
             self.run.take(refresh)
+
+    def save_rows(self, name: str, number: int) -> dict[str, ArrayEntry]:
+        """Write what this host has of a table that is divided to a checkpoint, as a part of this number.
+
+        OSError or ValueError where that cannot be.
+        """
+        run, division = self.run, self.division
+        assert run.large is not None and division is not None and run.storage is not None
+        host = self.group.host_of(self.group.rank)
+        stretches = [stretches_of(division.rows_of(host, *part)) for part in division.slices()]
+        rows = run.large.rows
+        return write_part(run.storage(), name, number, np.concatenate(stretches), rows.values, rows.counts)
+
+    def load_rows(self, name: str) -> None:
+        """Read what this host has of a table that is divided from a checkpoint."""
+        run = self.run
+        assert run.large is not None and run.read_table is not None
+        put_rows(run.large, self.group.host_of(self.group.rank), *run.read_table(name))
 
     def gather(self, rows: list[Rows]) -> None:
         """Write the rows of all players, in their order, into the run's table."""

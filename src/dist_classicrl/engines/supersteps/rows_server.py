@@ -20,6 +20,7 @@ from dist_classicrl.comm.messages import decode, encode
 from dist_classicrl.comm.transport import Backoff
 from dist_classicrl.engines.roles.messages import Leave
 from dist_classicrl.engines.roles.peers import Peer
+from dist_classicrl.engines.run import Resumed
 from dist_classicrl.engines.saving import Saver
 from dist_classicrl.engines.supersteps.host_rows import HostRows
 from dist_classicrl.engines.supersteps.messages import AskRows, GotRows, Halt, Halted, SomeRows
@@ -50,6 +51,7 @@ class RowsServer(SuperstepServer):
         self._got: dict[int, int] = {}
         self._halted: set[int] = set()
         self._leaves: list[tuple[Peer[Client], Leave]] = []
+        self._gone_back_to: Resumed | None = None
         super().__post_init__()
 
     def make_ready(self) -> None:
@@ -89,8 +91,11 @@ class RowsServer(SuperstepServer):
             self._settle()
             for peer, leave in leaves:
                 if self.peers.present.get(peer.rank) is peer:
-                    self.members.let_go(peer, leave)
+                    self._let_leave(peer, leave)
         return super()._look()
+
+    def _let_leave(self, peer: Peer[Client], leave: Leave) -> None:
+        self.members.let_go(peer, leave)
 
     def _save(self, saver: Saver) -> None:
         """See `SuperstepServer`: there is no memory for a copy, so all wait until it is written."""
@@ -186,6 +191,7 @@ class RowsServer(SuperstepServer):
                 "is lost. Start the job again. With train(..., checkpoint_dir=..., checkpoint_interval=...) "
                 "a loss costs the steps since the last checkpoint, and no more."
             )
+        self._gone_back_to = saved
         self.cut = cut_at(run, saved)
         self._used = self.cut.used
         self.tally.go_back_to(saved.tally)

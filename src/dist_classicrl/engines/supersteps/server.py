@@ -240,15 +240,17 @@ class SuperstepServer(Serving[Client]):
         self._is_broken = self._must_begin = False
         self._used = self.cut.used
         players = tuple(sorted([self.group.rank, *(peer.rank for peer in self.peers.learners)]))
+        owners = self.part.owners(players)
         ready: dict[int, np.ndarray] = {}
         for peer in self.peers.learners:
             since = peer.client.version
             if since not in ready:
-                ready[since] = encode(Begin(self._attempt, players, self.cut, self.table.refresh(since)))
+                refresh = self.table.refresh(since)
+                ready[since] = encode(Begin(self._attempt, players, self.cut, refresh, owners))
             peer.client.version = self.table.version
             peer.channel.send(ready[since])
             self.tally.bytes_pulled += ready[since].size
-        self.part.begin(self._attempt, players, self.cut)
+        self.part.begin(self._attempt, players, self.cut, owners)
         self._laggards.begin()
 
     def _play(self, until: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -15,13 +16,16 @@ from dist_classicrl.engines.roles.messages import Final
 from dist_classicrl.engines.roles.participants import Roles, run_together
 from dist_classicrl.engines.run import Run
 from dist_classicrl.engines.sharded.host_memory import HostMemory, opened_later, share, share_rows
+from dist_classicrl.engines.supersteps.desk import open_desk
+from dist_classicrl.engines.supersteps.divided_rows import divide_rows
+from dist_classicrl.engines.supersteps.divided_server import DividedServer
 from dist_classicrl.engines.supersteps.messages import Cut
 from dist_classicrl.engines.supersteps.part import Part, Sums, first_cut, shared_bytes
 from dist_classicrl.engines.supersteps.rows_server import RowsServer
 from dist_classicrl.engines.supersteps.server import SuperstepServer
 from dist_classicrl.engines.supersteps.table import GatheredTable, RowsInPlace
 from dist_classicrl.engines.supersteps.worker import SuperstepWorker
-from dist_classicrl.errors import SettingsError
+from dist_classicrl.errors import CutOffError, SettingsError, WorkerLeft
 from dist_classicrl.learning.learner import Learner
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules import find
@@ -31,6 +35,7 @@ from dist_classicrl.membership.admission import Entry
 from dist_classicrl.membership.election import Base
 from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.handshake import Setup
+from dist_classicrl.tables.large_table import LargeTable
 from dist_classicrl.tables.shared import SharedTable
 
 _TOLD = "memory"
@@ -47,30 +52,48 @@ def train(run: Run, group: Group | None, start: Setup | Entry | None) -> Outcome
     memory: HostMemory | None = None
     try:
         try:
-            _share_rows(run, start)
+            _share_rows(run, group, start)
             memory = _memory(run, group, start)
         except BaseException:
             run.close(None)
             raise
         array = None if memory is None else memory.array()
         return run_together(partial(SuperstepRoles, memory=array), run, group, start)
+    except WorkerLeft:
+        if run.large is not None and run.large.desk is not None:
+            run.large.desk.step_aside()
+        raise
     finally:
         if memory is not None:
             memory.close()
 
 
-def _share_rows(run: Run, start: Setup | Entry) -> None:
+def _share_rows(run: Run, group: Group, start: Setup | Entry) -> None:
     """Let all ranks have the rows of a table that is there once."""
     large = run.large
     if large is None:
         return
     if isinstance(start, Entry):
-        large.move_to(opened_later(run.told[_TOLD_ROWS], large.size), False)
+        _join_rows(large, group, run.told[_TOLD_ROWS])
+    elif large.is_divided:
+        assert run.read_table is not None  # where several ranks train there is one
+        divide_rows(large, start, group.host_of, run.partition, run.table_from, run.read_table)
+        open_desk(large, group)
     else:
         share_rows(large, start)
     run.told[_TOLD_ROWS] = large.shared.told
     run.rows = large.rows
     run.values, run.counts = large.rows.values, large.rows.counts
+
+
+def _join_rows(large: LargeTable, group: Group, told: dict[str, Any]) -> None:
+    """Let a rank that joins have the rows that its host has."""
+    if large.is_divided and large.division is None:
+        raise CutOffError(
+            "This process cannot join: the table is divided between hosts, and it has no part of it."
+        )
+    if not large.is_divided:
+        large.move_to(opened_later(told, large.size), False)
 
 
 def _memory(run: Run, group: Group, start: Setup | Entry) -> HostMemory | None:
@@ -142,7 +165,10 @@ class SuperstepRoles(Roles[SuperstepWorker, SuperstepServer]):
         """See `Roles`; in place of one that was lost it goes on from `cut`."""
         run, group = self.run, self.group
         assert isinstance(table, GatheredTable)  # from `board`
-        return (SuperstepServer if run.large is None else RowsServer)(
+        kind = SuperstepServer
+        if run.large is not None:
+            kind = DividedServer if run.large.is_divided else RowsServer
+        return kind(
             group,
             table,
             run.policy,

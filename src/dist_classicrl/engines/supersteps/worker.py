@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 
+from dist_classicrl.checkpoint.arrays import ArrayEntry
 from dist_classicrl.comm.messages import decode, encode
 from dist_classicrl.comm.transport import Backoff, Channel
 from dist_classicrl.engines.roles.messages import Final
@@ -18,7 +22,11 @@ from dist_classicrl.engines.supersteps.messages import (
     Halt,
     Halted,
     Keep,
+    LoadRows,
     Play,
+    PutRows,
+    SavedRows,
+    SaveRows,
     SomeRows,
     TellRows,
 )
@@ -27,7 +35,9 @@ from dist_classicrl.errors import ProtocolError
 from dist_classicrl.membership.election import Base
 from dist_classicrl.tables.maps import Refresh
 
-Order = Begin | Play | TellRows | Halt | AskRows | SomeRows
+Order = Begin | Play | TellRows | Halt | AskRows | SomeRows | PutRows | SaveRows | LoadRows
+
+_LOOK_SECONDS = 0.05
 
 
 class _Superseded(Exception):
@@ -93,7 +103,7 @@ class SuperstepWorker(Working):
         match order:
             case Begin():
                 self._keep(order.refresh, order.cut)
-                part.begin(order.attempt, order.players, order.cut)
+                part.begin(order.attempt, order.players, order.cut, order.owners)
             case Play() if order.attempt == part.attempt:
                 self.channel.send(encode(part.play(order.until, self._tend)))
             case TellRows() if order.attempt == part.attempt:
@@ -109,6 +119,28 @@ class SuperstepWorker(Working):
                 rows = HostRows(part)
                 rows.put(slice(first, first + lines.size // rows.width), lines)
                 self.channel.send(encode(GotRows(attempt, first)))
+            case PutRows(attempt, first, rows_there, lines):
+                HostRows(part).put(rows_there, lines)
+                self.channel.send(encode(GotRows(attempt, first)))
+            case SaveRows(attempt, name, number):
+                self._say_saved(attempt, name, partial(part.save_rows, name, number))
+            case LoadRows(attempt, name):
+                self._say_saved(attempt, name, partial(part.load_rows, name))
+
+    def _say_saved(self, attempt: int, name: str, work: Callable[[], dict[str, ArrayEntry] | None]) -> None:
+        """Do `work` with files, in a thread, while this rank says that it is there; tell what came of it."""
+        with ThreadPoolExecutor(1, "rows") as threads:
+            result = threads.submit(work)
+            while not wait([result], _LOOK_SECONDS).done:
+                self._tend_idle()
+        error, entries = "", {}
+        try:
+            entries = {key: entry.to_dict() for key, entry in (result.result() or {}).items()}
+        except (
+            Exception
+        ) as caught:  # a full disk, a lost connection: remote stores raise errors of many kinds
+            error = f"{type(caught).__name__}: {caught}"
+        self.channel.send(encode(SavedRows(attempt, name, error, entries)))
 
     def _keep(self, refresh: Refresh, cut: Cut) -> None:
         term, base = self.group.view.term, self.begun_with
@@ -149,6 +181,9 @@ class SuperstepWorker(Working):
                     self._orders.append(order)
                     self.note_server_progress()
                 case (Play() | TellRows() | AskRows() | SomeRows()) as order:
+                    self._orders.append(order)
+                    self.note_server_progress()
+                case (PutRows() | SaveRows() | LoadRows()) as order:
                     self._orders.append(order)
                     self.note_server_progress()
                 case Keep(cut, refresh):

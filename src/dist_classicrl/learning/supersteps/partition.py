@@ -2,7 +2,8 @@
 
 A rank's rows are its states in their order. Where those are not one range, a bit for each state tells which
 are its own, and so many bits before a state's are set as its row says. In a table that is there once for all
-ranks no bits are kept: the row of a state is where it is in the whole table.
+ranks no bits are kept: the row of a state is where it is in the whole table. Where that table is divided
+between hosts, states belong to *slots*, which stay on a host, and a slot to one of the host's ranks.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from dist_classicrl.errors import SettingsError
 from dist_classicrl.learning.keyed_game import ROWS, KeyedGame, has_rows, row_for
 from dist_classicrl.learning.supersteps.numbering import number_of, numbering, set_numbers
 from dist_classicrl.tables.keys import prefetch_slot
-from dist_classicrl.tables.lines import prefetch_values
+from dist_classicrl.tables.lines import first_infinite, prefetch_values
 
 NEW_PER_STEP = 3
 """States that a step meets at most: where it begins, where it leads, and where an episode begins then."""
@@ -73,6 +74,32 @@ class Assigned(NamedTuple):
     ranks: int
     words: np.ndarray
     before: np.ndarray
+
+
+class Blocks(NamedTuple):
+    """The owner of a state is a hash of the block that it is in: of so many states, a power of two."""
+
+    ranks: int
+    shift: int  # its exponent
+
+
+class Held(NamedTuple):
+    """`slots`, another partition, says in which slot a state is, and `owners` whose that is."""
+
+    slots: Any
+    owners: np.ndarray  # int64, by slot
+
+
+@dataclass(frozen=True, eq=False)
+class Holding:
+    """How a table is divided whose slots have these `owners`, int64, and states slots by `partition`.
+
+    The states of a slot are blocks of at least `2**shift` states, so that their rows fill pages.
+    """
+
+    partition: Any
+    owners: np.ndarray
+    shift: int
 
 
 _FUNCTIONS: dict[type, Any] = {}
@@ -160,6 +187,10 @@ def _overload_owner_of(partition, state):
         return lambda partition, state: state // partition.size
     if kind is Spread:
         return lambda partition, state: _hashed(state, partition.ranks)
+    if kind is Blocks:
+        return lambda partition, state: _hashed(state >> partition.shift, partition.ranks)
+    if kind is Held:
+        return lambda partition, state: partition.owners[np.uint64(owner_of(partition.slots, state))]
     if kind is ByKey:
         return _owner_of_key
     if kind not in _FUNCTIONS:
@@ -171,7 +202,7 @@ def _overload_owner_of(partition, state):
 @overloads(row_of, inline=True)
 def _overload_row_of(partition, state):
     kind = _class_of(partition)
-    if kind is All:
+    if kind is All or kind is Held:
         return lambda partition, state: state
     if kind is Range:
         return lambda partition, state: state - partition.first
@@ -343,8 +374,11 @@ def owned_by(
 
     `partition` is "hash", which divides them evenly, "range", or a jitted function that returns the owner of
     a state. SettingsError if it is something else, or what it returns is no rank. `is_alone`: there never is
-    another rank. `in_place`: the rows of all ranks are in one table, each where its state is.
+    another rank. `in_place`: the rows of all ranks are in one table, each where its state is. A `Holding` is
+    always so.
     """
+    if isinstance(partition, Holding):
+        return Owned(Held(_slots_of(partition, n_states), partition.owners), None)
     check_partition(partition)
     is_function = not isinstance(partition, str)
     if is_alone and not is_function:
@@ -371,6 +405,32 @@ def owned_by(
         return Owned(arrays, None)
     numbering(words, arrays.before)
     return Owned(arrays, np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")))
+
+
+def _slots_of(holding: Holding, n_states: int) -> Any:
+    """Return the partition that says in which slot a state is."""
+    n_slots = holding.owners.size
+    if holding.partition == "hash":
+        return Blocks(n_slots, holding.shift)
+    return owned_by(holding.partition, n_states, 0, n_slots, in_place=True).arrays
+
+
+@jit
+def find_slots(slots, states, found):
+    """Fill `found`: in which slot each of these states is."""
+    for i in range(states.size):
+        found[i] = owner_of(slots, states[i])
+
+
+@jit
+def first_infinite_own(partition, rank, table, n_rows):
+    """Do what `first_infinite` does with the rows of `rank` alone: others may take no memory here."""
+    for row in range(n_rows):
+        if owner_of(partition, np.int64(row)) == rank:
+            lost = first_infinite(table, None, row, row + 1)
+            if lost >= 0:
+                return lost
+    return np.int64(-1)
 
 
 def _class_for(function: Callable[..., Any]) -> Any:

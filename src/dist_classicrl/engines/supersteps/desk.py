@@ -1,0 +1,221 @@
+"""Where the ranks of a job ask each other for rows of a table that is divided between hosts.
+
+Everything but `train` is local: whoever wants to know what stands in a row asks a rank of the host that has
+it, and that rank answers in a thread, whatever its script is doing. So nothing is gathered. At the end of its
+script a rank goes on answering until all others have come there, too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from dist_classicrl.comm.envelope import Kind
+from dist_classicrl.comm.messages import decode, encode, message
+from dist_classicrl.comm.transport import Channel
+from dist_classicrl.engines.supersteps.division import Division
+from dist_classicrl.errors import RankLostError, RankTimeoutError, SettingsError
+from dist_classicrl.membership.group import Group
+from dist_classicrl.tables.large_table import LargeTable
+
+_FIRST_TAG, _LAST_TAG = 8, 63
+_PIECE_BYTES = 1 << 16
+_ROWS_AT_ONCE = 1 << 16
+_SLEEP, _LONGEST_SLEEP = 1e-4, 5e-3
+_EXIT_SECONDS = 600.0
+"""So long a rank whose script has ended waits, since it was last asked, for others who may ask."""
+
+
+@message(Kind.ASK_VALUES)
+@dataclass(frozen=True)
+class AskValues:
+    """A question: what stands in these rows."""
+
+    number: int  # of the question
+    rows: np.ndarray  # int64
+
+
+@message(Kind.VALUES)
+@dataclass(frozen=True)
+class Values:
+    """The answer."""
+
+    number: int
+    lines: np.ndarray  # uint8
+
+
+@message(Kind.LEAVES)
+@dataclass(frozen=True)
+class Leaves:
+    """The sender's script has ended: it will ask for nothing more."""
+
+
+class RowDesk:
+    """Answers the other ranks, and asks them for rows of `large`."""
+
+    def __init__(self, group: Group, large: LargeTable, tag: int) -> None:
+        self._group, self._large = group, large
+        wire = group.wire
+        self._channels = {
+            rank: wire.channel(rank, tag, _PIECE_BYTES)
+            for rank in range(wire.size)
+            if rank != group.rank and rank not in group.dead
+        }
+        self._changed = threading.Condition()
+        self._to_send: deque[tuple[Channel, np.ndarray]] = deque()
+        self._answers: dict[int, Values] = {}
+        self._asked = 0
+        self._left: set[int] = set()
+        self._last_asked = time.monotonic()
+        self._is_over = self._is_aside = False
+        self._thread = threading.Thread(target=self._answer_all, name="rows", daemon=True)
+        self._thread.start()
+        atexit.register(self._leave)
+
+    def lines(self, states: np.ndarray) -> np.ndarray:
+        """Return all that stands in the rows of these states, uint8 of shape (states, bytes of a row).
+
+        RankLostError where nobody is left on a host that has some, and RankTimeoutError where nobody answers.
+        """
+        division: Division = self._large.division
+        own = self._own_lines()
+        found = np.empty((states.size, own.shape[1]), np.uint8)
+        slots = division.slots_of(np.ascontiguousarray(states, np.int64))
+        here = self._group.host_of(self._group.rank)
+        for host in sorted({division.holders[slot] for slot in np.unique(slots).tolist()}):
+            places = np.flatnonzero(np.array([holder == host for holder in division.holders])[slots])
+            for first in range(0, places.size, _ROWS_AT_ONCE):
+                some = places[first : first + _ROWS_AT_ONCE]
+                found[some] = own[states[some]] if host == here else self._ask(host, states[some])
+        return found
+
+    def rows(self, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return values and visits of these states, each of shape (states, A)."""
+        table = self._large.rows
+        lines = self.lines(states)
+        n_actions, first = table.shape.n_actions, table.arrays.first_count
+        values = lines.view(table.values.dtype)[:, :n_actions]
+        return values, lines.view(np.uint32)[:, first : first + n_actions]
+
+    def _own_lines(self) -> np.ndarray:
+        lines: np.ndarray = self._large.memory.reshape(self._large.rows.shape.n_rows, -1)
+        return lines
+
+    def _ask(self, host: str, rows: np.ndarray) -> np.ndarray:
+        """Return what a rank of another host tells of rows; the next one is asked where the first is lost."""
+        group = self._group
+        for rank, channel in sorted(self._channels.items()):
+            if group.host_of(rank) == host and channel.lost is None and rank not in self._left:
+                answer = self._answer_of(channel, rows)
+                if answer is not None:
+                    return answer.lines.reshape(rows.size, -1)
+        raise RankLostError(
+            f"Nobody is left on the host {host}, which alone has some of these rows of the table. Start the "
+            "job again: with checkpoint_dir= it goes on from the last checkpoint."
+        )
+
+    def _answer_of(self, channel: Channel, rows: np.ndarray) -> Values | None:
+        """Ask one rank; None: it is lost."""
+        seconds = self._group.timing.stuck
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            self._asked += 1
+            number = self._asked
+            self._to_send.append((channel, encode(AskValues(number, np.ascontiguousarray(rows, np.int64)))))
+            while number not in self._answers:
+                if channel.lost is not None or self._is_over:
+                    return None
+                if time.monotonic() > deadline:
+                    raise RankTimeoutError(
+                        f"Waited {seconds:g} s for rank {channel.peer} to tell rows of the table. If that "
+                        "can take longer, raise timeout=; else look for a rank that hangs."
+                    )
+                self._changed.wait(0.1)
+            return self._answers.pop(number)
+
+    # In the thread, which alone uses the channels
+
+    def _answer_all(self) -> None:
+        sleep = _SLEEP
+        while not self._is_over:
+            sleep = _SLEEP if self._turn() else min(2.0 * sleep, _LONGEST_SLEEP)
+            with self._changed:
+                if not self._to_send:
+                    self._changed.wait(sleep)
+
+    def _turn(self) -> bool:
+        """Send and receive what there is; return whether there was anything."""
+        with self._changed:
+            to_send = list(self._to_send)
+            self._to_send.clear()
+        for channel, told in to_send:
+            channel.send(told)
+        channels = [channel for channel in self._channels.values() if channel.lost is None]
+        arrived = self._group.wire.receive(channels) if channels else []
+        for channel, received in arrived:
+            match decode(received):
+                case AskValues(number, rows):
+                    self._last_asked = time.monotonic()
+                    told = np.ascontiguousarray(self._own_lines()[rows]).reshape(-1)
+                    channel.send(encode(Values(number, told)))
+                case Values() as answer:
+                    with self._changed:
+                        self._answers[answer.number] = answer
+                        self._changed.notify_all()
+                case Leaves():
+                    self._left.add(channel.peer)
+        for channel in channels:
+            channel.reap()
+        return bool(arrived or to_send)
+
+    # The end
+
+    def _leave(self) -> None:
+        """Say that this rank asks nothing more, and answer until nobody does."""
+        with self._changed:
+            self._last_asked = time.monotonic()
+            self._to_send += [(channel, encode(Leaves())) for channel in self._channels.values()]
+        while not self._others_have_left() and time.monotonic() < self._last_asked + _EXIT_SECONDS:
+            time.sleep(_LONGEST_SLEEP)
+        self._is_over = True
+        self._thread.join(1.0)
+        for channel in self._channels.values():
+            channel.close(1.0)
+
+    def _others_have_left(self) -> bool:
+        group = self._group
+        lost = {rank for rank, channel in self._channels.items() if channel.lost is not None}
+        there = set(group.view.members) & set(self._channels) - lost - group.dead
+        return self._is_aside or (there <= self._left and not self._to_send)
+
+    def step_aside(self) -> None:
+        """Do not wait for others at the end: this rank has left the training, and has no rows."""
+        self._is_aside = True
+
+
+_desks: dict[int, int] = {}  # how many there are of the ranks of a group
+
+
+def open_desk(large: LargeTable, group: Group) -> None:
+    """Let the ranks ask each other for rows from now on; all ranks call it in the same order."""
+    if large.desk is not None:
+        return
+    if not group.wire.has_threads:
+        raise SettingsError(
+            "A table that is divided between hosts needs an MPI library that several threads may call "
+            "(MPI_THREAD_MULTIPLE), so that ranks can ask each other for rows. Start MPI with it: mpi4py "
+            "does by itself, unless mpi4py.rc.thread_level says otherwise."
+        )
+    tag = _FIRST_TAG + _desks.get(id(group), 0)
+    if tag > _LAST_TAG:
+        raise SettingsError(
+            f"{_LAST_TAG - _FIRST_TAG + 1} agents of these ranks have tables that are divided between hosts, "
+            "and no more can be. Use fewer in one job."
+        )
+    _desks[id(group)] = tag - _FIRST_TAG + 1
+    large.desk = RowDesk(group, large, tag)

@@ -1,0 +1,156 @@
+"""Large tables that are divided between hosts: each has its share of the rows, and nobody all of them."""
+
+import hashlib
+import os
+import signal
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from dist_classicrl import DistAsyncQLearning, TabularMDP, _memory
+from dist_classicrl.agent.agent import state_of
+from dist_classicrl.checkpoint import arrays as array_files
+from dist_classicrl.engines.supersteps import division
+from dist_classicrl.errors import SettingsError
+from dist_classicrl.membership.group import Group
+from dist_classicrl.model import places
+from dist_classicrl.tables import large_table
+
+WORLD = MPI.COMM_WORLD
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(WORLD.size < 3, reason="two hosts, and one of them with two ranks"),
+    pytest.mark.usefixtures("fast_ramp"),
+]
+
+MODEL = TabularMDP.garnet(5_000, 5, 3, seed=2, terminal_states=4)  # as in test_supersteps: compiled there
+STATES = np.arange(5_000)
+
+
+@pytest.fixture(autouse=True)
+def divided_from_here(monkeypatch):
+    """Let tables of these tests be large, and too large for a host; ranks are on two hosts."""
+    monkeypatch.setattr(large_table, "FROM_ENTRIES", 20_000)
+    monkeypatch.setattr(large_table, "WHOLE_SHARE", 0.0)
+    monkeypatch.setattr(array_files, "MAPPED_FROM", 1)
+    monkeypatch.setattr(division, "SLICE_BYTES", 1 << 16)
+    monkeypatch.setattr(Group, "host_of", lambda self, rank: f"host {rank % 2}")
+    monkeypatch.setattr(places, "_agents", {})
+    yield
+    WORLD.barrier()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Return a folder that is the same on all ranks."""
+    return WORLD.bcast(tmp_path)
+
+
+def learned_more(learner, steps=10, **asked):
+    learner.train(MODEL, total_steps=steps, placement="sharded", walkers=512, **asked)
+
+
+def learned(calls, comm=None, **asked):
+    learner = DistAsyncQLearning(seed=1, discount_factor=0.9, async_updates=False, comm=comm)
+    for steps in calls:
+        learned_more(learner, steps, **asked)
+    return learner
+
+
+def bits_of(learner):
+    """Return the values as a digest: asked for, where they are divided."""
+    return hashlib.sha256(np.ascontiguousarray(learner.action_values(STATES))).hexdigest()
+
+
+def taken(learner):
+    """Return how much of the table's memory this rank's host has taken."""
+    return state_of(learner).large.shared.taken
+
+
+@pytest.fixture(scope="module")
+def truth():
+    """Return what a process alone learns, by the calls."""
+    found = {}
+
+    def learn(calls):
+        if calls not in found:
+            found[calls] = bits_of(learned(calls, MPI.COMM_SELF))
+        return found[calls]
+
+    return learn
+
+
+CALLS = (60_001, 120_000)
+
+
+def test_each_host_has_its_share_and_learns_what_one_process_does(truth, folder):
+    learner = learned(CALLS)
+    large = state_of(learner).large
+    assert large.is_divided and bits_of(learner) == truth(CALLS)
+    shares = WORLD.allgather((large.division.share_of(f"host {WORLD.rank % 2}"), taken(learner)))
+    for share, bytes_taken in shares:
+        assert share < 0.7 and bytes_taken < (share + 0.1) * large.size + 16_384
+    own = np.random.default_rng(WORLD.rank).integers(5_000, size=50)
+    values = learner.action_values(own)
+    assert (values[np.arange(50), learner.predict(own)] == values.max(axis=1)).all()
+    assert learner.evaluate(MODEL, episodes=20, seed=3, max_steps=50).lengths.max() <= 50
+    with pytest.raises(SettingsError, match=r"divided between hosts.*action_values.*save_model"):
+        learner.q_table  # noqa: B018
+    with pytest.raises(SettingsError, match=r"partition=.* cannot take the place of"):
+        learned_more(learner, partition="range")
+    if WORLD.rank == 1:  # others do something else meanwhile
+        loaded = DistAsyncQLearning.load_model(learner.save_model(folder / "model"), comm=MPI.COMM_SELF)
+        np.testing.assert_array_equal(loaded.q_table, learner.action_values(STATES))
+        assert loaded.steps == learner.steps and loaded.visits.sum() == sum(CALLS)
+    WORLD.barrier()
+
+
+def stop_from(step):
+    """Return what asks for a stop at the first report of a call after so many of its steps."""
+
+    def report(progress):
+        if progress.steps >= step:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    return report
+
+
+def test_it_is_saved_in_parts_and_goes_on_on_other_hosts(monkeypatch, truth, folder):
+    saved = {"checkpoint_dir": folder, "stop_signals": ["SIGUSR1"]}
+    with pytest.raises(SystemExit):
+        learned(CALLS, progress=stop_from(30_000), **saved)
+    WORLD.barrier()
+    (agent_folder,) = folder.glob("agent-*")
+    newest = max(path for path in agent_folder.iterdir() if path.is_dir())
+    names = {path.name for path in newest.iterdir()}
+    assert {"values_0.npy", "values_1.npy"} <= names and "q_table.npy" not in names
+    WORLD.barrier()
+    # Alone it is a table like any other; then on three hosts.
+    places._agents.clear()
+    if WORLD.rank == 0:
+        with pytest.raises(SystemExit):
+            learned(CALLS, MPI.COMM_SELF, progress=stop_from(70_000), **saved)
+    WORLD.barrier()
+    places._agents.clear()
+    monkeypatch.setattr(Group, "host_of", lambda self, rank: f"host {rank % 3}")
+    learner = learned(CALLS, **saved)
+    assert state_of(learner).large.is_divided and bits_of(learner) == truth(CALLS)
+    WORLD.barrier()
+    # All steps were made before: each host reads its share.
+    places._agents.clear()
+    again = learned(CALLS, **saved)
+    assert bits_of(again) == truth(CALLS)
+    if WORLD.rank == 0:
+        loaded = DistAsyncQLearning.load_model(folder, comm=MPI.COMM_SELF)
+        np.testing.assert_array_equal(loaded.q_table, again.action_values(STATES))
+        assert loaded.visits.sum() == sum(CALLS)
+    WORLD.barrier()
+
+
+def test_what_cannot_be_divided_or_does_not_fit_is_refused_by_name(monkeypatch):
+    with pytest.raises(SettingsError, match="more than one table"):
+        learned_more(DistAsyncQLearning(algorithm="double_q_learning", async_updates=False))
+    monkeypatch.setattr(_memory, "memory_left", lambda: 100_000)
+    with pytest.raises(SettingsError, match=r"This host's share, 0\.\d+, of a table .* GiB too little"):
+        learned_more(DistAsyncQLearning(async_updates=False))

@@ -1,0 +1,109 @@
+"""What tables that are divided between hosts are made of: slots, parts of checkpoints."""
+
+import numpy as np
+import pytest
+
+from dist_classicrl.checkpoint.arrays import ArrayEntry
+from dist_classicrl.checkpoint.folder import CheckpointFolder
+from dist_classicrl.checkpoint.location import open_storage
+from dist_classicrl.checkpoint.parts import rows_in, stretches_of, whole_table, write_part
+from dist_classicrl.engines.supersteps import division
+from dist_classicrl.engines.supersteps.division import BLOCK_SHIFT, Division
+from dist_classicrl.errors import CheckpointError
+
+HOSTS = ["a", "b", "a", "c"]
+
+
+def hosts_of(divided):
+    """Return the host of each row, found host by host in slices."""
+    found = np.full(divided.n_states, "", object)
+    for host in set(divided.holders):
+        for part in divided.slices():
+            rows = divided.rows_of(host, *part)
+            assert (found[rows] == "").all()
+            found[rows] = host
+    return found
+
+
+def test_rows_are_divided_by_pages_and_stay_where_they_are(monkeypatch):
+    monkeypatch.setattr(division, "SLICE_BYTES", 1 << 14)
+    divided = Division("hash", 100_000, 64, list(HOSTS))
+    found = hosts_of(divided)
+    blocks = found[: 100_000 >> BLOCK_SHIFT << BLOCK_SHIFT].reshape(-1, 1 << BLOCK_SHIFT)
+    assert (blocks == blocks[:, :1]).all()  # a page's rows are of one host
+    share = np.mean(found == "a")
+    assert abs(share - divided.share_of("a")) < 0.05 and divided.share_of("a") == 0.5
+    # Rank 2 is gone: its slot stays on its host. Host c is gone: the others get its slots, and keep theirs.
+    ranks = dict(enumerate(HOSTS))
+    np.testing.assert_array_equal(divided.owners([0, 1, 2, 3], ranks.get), [0, 1, 2, 3])
+    np.testing.assert_array_equal(divided.owners([0, 1, 3], ranks.get), [0, 1, 0, 2])
+    assert not divided.give_away({"a", "b", "c"}) and divided.give_away({"a", "b"})
+    assert (hosts_of(divided)[found != "c"] == found[found != "c"]).all()
+    assert set(hosts_of(divided)) == {"a", "b"} and divided.holders == ["a", "b", "a", "b"]
+
+
+def test_rows_are_divided_by_ranges_as_well():
+    found = hosts_of(Division("range", 1000, 64, list(HOSTS)))
+    np.testing.assert_array_equal(found, np.repeat(HOSTS, 250))
+
+
+def test_rows_in_stretches_are_those_that_were_there():
+    rng = np.random.default_rng(0)
+    rows = np.flatnonzero(rng.random(1000) < 0.6)
+    stretches = stretches_of(rows)
+    assert len(stretches) < rows.size and stretches[:, 1].sum() == rows.size
+    for at_once in (1, 7, 5000):
+        np.testing.assert_array_equal(np.concatenate(list(rows_in(stretches, at_once))), rows)
+    assert stretches_of(rows[:0]).shape == (0, 2) and not list(rows_in(stretches[:0], 5))
+
+
+def parts_of(n_rows, n_parts):
+    rng = np.random.default_rng(1)
+    values = rng.normal(size=(n_rows, 3)).astype(np.float32)
+    counts = rng.integers(1 << 31, size=(n_rows, 3), dtype=np.uint32)
+    whose = rng.integers(n_parts, size=n_rows // 8 + 1).repeat(8)[:n_rows]
+    return values, counts, [stretches_of(np.flatnonzero(whose == part)) for part in range(n_parts)]
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_table_in_parts_is_read_by_any_rows(tmp_path, is_local):
+    storage = open_storage(tmp_path if is_local else f"memory://{tmp_path.name}", "agent", 0o600)
+    storage.create()
+    values, counts, parts = parts_of(1000, 3)
+    entries = {}
+    for number, stretches in enumerate([*parts, parts[0][:0]]):
+        entries |= write_part(storage, "one", number, stretches, values, counts)
+    found = whole_table(storage, "one", entries)
+    assert found["visits"].dtype == np.int64 and found["q_table"].shape == (1000, 3)
+    rows = np.flatnonzero(np.random.default_rng(2).random(1000) < 0.3)
+    np.testing.assert_array_equal(found["q_table"].take(rows), values[rows])
+    np.testing.assert_array_equal(found["visits"][100:900], counts[100:900])
+    np.testing.assert_array_equal(np.asarray(found["q_table"]), values)
+    assert (found["visits"].min(), found["visits"].max()) == (counts.min(), counts.max())
+    with pytest.raises(ValueError, match="no whole table"):
+        whole_table(
+            storage, "one", {name: entry for name, entry in entries.items() if not name.endswith("_1")}
+        )
+    del entries["counts_1"]
+    with pytest.raises(ValueError, match="part 1 lacks counts_1"):
+        whole_table(storage, "one", entries)
+
+
+def test_a_checkpoint_with_parts_is_one_of_the_folder_and_damage_is_found(tmp_path):
+    folder = CheckpointFolder(tmp_path, "agent")
+    folder.fence.claim()
+    values, counts, parts = parts_of(500, 2)
+    name = folder.next_name(7, "0123abcd")
+    entries: dict[str, ArrayEntry] = {}
+    for number, stretches in enumerate(parts):
+        entries |= write_part(folder.storage, str(name), number, stretches, values, counts)
+    written = folder.write({"more": np.arange(3)}, {"steps": 7}, "0123abcd", name=name, parts=entries)
+    saved = folder.read(written)
+    assert set(saved.arrays) == {"more", "q_table", "visits"}
+    np.testing.assert_array_equal(np.asarray(saved.arrays["q_table"]), values)
+    path = tmp_path / "agent" / written / "values_1.npy"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"values_1\.npy is damaged: its checksum"):
+        folder.read(written)
