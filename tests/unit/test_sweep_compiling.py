@@ -1,5 +1,6 @@
 """What the runs of a study need is compiled once on each host, before the first of them."""
 
+import gc
 import threading
 
 from dist_classicrl import Sweep, TabularMDP
@@ -88,6 +89,7 @@ def test_a_tiny_run_of_each_kind_that_is_left_comes_before_all_others(tmp_path, 
     study = sweep.run(1)
     assert asked[:2] == [(0, 4, 1), (2, 4, 1)] and len(asked) == 2 + 12
     assert all(each[1:] == (2_000, None) for each in asked[2:]) and study.done == 12
+    assert gc.get_freeze_count() == 0  # what a sweep spares the collector, it gives back
     del asked[:]
     Sweep(garnet, 2_000, **given).run(1)
     assert asked == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -249,7 +250,7 @@ class Sweep:
         laboratory = Laboratory(self.plan, self._environments, self.folder)
         # Before there are helpers, which have it all then.
         once_on_each_host(self.folder / "members", partial(laboratory.compile, folder.records()))
-        with helpers() as those, _ended_by_interrupt():
+        with _out_of_collections(), helpers() as those, _ended_by_interrupt():
             shown = ShownSweep(progress, self.plan.n_trainings(self._stopping), folder)
             work = partial(self._work, laboratory, lambda: None)
             for _ in range(min(int(count), self.plan.n_runs) - 1):
@@ -368,6 +369,19 @@ class Sweep:
         settings = described({**self._common, **values_of(self._vary, drawn)})
         heard = [one for one, each in enumerate(told) if each.score is not None]
         folder.propose(number, {"settings": settings, "drawn": drawn, "told": heard})
+
+
+@contextmanager
+def _out_of_collections() -> Iterator[None]:
+    """Spare the collector, in helpers as well, all that is there now: libraries, and what was compiled."""
+    if gc.get_freeze_count():  # the program does so itself
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.resolve import Source, resolve
 from dist_classicrl.errors import DistClassicRLError
 from dist_classicrl.evaluation.exact import exact_value
+from dist_classicrl.settings import Settings
 from dist_classicrl.sweep.compiling import kind_of
 from dist_classicrl.sweep.plan import Plan, Trial, checked_settings
 
@@ -92,6 +93,7 @@ class Laboratory:
     def __init__(self, plan: Plan, environments: Mapping[str, Any], folder: Path) -> None:
         self._plan, self._environments, self._folder = plan, environments, folder
         self._ready: dict[tuple[str, bool | None], Any] = {}
+        self._settings: dict[int, Settings] = {}  # of each variant
 
     def run(self, trial: Trial) -> dict[str, Any]:
         """Return the record of a run; what it raised is in there, too."""
@@ -114,7 +116,7 @@ class Laboratory:
             for variant, given in enumerate(self._plan.variants):
                 if given is None:
                     continue
-                settings = checked_settings(given)
+                settings = self._settings_of(variant)
                 kind = (environment, *kind_of(settings))
                 trials = self._plan.trials(environment, variant, self._plan.total_steps)
                 if kind in known or all(trial.key in made for trial in trials):
@@ -125,6 +127,11 @@ class Laboratory:
                     with suppress(Exception):  # the runs themselves will tell
                         self._trained(tiny, eval_episodes=1)
 
+    def _settings_of(self, variant: int) -> Settings:
+        if variant not in self._settings:
+            self._settings[variant] = checked_settings(self._plan.variants[variant])
+        return self._settings[variant]
+
     def _environment(self, name: str, use_action_mask: bool | None) -> Any:
         """Return what `train` is given: the compiled form where there is one, which is made only once."""
         if (name, use_action_mask) not in self._ready:
@@ -134,7 +141,7 @@ class Laboratory:
         return self._ready[name, use_action_mask]
 
     def _trained(self, trial: Trial, eval_episodes: int | None = None) -> dict[str, Any]:
-        settings = checked_settings(self._plan.variants[trial.variant])
+        settings = self._settings_of(trial.variant)
         env = self._environment(trial.environment, settings.use_action_mask)
         model: TabularMDP | None = getattr(env, "model", None)
         arguments = {**settings.arguments(), "seed": trial.seed}
