@@ -35,6 +35,8 @@ ENGINES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "supersteps": ({"async_updates": False}, {"placement": "sharded"}),
 }
 DIVERGED = 1e6
+ROUNDING = 1e-9
+"""What is below is none."""
 
 # Steps of all workers, RMS error to the true values, gap of the policy; and seconds, where jobs are measured.
 Point = tuple[float, float, float, float]
@@ -238,7 +240,10 @@ def curve_row(case: str, curves: Mapping[str, list[list[Any]]], text: str, over_
 
 def band(values: list[float]) -> str:
     """Return the median and the spread of what the seeds gave."""
-    return f"{np.median(values):.3g} ({min(values):.3g} to {max(values):.3g})"
+    least, middle, most = (
+        value if value > ROUNDING else 0.0 for value in np.quantile(values, (0.0, 0.5, 1.0))
+    )
+    return f"{middle:.3g} ({least:.3g} to {most:.3g})"
 
 
 def _plot(
