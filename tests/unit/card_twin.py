@@ -19,6 +19,7 @@ class OnCore(learners.CardLearner):
 
     _on_card = staticmethod(lambda value: value)
     _from_card = staticmethod(lambda array: array)
+    _new_on_card = staticmethod(np.zeros)
 
     def _play(self, crew, stream, rounds, units):
         problem, table = self._problem, self.table

@@ -115,9 +115,11 @@ def card_for(
             raise DeviceError(f'device="cuda" cannot be had: {why}; or device="cpu".')
         if serves:
             return None, "this rank serves, and learns nothing while others do"
-        return _card_of_this_rank(ranks), 'device="cuda"'
+        return _card_of_this_rank(ranks > 1 and engine == "server"), 'device="cuda"'
     if why is not None:
         return None, why
+    if ranks > 1 and not settings.async_updates:
+        return None, "in the reproducible mode all ranks have to learn on the same, which only they can say"
     if serves:
         return None, "this rank serves, and learns nothing while others do"
     if steps < AUTO_STEPS:
@@ -126,7 +128,7 @@ def card_for(
         )
     try:
         found = cards()
-        number, wanting = place_on_host(ranks > 1)
+        number, wanting = place_on_host(ranks > 1 and engine == "server")
     except DistClassicRLError as error:
         return None, str(error)
     if ranks > 1 and number >= len(found):
@@ -134,9 +136,9 @@ def card_for(
     return card_of_rank(found, number), "there is one, and the problem suits it"
 
 
-def _card_of_this_rank(ranks: int) -> Card:
+def _card_of_this_rank(serves_apart: bool) -> Card:
     found = cards()
-    number, wanting = place_on_host(ranks > 1)
+    number, wanting = place_on_host(serves_apart)
     if number >= len(found):
         logger.warning(
             "%d ranks of this host want a card, and it has %d: some share one, and are no quicker by that.",

@@ -255,6 +255,11 @@ def on_card(value: Any) -> Any:
     return value
 
 
+def new_on_card(size: int, kind: Any) -> Any:
+    """Return an array on the card whose numbers nobody has written yet."""
+    return np.zeros(size, kind) if is_simulated() else cuda.device_array(size, kind)
+
+
 def from_card(array: Any) -> np.ndarray:
     """Return an array of the card's in main memory."""
     copy: np.ndarray = array if is_simulated() else array.copy_to_host()

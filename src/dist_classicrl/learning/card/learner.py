@@ -65,6 +65,7 @@ class CardLearner:
     # How arrays go to the card, and come back.
     _on_card = staticmethod(kernels.on_card)
     _from_card = staticmethod(kernels.from_card)
+    _new_on_card = staticmethod(kernels.new_on_card)
 
     def __init__(self, problem: Problem) -> None:
         simulator, card = problem.source.simulator, problem.card
@@ -86,6 +87,7 @@ class CardLearner:
         self._round = self._make_round()
         self._merge = kernels.merge_kernel()
         self._constants: tuple[Any, Any] | None = None  # on the card: the simulation, and the behavior
+        self._rooms: dict[str, Any] = {}
         self._step_sizes: dict[int, Any] = {}  # on the card, by what divides the clock
 
     def _make_round(self) -> Any:
@@ -200,8 +202,8 @@ class CardLearner:
         """Play rounds on the card; return the walkers, the table, and what the rule remembers, from there."""
         problem, table = self._problem, self.table
         blocks = max(blocks_of(one.moving, self.shape) for one in rounds)
-        walkers, arrays = self._on_card((crew[0], self._arrays(blocks)))
-        copies = self._on_card(self._copies(blocks))
+        walkers = self._on_card(crew[0])
+        arrays, copies = self._arrays(blocks), self._copies(blocks)
         simulation, parts, memory = self._parts(crew[1])
         bytes_shared = self._copy_bytes if self._in_shared else 0
         threads = min(256, max(32, table.q.size)) if not self.card.is_simulated else self.shape.threads
@@ -216,25 +218,43 @@ class CardLearner:
             used += one.moving * one.steps
         return walkers, arrays, memory
 
-    def _arrays(self, blocks: int) -> Arrays:
+    def _arrays(self, blocks: int) -> Any:
+        """Return the table on the card, with room for the maps of so many blocks, which a round fills."""
         table = self.table
-        size = table.q.size
-        return Arrays(
-            table.q,
-            table.visits + (table.updates & VISIT_MASK),
-            table.weight,
-            table.shift,
-            np.zeros(size, np.int64),
-            np.zeros(blocks * size),
-            np.zeros(blocks * size),
-            np.zeros(blocks * size, np.int32),
-            np.zeros(_FAULTS, np.int64),
+        size, none = table.q.size, np.zeros(0)
+        arrays = self._on_card(
+            Arrays(
+                table.q,
+                table.visits + (table.updates & VISIT_MASK),
+                table.weight,
+                table.shift,
+                np.zeros(size, np.int64),
+                none,
+                none,
+                none,
+                np.zeros(_FAULTS, np.int64),
+            )
+        )
+        return arrays._replace(
+            block_weight=self._room("weight", blocks * size, np.float64),
+            block_shift=self._room("shift", blocks * size, np.float64),
+            block_updates=self._room("updates", blocks * size, np.int32),
         )
 
-    def _copies(self, blocks: int) -> Copies:
+    def _copies(self, blocks: int) -> Any:
+        """Return room on the card for the copies of so many blocks, which a round fills."""
         size = 0 if self._in_shared else blocks * self.table.q.size
-        real = np.float64 if self._itemsize == 8 else np.float32
-        return Copies(np.zeros(size, np.int64), np.zeros(3 * size, real), np.zeros(2 * size, np.int32))
+        return Copies(
+            self._room("sums", size, np.int64),
+            self._room("reals", 3 * size, np.float64 if self._itemsize == 8 else np.float32),
+            self._room("whole", 2 * size, np.int32),
+        )
+
+    def _room(self, name: str, size: int, kind: Any) -> Any:
+        """Return an array on the card of this size or larger, which is kept for the next call."""
+        if name not in self._rooms or self._rooms[name].size < size:
+            self._rooms[name] = self._new_on_card(size, kind)
+        return self._rooms[name]
 
     def _parts(self, memory: RuleMemory) -> tuple[Any, Parts, Any]:
         """Return the simulation and the parts of a round on the card, and what the rule remembers there."""
@@ -333,3 +353,4 @@ class CardLearner:
         """Give the card's memory back."""
         self._constants = None
         self._step_sizes.clear()
+        self._rooms.clear()

@@ -1,0 +1,42 @@
+"""A server, a rank on a card in numba's simulator, and one on cores; the card's kills itself in a call."""
+
+import os
+import signal
+import time
+
+RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
+if RANK == 1:
+    os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # before numba is imported
+
+from dist_classicrl import DistAsyncQLearning, TabularMDP  # noqa: E402
+from dist_classicrl.learning.compiled import CompiledLearner  # noqa: E402
+
+
+def before_each_call(kind, act):
+    usual, calls = kind.learn, [0]
+
+    def learn(self, walker, stream, steps):
+        calls[0] += 1
+        act(calls[0])
+        usual(self, walker, stream, steps)
+
+    kind.learn = learn
+
+
+def die(call):
+    if call == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if RANK == 1:
+    from dist_classicrl.learning.card import plan
+    from dist_classicrl.learning.card.learner import CardLearner
+
+    plan.IN_SIMULATOR = plan.Shape(2, 4, 8)
+    before_each_call(CardLearner, die)
+elif RANK == 2:
+    before_each_call(CompiledLearner, lambda call: time.sleep(0.05))
+
+agent = DistAsyncQLearning(device="cuda" if RANK == 1 else "cpu", seed=4, sync_frequency=4)
+result = agent.train(env=TabularMDP.garnet(6, 2, 2, seed=1), total_steps=2000, progress_bar=False)
+print(f"rank {RANK}: {result.steps} {agent.visits.sum()} {result.lost_workers} {result.device}", flush=True)
