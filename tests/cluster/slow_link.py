@@ -2,8 +2,8 @@
 
     python tests/cluster/slow_link.py --rates 100mbit 20mbit
 
-What the third host sends goes through a token bucket (`tc`) of each rate, in turns with none. Rows are divided
-by a hash, so that two of three steps cross. Needs root, as emulated hosts do.
+What the third host sends goes through a token bucket (`tc`) of each rate, in turns with none. Rows are
+divided by a hash, so that two of three steps cross. Needs root, as emulated hosts do.
 """
 
 import argparse
