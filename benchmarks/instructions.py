@@ -65,7 +65,7 @@ def handling_pushes(stage: str) -> Callable[[int], None]:
         for _ in range(entries // packed.size):
             if stage == "apply":
                 shared.apply(1, next(sequence), packed)
-                packed.known += np.uint32(8)
+                packed.known[:] += np.uint32(8)
             else:
                 table.rebase(refresh, [packed])
 
