@@ -112,7 +112,7 @@ def _curves(
         best[number] = min(errors)
         every |= {(number, rate): error for rate, error in zip(rates, errors, strict=True)}
     axes.set(xlabel="step size", ylabel="mean RMS error", ylim=(0.2, 0.56), title=title)
-    axes.legend()
+    canvas.legend_below(figure, axes.lines, len(rules))
     return figure, best, every
 
 
