@@ -12,7 +12,6 @@ from dist_classicrl.engines.decentralized.engine import Decentralized
 from dist_classicrl.engines.decentralized.part import sums_of
 from dist_classicrl.engines.decentralized.patterns import (
     PATTERNS,
-    RING_FROM,
     Adder,
     ExchangePattern,
     Sums,
@@ -173,11 +172,9 @@ def test_a_round_grows_while_it_learns_as_much_and_is_longer_where_ranks_would_w
     assert Stride.first(Settings(sync_frequency=7), True).after(9, 9.0, 0.9, values, settings, 4).updates == 7
 
 
-def test_auto_takes_two_levels_between_hosts_and_a_ring_for_large_tables():
-    assert pattern_for("auto", 64, (0, 0, 0))[0] == "doubling"
-    assert pattern_for("auto", RING_FROM, (0, 0, 0))[0] == "ring"
-    assert pattern_for("auto", RING_FROM, (0, 0, 2))[0] == "two_level"
-    assert pattern_for("tree", RING_FROM, (0, 0, 2))[0] == "tree"
+def test_auto_takes_two_levels():
+    assert pattern_for("auto")[0] == "two_level"
+    assert pattern_for("tree")[0] == "tree"
     assert all(isinstance(make(), ExchangePattern) for make in PATTERNS.values())
 
 

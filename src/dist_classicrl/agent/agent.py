@@ -146,8 +146,8 @@ class DistAsyncQLearning:
         of the link, which is measured; the log says why. "decentralized": all ranks learn, rank 0 too, and
         exchange what they learned in rounds, while they learn on; see docs/topologies.md.
     exchange_pattern : str
-        Who sends what to whom in such a round: "doubling", "ring", "tree" or "two_level"; "auto" takes what
-        was quickest by measurement for so large a table on one host or on several.
+        Who sends what to whom in such a round: "doubling", "ring", "tree" or "two_level"; "auto" takes
+        the last of these, which on one host is a tree.
     tree_group_size : int, optional
         Of a tree: as many ranks, by their numbers, make a group with a server of its own, and groups are
         grouped likewise; at least 3. By default the ranks of a host are a group.

@@ -17,9 +17,6 @@ import numpy as np
 from dist_classicrl.tables.maps import PackedSums
 from dist_classicrl.tables.round_merge import MapSums
 
-RING_FROM = 1 << 16
-"""Entries of a table from which "auto" passes parts of it round a ring, where all ranks are on one host."""
-
 
 class Adder:
     """Adds up maps of a table of so many entries; in the result they ascend if they are to be `in_order`."""
@@ -252,14 +249,11 @@ PATTERNS: Mapping[str, Callable[[], ExchangePattern]] = {
 """What ``exchange_pattern`` may name."""
 
 
-def pattern_for(name: str, entries: int, hosts: Sequence[int]) -> tuple[str, ExchangePattern]:
-    """Return the pattern of this name, and for "auto" that which suits a table and hosts, with its name.
+def pattern_for(name: str) -> tuple[str, ExchangePattern]:
+    """Return the pattern of this name, with the name of what "auto" takes.
 
-    Between hosts what counts is how often what was learned crosses; within one, for small tables the number
-    of messages one after the other, and for large ones how much has to be added up and copied.
+    That is two levels, which are a tree on one host: of the patterns it adds up least in all, and was the
+    quickest on 2 and 4 ranks with 256 to 100,000 entries (`benchmarks/results/topologies.md`).
     """
-    if name == "auto":
-        name = "doubling" if entries < RING_FROM else "ring"
-        if len(set(hosts)) > 1:
-            name = "two_level"
+    name = "two_level" if name == "auto" else name
     return name, PATTERNS[name]()

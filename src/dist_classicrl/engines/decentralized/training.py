@@ -69,7 +69,7 @@ class DecentralizedRoles(Roles[Player, Coordinator]):
                     'topology="decentralized", which has patterns for any number.'
                 )
             return self._pattern
-        name, pattern = pattern_for(self.run.settings.exchange_pattern, self.run.values.size, hosts)
+        name, pattern = pattern_for(self.run.settings.exchange_pattern)
         if self.group.is_server:
             logger.info(
                 "%d ranks on %d hosts exchange what they learned: %s.", len(hosts), len(set(hosts)), name
