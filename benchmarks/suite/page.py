@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from suite import gaps, plots
-from suite.options import RESULTS, ROOT
+from suite.options import CASES, RESULTS, ROOT
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 MEASURED = PAGE.with_name("measurements.md")
@@ -26,8 +26,8 @@ repository:
 scripts/benchmark
 ```
 
-This takes less than ten minutes on two cores. It makes `.venv`, installs the peers from the package index
-into `.venv-peers`, measures, and draws this page anew. `--full` measures longer and more often, `--list`
+This is made to take some ten minutes on two idle cores. It makes `.venv`, installs the peers from the
+package index into `.venv-peers`, measures, and draws this page anew. `--full` measures longer and more often, `--list`
 names the cases, `--only` chooses some of them, and with `--merge` these take the place of what is here. What
 single scripts found is on [a page of its own](measurements.md); `scripts/benchmark` runs them by their names.
 """
@@ -258,6 +258,10 @@ def _when(rows: list[dict[str, Any]]) -> str:
             f"| {name} | {about['when']} | {about['commit']} | {about['effort']} "
             f"| {about['seconds']:.0f} | {load} |"
         )
+    there = {(row["subject"], row["case"]) for row in rows}
+    missing = [f"{s}/{case}" for s, cases in CASES.items() for case in cases if (s, case) not in there]
+    if missing:
+        lines += ["", f"Not measured on this machine: {', '.join(missing)}."]
     return "\n".join(lines) + "\n"
 
 
