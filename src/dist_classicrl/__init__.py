@@ -13,7 +13,7 @@ from dist_classicrl._lazy import after_import, lazy_names
 from dist_classicrl._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from dist_classicrl.agent.agent import DistAsyncQLearning
+    from dist_classicrl.agent.agent import DistAsyncQLearning, TabularAgent
     from dist_classicrl.agent.result import TrainingResult
     from dist_classicrl.engines.progress import Progress
     from dist_classicrl.environments.model import TabularMDP
@@ -39,6 +39,7 @@ _HOMES = {
     "Solution": "dist_classicrl.environments.solvers.solution",
     "Study": "dist_classicrl.sweep.study",
     "Sweep": "dist_classicrl.sweep.sweep",
+    "TabularAgent": "dist_classicrl.agent.agent",
     "TabularMDP": "dist_classicrl.environments.model",
     "TrainingResult": "dist_classicrl.agent.result",
 }
@@ -55,6 +56,7 @@ __all__ = [
     "Solution",
     "Study",
     "Sweep",
+    "TabularAgent",
     "TabularMDP",
     "TrainingResult",
 ]

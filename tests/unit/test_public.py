@@ -8,6 +8,7 @@ import re
 import pytest
 from documents import PAGES, ROOT, blocks
 
+import dist_classicrl
 from dist_classicrl.cli.config import tomllib
 
 REFERENCE = ROOT / "docs" / "reference" / "index.md"
@@ -100,3 +101,7 @@ def test_the_page_for_one_process_is_about_one_process():
     assert said == ["cluster", "cluster"]  # the title says what it is not about, and the end where to go on
     assert len(blocks(page, "python")) >= 6
     assert "one-process.md" in (ROOT / "mkdocs.yml").read_text()
+
+
+def test_the_agent_has_two_names():
+    assert dist_classicrl.TabularAgent is dist_classicrl.DistAsyncQLearning

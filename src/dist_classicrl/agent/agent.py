@@ -819,3 +819,7 @@ class DistAsyncQLearning:
 def state_of(agent: DistAsyncQLearning) -> AgentState:
     """Return what an agent holds, for the other parts of this library."""
     return agent._state
+
+
+TabularAgent = DistAsyncQLearning
+"""Another name of it, since it has other rules than Q-learning, too."""
