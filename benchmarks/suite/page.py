@@ -27,9 +27,10 @@ scripts/benchmark
 ```
 
 This is made to take some ten minutes on two idle cores. It makes `.venv`, installs the peers from the
-package index into `.venv-peers`, measures, and draws this page anew. `--full` measures longer and more often, `--list`
-names the cases, `--only` chooses some of them, and with `--merge` these take the place of what is here. What
-single scripts found is on [a page of its own](measurements.md); `scripts/benchmark` runs them by their names.
+package index into `.venv-peers`, measures, and draws this page anew. `--full` measures longer and more
+often, `--list` names the cases, `--only` chooses some of them, and with `--merge` these take the place of
+what is here. What single scripts found is on [a page of its own](measurements.md); `scripts/benchmark`
+runs them by their names.
 """
 GAPS = """\
 ## Aims and gaps
