@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -248,31 +248,38 @@ class Sweep:
         if retry_failed:
             folder.forget_failed()
         laboratory = Laboratory(self.plan, self._environments, self.folder)
-        # Before there are helpers, which have it all then.
-        once_on_each_host(self.folder / "members", partial(laboratory.compile, folder.records()))
-        with _out_of_collections(), helpers() as those, _ended_by_interrupt():
-            shown = ShownSweep(progress, self.plan.n_trainings(self._stopping), folder)
-            work = partial(self._work, laboratory, lambda: None)
-            for _ in range(min(int(count), self.plan.n_runs) - 1):
-                those.start(partial(work, StudyFolder(self.folder)))
+        with Member(folder) as member:  # it shows that it lives while it compiles
+            # Before there are helpers, which have it all then.
+            once_on_each_host(self.folder / "members", partial(laboratory.compile, folder.records()))
+            with _out_of_collections(), helpers() as those, _ended_by_interrupt():
+                shown = ShownSweep(progress, self.plan.n_trainings(self._stopping), folder)
+                work = partial(self._work, laboratory, lambda: None)
+                for _ in range(min(int(count), self.plan.n_runs) - 1):
+                    those.start(partial(work, StudyFolder(self.folder)))
 
-            def tick() -> None:
-                if lost := those.lost():
-                    logger.warning(
-                        "%d helper process(es) of the sweep were lost: others make their runs.", lost
-                    )
-                shown.tick()
+                def tick() -> None:
+                    if lost := those.lost():
+                        logger.warning(
+                            "%d helper process(es) of the sweep were lost: others make their runs.", lost
+                        )
+                    shown.tick()
 
-            self._work(laboratory, tick, folder)
-            shown.tick(at_end=True)
+                self._work(laboratory, tick, folder, member)
+                shown.tick(at_end=True)
         study = Study(self.folder)
         if not task_of_environment():
             study.write_tables()
         return study
 
-    def _work(self, laboratory: Laboratory, tick: Callable[[], None], folder: StudyFolder) -> None:
-        """Make runs until there are none left, in this process."""
-        with Member(folder) as member:
+    def _work(
+        self,
+        laboratory: Laboratory,
+        tick: Callable[[], None],
+        folder: StudyFolder,
+        known: Member | None = None,
+    ) -> None:
+        """Make runs until there are none left, in this process: a new member, or one that is known."""
+        with Member(folder) if known is None else nullcontext(known) as member:
             if self.plan.search is not None or (self._stopping is not None and self._stopping.asynchronous):
                 self._make_as_they_come(laboratory, member, folder, tick)
                 return
