@@ -2,7 +2,6 @@
 
     python benchmarks/card.py                  # all problems, some minutes
     python benchmarks/card.py --only frozenlake --seconds 2
-    python benchmarks/card.py --output card.json
 
 For each problem: steps per second of the learner on the card, the table going there and back with each call;
 those of one core; the seconds that this way takes; and the root mean square error to the optimal values after
@@ -12,7 +11,6 @@ there is nvcc. Without a card it ends with 2 and says why.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import subprocess
@@ -21,6 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import common
 import numpy as np
 
 from dist_classicrl import CompiledSimulator, TabularMDP
@@ -147,11 +146,9 @@ def measured(name, env, card, seconds):
 
 def main():
     """Read the arguments, and measure."""
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
+    parser = common.parser(__doc__, "card.json")
     parser.add_argument("--only", choices=problems(), help="one problem")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement (5)")
-    parser.add_argument("--output", type=Path, help="file to write")
     given = parser.parse_args()
     try:
         card = cards()[0]
@@ -166,8 +163,7 @@ def main():
         if given.only in (None, name):
             rows.append(measured(name, make(), card, given.seconds))
             print(json.dumps(rows[-1]), flush=True)
-    if given.output is not None:
-        given.output.write_text(json.dumps({"card": str(card), "rows": rows}, indent=1) + "\n")
+    common.save(given.output, rows, card=str(card), seconds=given.seconds)
     return 0
 
 

@@ -9,6 +9,7 @@ from dist_classicrl.engines.server.leases import LeaseBook
 from dist_classicrl.engines.server.messages import HandIn, Push, Pushed, Wishes
 from dist_classicrl.engines.server.server import Client, Server
 from dist_classicrl.engines.server.tree import Branch
+from dist_classicrl.tables.merging import AFFINE
 
 
 @pytest.fixture
@@ -17,12 +18,12 @@ def server():
     server = Server.__new__(Server)
     applied = {1: 2}
 
-    def apply(rank, sequence, packed):
+    def apply(rank, sequence, packed, staleness=0):
         new = sequence > applied.get(rank, 0)
         applied[rank] = max(sequence, applied.get(rank, 0))
         return new
 
-    server.table = SimpleNamespace(apply=apply, applied=applied)
+    server.table = SimpleNamespace(apply=apply, applied=applied, merging=AFFINE)
     server.leases = LeaseBook(0, 100, [1], 10, lambda: 0.0)
     server.leases.credit(30)
     server.takes_over = True

@@ -29,7 +29,7 @@ def server():
     for rank in (1, SLOW):
         client = Client(0, Wishes(quantum=10, refresh=False))
         server.peers.add(Peer(rank, channel, client, Arrivals(1.0, now=0.0), 0.0))
-    server.table = SimpleNamespace(applied={})
+    server.table = SimpleNamespace(applied={}, version=0)
     server.tally = Tally(total_steps=0)
     server.codec = Codec()
     return server
