@@ -79,7 +79,7 @@ def parse(arguments: Sequence[str], description: str | None = None) -> argparse.
     )
     length = parser.add_mutually_exclusive_group()
     length.add_argument(
-        "--quick", action="store_true", help="less than ten minutes on two cores: the default"
+        "--quick", action="store_true", help="some ten minutes on two idle cores: the default"
     )
     length.add_argument("--full", action="store_true", help="longer and more runs of the same")
     length.add_argument("--card", action="store_true", help="what a graphics card does: benchmarks/card.py")
