@@ -30,7 +30,8 @@ DONE_BUT_HANGING = 79
 does not end a job that is aborted with status 0."""
 
 BEAT_SECONDS = 5.0
-_HEAD_SECONDS = 10.0
+_ABORT_SECONDS = 10.0
+_HEAD_SECONDS = 30.0  # other ranks may first take down all that was compiled, on cores that all share
 _OTHERS_SECONDS = 600.0
 _FLAG_OF_ULFM = "OMPI_MCA_mpi_ft_enable"
 _TRUE = ("1", "t", "true", "enabled", "yes", "y")
@@ -258,7 +259,7 @@ def _likely_code() -> int:
     return 1 if hasattr(sys, "last_type") else 0
 
 
-def limit_seconds(seconds: float = _HEAD_SECONDS) -> None:
+def limit_seconds(seconds: float = _ABORT_SECONDS) -> None:
     """Let SIGALRM end this process after `seconds`, whatever it waits for."""
     if threading.current_thread() is threading.main_thread():  # Python allows no other to set handlers
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
