@@ -6,12 +6,15 @@ The first argument may be `--all`, see scripts/test, or `--cluster`, see scripts
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import tempfile
 import time
 import xml.etree.ElementTree
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from dist_classicrl.launch.launcher import launch_environment
@@ -27,6 +30,8 @@ MPI_RANKS = (1, 2, 3)
 # What two ranks do that three do not, the core has: a server with a single worker.
 ONLY_CORE_ON = 2
 NO_TESTS_CHOSEN = 5
+# Of mpirun, where MPI's end took rank 0 too long after the work was done, as it may once ranks were lost.
+ENDED_IN_FINALIZE = 128 + signal.SIGALRM
 # By folder: in how many processes pytest runs its tests. More than there are cores, as many tests wait.
 PROCESSES = {"unit": max(3, CORES), "jobs": max(3, CORES), "faults": 2, "cluster": 3}
 # How pytest gives tests to processes: those of a file of tests/cluster share what its fixtures have started.
@@ -56,13 +61,21 @@ class Checks:
         self.failed: list[str] = []
         self.counts: Counter[str] = Counter()
 
-    def step(self, title: str, command: list[str], limit: float) -> int:
-        """Run one command in the repository; give its exit status."""
+    def step(
+        self, title: str, command: list[str], limit: float, is_done: Callable[[], bool] = lambda: False
+    ) -> int:
+        """Run one command in the repository; give its exit status.
+
+        `is_done` says whether the work was done where MPI's end alone took too long.
+        """
         print(f"\n==> {title}", flush=True)
         job = run_job(command, timeout=limit, env=launch_environment(), cwd=ROOT, keep_output=False)
         ending = f"did not end within {limit:g} s and was killed" if job.timed_out else f"{job.seconds:.0f} s"
         nothing = self.choosing and job.returncode == NO_TESTS_CHOSEN and not job.timed_out
-        if job.returncode != 0 and not nothing:
+        late = job.returncode == ENDED_IN_FINALIZE and not job.timed_out and is_done()
+        if late:
+            ending += ", of which MPI's end took too long after all ranks had passed"
+        elif job.returncode != 0 and not nothing:
             self.failed.append(title)
             ending += f", FAILED with exit status {job.returncode}"
         print(f"==> {title}: {ending}", flush=True)
@@ -95,7 +108,9 @@ class Checks:
                 stuck = ["-o", "faulthandler_timeout=120", "-o", "faulthandler_exit_on_timeout=true"]
                 mpi = ["--with-mpi", "-p", "no:cacheprovider", *stuck]
                 pytest = [*mpirun_command(ranks), *quiet, *pytest, *mpi]
-            status = self.step(title, [*pytest, f"--junitxml={report}"], LIMIT_SECONDS[name])
+            have_passed = partial(all_ranks_have_passed, report, Path(logs), ranks or 0)
+            command = [*pytest, f"--junitxml={report}"]
+            status = self.step(title, command, LIMIT_SECONDS[name], have_passed)
             self.count(report)
             if status not in (0, NO_TESTS_CHOSEN):
                 show_rank_logs(Path(logs))
@@ -131,6 +146,22 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
         else:
             options.append(argument)
     return paths, options
+
+
+def all_ranks_have_passed(report: Path, folder: Path, ranks: int) -> bool:
+    """Whether rank 0's report has no failure, and each other rank's log ends with what passed and no more."""
+    if not report.exists():
+        return False
+    suites = list(xml.etree.ElementTree.parse(report).getroot())
+    if not suites or any(int(suite.get(kind, 0)) for suite in suites for kind in ("failures", "errors")):
+        return False
+    for rank in range(1, ranks):
+        log = folder / f"rank-{rank}.log"
+        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+        ends = [line for line in lines if re.search(r"\b\d+ (passed|failed|errors?)\b.* in [\d.]+s", line)]
+        if not ends or re.search(r"\b(failed|errors?)\b", ends[-1]):
+            return False
+    return ranks > 0
 
 
 def show_rank_logs(folder: Path) -> None:
