@@ -531,11 +531,12 @@ def with_compression(settings: Settings, rng: random.Random) -> Settings:
 
 
 def with_staleness(settings: Settings, rng: random.Random) -> Settings:
-    """Return the settings of asynchronous training, in half of all histories with bounds for stale workers.
+    """Return the settings of training with a server, in half of all histories with bounds for stale workers.
 
     What others learned of an entry of one's own is nothing, so both ways to merge leave the same there.
     """
-    if not settings.async_updates or rng.random() < 0.5:
+    has_versions = settings.async_updates and settings.topology != "decentralized"
+    if not has_versions or rng.random() < 0.5:
         return settings
     most = rng.choice([None, 0, 1, 3, 10])
     return replace(settings, max_staleness=most, merging=rng.choice(["affine", "order_free"]))
