@@ -28,6 +28,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from functools import cache
 from pathlib import Path
 
@@ -164,6 +165,9 @@ except TrainingStopped as stopped:
     raise
 except (RankLostError, RemoteRankError) as error:
     lines.say("lost", error=f"{type(error).__name__}: {error}")
+    raise
+except BaseException:
+    lines.say("ended", error=traceback.format_exc())
     raise
 if options.get("divided"):  # nobody has all of it
     (q_table,), (visits,) = state_of(agent).rows_of(np.arange(model.n_states))

@@ -195,10 +195,10 @@ class Participant(Generic[W, S]):
         while True:
             try:
                 return self.serve() if group.is_server else self.work(self.at_work)
-            except ServerLost:
+            except ServerLost as why:
                 self._leave_old_view()
                 lost = group.view
-                logger.debug("Rank %d lost the server, rank %d.", group.rank, lost.server)
+                logger.debug("Rank %d lost the server, rank %d: %s.", group.rank, lost.server, why)
                 try:
                     view = Election(group, self.at_work.base).run()
                 except Settled:  # all others have the result, as this rank has
@@ -275,9 +275,10 @@ class Participant(Generic[W, S]):
         with _heard(self.group, lambda: worker.channels, worker.beat):
             try:
                 final = worker.run()
-            except (ServerLost, Deposed):
+            except (ServerLost, Deposed) as why:
                 if not self.group.is_replacement:
                     raise
+                logger.warning("Rank %d, a replacement, ends: %s.", self.group.rank, why)
                 final = None
         if final is None or self.group.is_replacement:
             raise WorkerLeft(self.group.rank)

@@ -122,27 +122,32 @@ class Working(ABC):
         group = self.group
         say_beat([self.channel], self.beat(), group.timing.interval, now)
         if group.is_due() or self.channel.lost is not None:
-            has_lost_server = partial(self._is_lost, now, group.timing.silence)
+            has_lost_server = partial(self._has_lost_server, now)
             for sender, control in group.poll():
                 match control:
                     case NewView() if (view := group.accept(control)) is not None:
                         if view.term > self._term or group.rank not in view.members:
                             raise Deposed(view)
                     case Prepare() if answer(group, sender, control, self.base, has_lost_server):
-                        raise ServerLost
+                        raise ServerLost(f"rank {sender} asks to do without it")
                     case Release() | Over():
                         self.was_released = self.was_released or self.final is not None
-        if not self.was_released and self._is_lost(now, group.timing.election):
-            raise ServerLost
+        if not self.was_released and (why := self._why_lost(now, group.timing.election)):
+            raise ServerLost(why)
 
-    def _is_lost(self, now: float, silence: float) -> bool:
+    def _has_lost_server(self, now: float) -> bool:
+        return self._why_lost(now, self.group.timing.silence) is not None
+
+    def _why_lost(self, now: float, silence: float) -> str | None:
+        """Return why the server counts as lost, or None: it does not."""
         channel = self.channel
-        return (
-            channel.lost is not None
-            or self.group.view.server in self.group.dead
-            or now - channel.last_heard > silence
-            or now - self._progressed_at > self.group.timing.stuck
-        )
+        if channel.lost is not None or self.group.view.server in self.group.dead:
+            return "MPI reports its death"
+        if now - channel.last_heard > silence:
+            return f"silent for {now - channel.last_heard:.1f} s"
+        if now - self._progressed_at > self.group.timing.stuck:
+            return f"its main loop made no progress for {now - self._progressed_at:.1f} s"
+        return None
 
     def take_in_common(self, told: object) -> None:
         """Take in what any server may send at any time.
