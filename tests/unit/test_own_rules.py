@@ -8,7 +8,7 @@ import numpy as np
 import own_rules
 import pytest
 
-from dist_classicrl import DistAsyncQLearning, TabularMDP
+from dist_classicrl import DistAsyncQLearning, TabularMDP, rules
 from dist_classicrl.errors import (
     CheckpointError,
     CheckpointMismatchError,
@@ -16,6 +16,7 @@ from dist_classicrl.errors import (
     ModelFileError,
     SettingsError,
 )
+from dist_classicrl.learning.rules import find
 from dist_classicrl.learning.rules.kernel import entry_of, move, rule_function, unvisited, update
 from dist_classicrl.model import places
 from dist_classicrl.rules import LearningRule, Shared, register, unregister
@@ -300,3 +301,26 @@ def test_a_rule_that_cannot_be_compiled_is_named():
             DistAsyncQLearning(algorithm=Typo()).train(MODEL, total_steps=10)
     finally:
         unregister(rule)
+
+
+class AlwaysCompares(NamedTuple):
+    """The hyper-parameters of Q-learning with upper confidence bounds."""
+
+    horizon: int = 10
+    bonus: float = 0.05
+
+
+@pytest.mark.slow
+def test_what_the_table_knows_of_the_best_action_makes_no_difference_to_upper_confidence_bounds():
+    rule = find("ucb_q_learning")[0]
+    register(replace(rule, name="always_compares", parameters=AlwaysCompares, is_by_value=None))
+    tables = []
+    try:
+        for algorithm in ("ucb_q_learning", AlwaysCompares()):
+            agent = DistAsyncQLearning(algorithm=algorithm, seed=5, discount_factor=0.9)
+            agent.train(MODEL, total_steps=3_000)
+            tables.append(agent.q_table)
+    finally:
+        unregister(rules.registered("always_compares"))
+    assert 0 < (tables[0] == 0.0).sum() < 6  # some were never tried, and most states are settled
+    np.testing.assert_array_equal(*tables)

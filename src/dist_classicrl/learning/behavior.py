@@ -19,6 +19,7 @@ from dist_classicrl._random import SHIFT_32, below
 from dist_classicrl.learning.rules.kernel import (
     best_value,
     bits,
+    is_by_value,
     is_legal,
     mean_value,
     preference,
@@ -153,6 +154,8 @@ def _overload_known_best(rule, context, state):
         return lambda rule, context, state: greedy_action(context.table, state)
 
     def by_preference(rule, context, state):
+        if is_by_value(rule, context, state):
+            return np.int64(greedy_action(context.table, state))
         top, best, is_tie = preference(rule, context, state, 0), np.int64(0), False
         for action in range(1, actions_of(context.table)):
             worth = preference(rule, context, state, action)

@@ -142,6 +142,9 @@ class LearningRule:
         then.
     preference : callable, optional
         Returns the number by which actions are compared in a state; by default the value in the first table.
+    is_by_value : callable, optional
+        Returns whether in a state `preference` is surely the value in the first table: what the table knows
+        of each row's best is then taken, and nothing compared.
     tables : tuple of str
         Names of its tables, each of states times actions. The agent's `q_table` is their mean.
     memory : callable
@@ -193,6 +196,7 @@ class LearningRule:
     truth: Callable[..., np.ndarray] | None = None
     on_action: Any = None
     preference: Any = None
+    is_by_value: Any = None
     tables: tuple[str, ...] = ("q",)
     memory: Callable[[Any], tuple[int, int]] = lambda parameters: (0, 0)
     shared: tuple[Shared, ...] = ()

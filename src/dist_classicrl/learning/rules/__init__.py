@@ -40,7 +40,8 @@ def find(algorithm: Any) -> tuple[LearningRule, Any]:
         parameters = rule.parameters(**given)
     except TypeError as error:
         raise SettingsError(f"{algorithm!r} is no learning rule: {error}.") from error
-    for function in (rule.learn, rule.on_action, rule.on_target, rule.preference):
+    own = (rule.learn, rule.on_action, rule.on_target, rule.preference, rule.is_by_value)
+    for function in own:
         if not (function is None or is_compiled(function)):
             raise SettingsError(
                 f"{function!r} of the learning rule {name!r} is not jitted. Put @rule_function of "

@@ -1,14 +1,15 @@
 """What a learning rule's jitted functions are called with, and what they are made of.
 
 The training loops call `learn` and `on_action`, where rows have owners `on_target` (see `target_found`), and
-where a rule compares actions in its own way `preference`. Numba picks the rule's functions by the class of
-its hyper-parameters, as `environments.simulate` picks simulations: one loop serves all rules, and the choice
-costs nothing while it runs. They are compiled with `rule_function`::
+where a rule compares actions in its own way `preference` and `is_by_value`. Numba picks the rule's functions
+by the class of its hyper-parameters, as `environments.simulate` picks simulations: one loop serves all rules,
+and the choice costs nothing while it runs. They are compiled with `rule_function`::
 
     learn(rule, context, now, step, learned) -> learned
     on_action(rule, context, now, state, action, learned) -> learned
     on_target(rule, context, now, row, action, target, learned) -> learned
     preference(rule, context, state, action) -> float
+    is_by_value(rule, context, state) -> bool
 
 `rule` has the hyper-parameters, `context` the arrays, `now` and `step` are numbers. Every change of the table
 goes through `update`, `move` or `add`, which give `learned` back: it keeps count, and is passed on and
@@ -62,6 +63,7 @@ __all__ = [
     "best_value",
     "bits",
     "entry_of",
+    "is_by_value",
     "learn",
     "mean_value",
     "move",
@@ -202,6 +204,11 @@ def _value(rule, context, state, action):
     return value(context, state, action)
 
 
+@rule_function
+def _is_unknown(rule, context, state):
+    return False
+
+
 @picked(_of_rule("learn"))
 def learn(rule, context, now, step, learned):
     """Learn from a transition."""
@@ -229,6 +236,12 @@ def on_target(rule, context, now, row, action, target, learned):
 def preference(rule, context, state, action):
     """Return the number by which `action` is compared with others in `state`."""
     raise NotImplementedError("preference is for jitted code")
+
+
+@picked(_of_rule("is_by_value", _is_unknown))
+def is_by_value(rule, context, state):
+    """Return whether `preference` is surely the value in the first table, for all actions of `state`."""
+    raise NotImplementedError("is_by_value is for jitted code")
 
 
 # What rules are made of

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dist_classicrl._jit import jit_inline
+from dist_classicrl._jit import jit
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.learning.rules.kernel import (
     Learned,
+    best_value,
     entry_of,
     is_legal,
     move,
@@ -27,9 +28,10 @@ class UCBQLearning(NamedTuple):
     """Q(s, a) moves towards r + gamma V(s') + b_t at the t-th visit, and the best action is played.
 
     V(s') = min(H, max Q(s', .)), b_t = bonus * sqrt(H^3 / t), and the step size is (H + 1) / (H + t):
-    algorithm 1, where rewards are from 0 to 1, all actions that were never tried are worth H, and `bonus`
-    stands for c sqrt(iota). It is for problems of H steps: the state has to tell the step, an episode ends by
-    termination, and the discount factor is 1. Elsewhere H must be at least what can be collected, discounted.
+    algorithm 1, where rewards are from 0 to 1, all actions that were never tried are worth H (or what
+    `initial_value` says, unless that is 0), and `bonus` stands for c sqrt(iota). It is for problems of H
+    steps: the state has to tell the step, an episode ends by termination, and the discount factor is 1.
+    Elsewhere H must be at least what can be collected, discounted.
     Epsilon is 0 where none is given, and ``learning_rate`` plays no part.
 
     Attributes
@@ -44,17 +46,21 @@ class UCBQLearning(NamedTuple):
     bonus: float = 0.05
 
 
-@jit_inline
-def _optimistic(rule, context, state, action):
+@rule_function
+def preference(rule, context, state, action):
+    """Return the value of an action, or H where it was never tried and is 0; -inf where it is illegal."""
     worth = value(context, state, action)
-    is_known = (visits_of(context.table, state, action) > 0) | (worth == -np.inf)
+    is_known = (worth != 0.0) | (visits_of(context.table, state, action) > 0)
     return worth if is_known else float(rule.horizon)
 
 
 @rule_function
-def preference(rule, context, state, action):
-    """Return the value of an action, or H where it was never tried; -inf where it is illegal."""
-    return _optimistic(rule, context, state, action)
+def is_by_value(rule, context, state):
+    """Return whether no action of `state` has the value of one that was never tried."""
+    is_known = True
+    for action in range(actions_of(context.table)):
+        is_known = is_known & (value(context, state, action) != 0.0)
+    return is_known
 
 
 @rule_function
@@ -68,17 +74,27 @@ def learn_there(rule, context, now, row, action, target, learned):
     return Learned(learned.touched, learned.error + error)
 
 
+@jit
+def _optimistic_value(rule, context, step):
+    """Return the largest preference of the next state's legal actions, 0 where none is legal."""
+    n_actions, state, top = actions_of(context.table), step.next_state, -np.inf
+    for action in range(n_actions):
+        if is_legal(context.table.legal, context.masks, state, n_actions, action, step.i):
+            top = max(top, preference(rule, context, state, action))
+    return top if top > -np.inf else 0.0
+
+
 @rule_function
 def learn(rule, context, now, step, learned):
     """Learn from the best of the next state, where the entry is."""
     h = float(rule.horizon)
     target = step.reward
     if not step.terminated:
-        n_actions, state, top = actions_of(context.table), step.next_state, -np.inf
-        for action in range(n_actions):
-            if is_legal(context.table.legal, context.masks, state, n_actions, action, step.i):
-                top = max(top, _optimistic(rule, context, state, action))
-        target += context.discount * (min(h, top) if top > -np.inf else 0.0)
+        if is_by_value(rule, context, step.next_state):
+            top = best_value(context, step)
+        else:
+            top = _optimistic_value(rule, context, step)
+        target += context.discount * min(h, top)
     return target_found(rule, context, now, step, target, learned)
 
 
@@ -98,6 +114,7 @@ RULE = register(
         on_target=learn_there,
         can_travel=True,
         preference=preference,
+        is_by_value=is_by_value,
         truth=optimal_values,
         defaults={"epsilon": 0.0},
         check=check,
