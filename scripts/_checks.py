@@ -43,11 +43,11 @@ LIMIT_SECONDS = {
     "lint": 120,
     "types": 300,
     "contracts": 120,
-    "unit": 2700,
-    "mpi": 1200,
-    "jobs": 900,
-    "faults": 600,
-    "cluster": 1200,
+    "unit": 3600,
+    "mpi": 1800,
+    "jobs": 2400,
+    "faults": 1200,
+    "cluster": 1800,
 }
 
 
