@@ -33,7 +33,7 @@ STEPS = {"lake": 150_000_000, "taxi": 100_000_000, "counted": 500_000}
 # By how much of the best policy's value the learned one may be worse.
 GAP = 0.01
 # From the last process that is killed or stopped to the end of a run, whatever the machine.
-RUN_SECONDS = 120.0
+RUN_SECONDS = 300.0
 # What is still there some seconds after mpirun has ended has been left behind.
 LEFT_SECONDS = 5.0
 

@@ -30,7 +30,7 @@ def run_python(tmp_path):
     It fails the test if the program does not end with `status`, and gives the FinishedJob.
     """
 
-    def run(*arguments, ranks=None, timeout=90.0, status=0, env=None):
+    def run(*arguments, ranks=None, timeout=300.0, status=0, env=None):
         command = [*([] if ranks is None else mpirun_command(ranks)), sys.executable, *map(str, arguments)]
         # The package is found where this one was found, installed or not.
         source = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}

@@ -62,7 +62,7 @@ def test_the_python_of_all_pages_runs(run_python, tmp_path):
     agent = DistAsyncQLearning(state_size=16, action_size=4)
     (tmp_path / DESIGN.stem).mkdir()
     agent.save_model(tmp_path / DESIGN.stem / "frozen_lake.npz")
-    run_python(PROGRAM, tmp_path, *pages, timeout=300.0)
+    run_python(PROGRAM, tmp_path, *pages, timeout=900.0)
     assert "(16, 4)" in documents.output(tmp_path, DESIGN)
     check_what_they_print(tmp_path)
     # The same command again goes on from the checkpoints that are there.
@@ -215,7 +215,7 @@ def batch_script(request, tmp_path):
                 assert time.monotonic() < deadline and process.poll() is None
                 time.sleep(0.01)
             process.send_signal(signal.SIGUSR1)  # to the script alone, as SLURM does with B:
-        return process.wait(timeout=60.0)
+        return process.wait(timeout=240.0)
 
     yield run
     for process in processes:

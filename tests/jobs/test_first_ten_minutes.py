@@ -66,7 +66,7 @@ class Terminal:
             except ProcessLookupError:
                 continue
 
-    def type(self, line, timeout=60.0):
+    def type(self, line, timeout=240.0):
         """Type a line; return the screen when its command has ended, which must be with status 0.
 
         It is kept, and so are those that were seen before.

@@ -148,7 +148,7 @@ print("rank", MPI.COMM_WORLD.rank, flush=True)
 def test_a_rank_that_dies_before_mpi_runs_is_missed_soon(run_python, tmp_path):
     # Long before --silence, and before --start-limit.
     limits = ("--silence", 600, "--start-limit", 600)
-    job = run_python(*LAUNCH, "-n", 3, *limits, write(tmp_path, EARLY), 1, timeout=60)
+    job = run_python(*LAUNCH, "-n", 3, *limits, write(tmp_path, EARLY), 1, timeout=240)
     assert "a rank of this host was gone before MPI had started" in job.output
     assert len([line for line in job.output.splitlines() if line.startswith("rank")]) == 3
 
@@ -210,7 +210,7 @@ print("rank", MPI.COMM_WORLD.rank, flush=True)
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="processes are found through /proc")
 def test_launch_ends_when_its_ranks_have_whatever_they_have_left(run_python, tmp_path):
-    job = run_python(*LAUNCH, "-n", 2, "--grace", 600, write(tmp_path, ORPHAN), timeout=60)
+    job = run_python(*LAUNCH, "-n", 2, "--grace", 600, write(tmp_path, ORPHAN), timeout=240)
     assert "mpirun waited for what they had started" in job.output
 
 

@@ -51,7 +51,7 @@ def test_a_rank_that_is_killed_holds_up_nobody(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(PROGRAM)
     whole = [*mpirun_command(3, launcher), *words, *command([str(script)])]
-    job = run_job(whole, timeout=60.0, env=launch_environment(), cwd=tmp_path)
+    job = run_job(whole, timeout=240.0, env=launch_environment(), cwd=tmp_path)
     assert not job.timed_out, job.output
     said = sorted(json.loads(line.split(" ", 1)[1]) for line in job.output.splitlines() if "SAID" in line)
     assert [rank for rank, *_ in said] == [0, 1], job.output

@@ -31,7 +31,7 @@ def test_ranks_of_a_job_share_a_study_and_make_what_one_process_makes(tmp_path):
         "ranks": [*mpirun_command(3), *kill_sweeps.command(study, tmp_path / "ranks")],
     }
     for line in lines.values():
-        job = run_job(line, timeout=120.0, env=launch_environment())
+        job = run_job(line, timeout=300.0, env=launch_environment())
         assert job.returncode == 0, job.output
     assert kill_sweeps.tables(tmp_path / "ranks") == kill_sweeps.tables(tmp_path / "one")
     assert Study(tmp_path / "ranks").done == 8
@@ -50,7 +50,7 @@ def test_ctrl_c_ends_it_at_once_and_says_how_far_it_is(tmp_path):
         assert time.monotonic() < end and sweep.poll() is None
         time.sleep(0.05)
     os.killpg(sweep.pid, signal.SIGINT)
-    _, said = sweep.communicate(timeout=60.0)
+    _, said = sweep.communicate(timeout=240.0)
     assert sweep.returncode == 130 and "0 of 4 runs are made. The same command goes on." in said, said
     assert "script" not in said and "Traceback" not in said
 
@@ -59,6 +59,6 @@ def test_a_study_file_with_a_mistake_is_refused_on_every_rank(tmp_path):
     study = tmp_path / "study.toml"
     study.write_text(kill_sweeps.STUDY.format(seeds=2).replace("learning_rate", "learning_rat"))
     line = [*mpirun_command(2), *kill_sweeps.command(study, tmp_path / "out")]
-    job = run_job(line, timeout=120.0, env=launch_environment())
+    job = run_job(line, timeout=300.0, env=launch_environment())
     assert job.returncode == 2 and "Did you mean 'learning_rate'" in job.output, job.output
     assert not (tmp_path / "out").exists()

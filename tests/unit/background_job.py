@@ -69,7 +69,7 @@ class BackgroundJob:
         """What the ranks of `checkpoint_program.py` said, in order."""
         return events(self.output, event)
 
-    def wait_for(self, condition, what, timeout=60.0):
+    def wait_for(self, condition, what, timeout=180.0):
         """Wait until `condition()` is true and return it; None if the job ended before."""
         deadline = time.monotonic() + timeout
         while not (value := condition()):
@@ -80,7 +80,7 @@ class BackgroundJob:
             time.sleep(0.003)
         return value
 
-    def must_wait_for(self, condition, what, timeout=60.0):
+    def must_wait_for(self, condition, what, timeout=180.0):
         """Wait until `condition()` is true and return it; the job must not end before."""
         value = self.wait_for(condition, what, timeout)
         if value is None:
@@ -104,7 +104,7 @@ class BackgroundJob:
                 continue
         processes.end_job(self.process, self.job)
 
-    def wait(self, status=None, timeout=60.0):
+    def wait(self, status=None, timeout=180.0):
         """Wait for the end, which must be with `status` if one is given, and return the output."""
         try:
             self.process.wait(timeout)
