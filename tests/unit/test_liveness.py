@@ -213,6 +213,24 @@ def test_a_worker_hears_of_a_failure_before_it_plays_its_next_part(play_rounds):
     assert channel.played == [0]
 
 
+def test_the_time_in_which_a_worker_makes_ready_is_not_the_servers_silence(play_rounds):
+    # Of what lies there by then, MPI may tell only when it is asked for the second time.
+    late = 5.0 * SILENCE + 1e-3
+    said = [(late, order(-1, 0, 0)), (late + 1.0, done(4)), (late + 2.0, RELEASE)]
+    channel = TimedChannel(0, *said)
+    time.sleep(5.0 * SILENCE)
+    assert play_rounds(channel, 0.1).refresh.version == 1
+    assert channel.kinds_sent[-1] is Kind.BYE
+
+
+def test_a_server_that_says_nothing_once_a_worker_is_ready_is_lost(play_rounds):
+    channel = TimedChannel(0)
+    time.sleep(5.0 * SILENCE)
+    with pytest.raises(ServerLost, match="silent"):
+        play_rounds(channel, 0.1)
+    assert 6.5 * SILENCE < channel.seconds < 7.0 * SILENCE
+
+
 # A worker of asynchronous training
 
 

@@ -72,12 +72,15 @@ class Working(ABC):
         self.follow_on(group.wire.channel(group.view.server, group.tag(group.view.term, admission)))
 
     def follow_on(self, channel: Channel) -> None:
-        """Work for the server at the other end of `channel` from now on."""
+        """Work for the server at the other end of `channel` from now on.
+
+        What it has said while this rank made ready is still to be taken in: that was no silence.
+        """
         self.channel = channel
         if self.watch is not None:
             self.watch.tell_again()
         self._term = self.group.view.term
-        self._progressed_at = self._woken = self.group.wire.now()
+        self._progressed_at = self._woken = channel.last_heard = self.group.wire.now()
 
     def close(self, linger: float) -> None:
         """Close what leads to the server, which is given so many seconds for what was sent last."""
