@@ -35,16 +35,16 @@ from dist_classicrl.rules import (
 pytestmark = pytest.mark.usefixtures("fast_ramp")
 
 STEPS = 50_000
+# One of each way in which what is learned travels: as letters about entries, or about whole states; where the
+# entry is, and with numbers that all ranks share. Each rule takes long to compile, for one rank and several.
 RULES = [
-    Sarsa(),
-    NStepSarsa(n=3),
-    QLambda(n=4),
-    SarsaLambda(n=4),
     TreeBackup(n=3, target_epsilon=0.1),
     TD(n=2, trace_decay=0.5),
-    DifferentialQLearning(),
     UCBQLearning(),
+    DifferentialQLearning(),
 ]
+# These let other steps wait, and are letters about entries as well.
+SIMILAR = [Sarsa(), QLambda(n=4), SarsaLambda(n=4)]
 
 
 def problem_with(rule, model=None, **more):
@@ -71,12 +71,15 @@ def test_what_waits_is_learned_whoever_owns_it():
 def test_ranks_and_partitions_learn_the_same_and_the_right_values(rule):
     problem = problem_with(rule)
     one = learned(problem, STEPS)
-    # The kernels of another partition take long to compile: one rule of each kind has them.
-    other = "range" if isinstance(rule, Sarsa | DifferentialQLearning) else "hash"
-    for ranks, partition in ((2, other), (3, "hash"), (5, "hash")):
-        assert learned(problem, STEPS, ranks, partition) == one
-    cuts = ((25_600, 2, other), (40_960, 1, "hash"))
-    assert learned(problem, STEPS, 3, cuts=cuts) == one
+    for ranks in (2, 5):
+        assert learned(problem, STEPS, ranks) == one
+    assert learned(problem, STEPS, 3, cuts=((25_600, 2, "hash"), (40_960, 1, "hash"))) == one
+    check_values(rule, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", SIMILAR)
+def test_what_other_rules_let_wait_has_the_right_values(rule):
     check_values(rule, 1)
 
 
@@ -94,22 +97,20 @@ def check_values(rule, ranks):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", [NStepSarsa(n=3), TreeBackup(n=3, target_epsilon=0.1)])
-def test_ranks_that_share_memory_learn_the_same(rule):
-    problem = problem_with(rule)
-    one = learned(problem, STEPS)
+def test_ranks_that_share_memory_learn_the_same():
+    problem = problem_with(NStepSarsa(n=3))
+    one = learned(problem, STEPS, 2)
     for ranks in (2, 3, 5):
         assert learned(problem, STEPS, ranks, in_memory=True) == one
 
 
 @pytest.mark.slow
-def test_keys_are_learned_as_numbered_states():
+def test_keys_are_learned_whoever_owns_them():
     settings = settings_of(algorithm=NStepSarsa(n=3))
     problem = problem_of(scrambled_once("taxi"), settings)
-    one = learned(problem, STEPS)
+    one = learned(problem, STEPS, 2)
     assert one.counts.sum() > STEPS - 4 * 256
-    for ranks in (2, 5):
-        assert learned(problem, STEPS, ranks) == one
+    assert learned(problem, STEPS, 5) == one
     assert learned(problem, STEPS, 3, cuts=((25_600, 2, "hash"),)) == one
 
 
@@ -117,10 +118,9 @@ def test_keys_are_learned_as_numbered_states():
 @pytest.mark.parametrize("behavior", [Boltzmann(temperature=0.5), UCB(exploration=0.5)])
 def test_other_behaviors_learn_the_same(behavior):
     problem = problem_of(garnet(), settings_of(behavior=behavior))
-    one = learned(problem, STEPS)
-    assert one != learned(problem_of(garnet(), settings_of()), STEPS)
-    for ranks in (2, 5):
-        assert learned(problem, STEPS, ranks) == one
+    one = learned(problem, STEPS, 2)
+    assert one != learned(problem_of(garnet(), settings_of()), STEPS, 2)
+    assert learned(problem, STEPS, 5) == one
 
 
 def test_walkers_with_steps_that_wait_are_put_only_where_they_can_be():
