@@ -1,11 +1,12 @@
 """Keys as states in supersteps: the table of numbered states, whoever owns which, and however it grows."""
 
 from functools import cache, partial
+from typing import NamedTuple
 
 import numba
 import numpy as np
 import pytest
-from keyed_games import Corridor, corridor, reset_corridor, scrambled, states_of, step_corridor, taxi
+from keyed_games import corridor, keys_of, reset_corridor, scrambled, states_of, taxi
 from own_rules import DoubleQ, registered
 from superstep_runs import KEY, learned, play, problem_of, shares_of, whole
 from test_supersteps import garnet, settings_of
@@ -31,14 +32,12 @@ pytestmark = pytest.mark.usefixtures("fast_ramp")
 STEPS = 100_000
 
 
+NO_ONES = keys_of([100])[0]
+
+
 @numba.njit
 def by_third_bit(key):
-    return np.int64(key >> 3 & 1)
-
-
-@numba.njit
-def minus_one(key):
-    return -1
+    return -1 if key == NO_ONES else np.int64(key >> 3 & 1)
 
 
 MODELS = {"taxi": taxi, "forbidden actions": partial(garnet, forbidden=True)}
@@ -61,12 +60,14 @@ def test_the_values_are_those_of_numbered_states(name):
 
 
 @pytest.mark.slow
-def test_ranks_and_partitions_learn_the_same_table_in_float32():
-    problem = problem_of(scrambled_once("taxi"), settings_of(dtype="float32"))
+def test_a_partition_of_the_users_learns_the_same_table_and_is_told_where_it_is_wrong():
+    problem = problem_of(scrambled_once("forbidden actions"), settings_of())
     one = learned(problem, STEPS)
-    assert one.values.dtype == np.float32
-    for ranks, partition in ((3, "hash"), (2, by_third_bit)):
-        assert learned(problem, STEPS, ranks, partition) == one
+    assert learned(problem, STEPS, 2, by_third_bit) == one
+    larger = problem_of(scrambled(garnet(forbidden=True, n_states=101)), settings_of())
+    shares = shares_of(larger, 2, by_third_bit)
+    with pytest.raises(SettingsError, match=f"partition gives the key {NO_ONES} to -1, which is no rank"):
+        play(shares, Stream(KEY, 0), STEPS, larger.rates)
     cuts = ((256, 3, "hash"), (51_456, 1, "hash"), (90_112, 2, by_third_bit))
     assert learned(problem, STEPS, 2, cuts=cuts) == one
 
@@ -75,7 +76,8 @@ def test_ranks_and_partitions_learn_the_same_table_in_float32():
 def test_two_tables_of_a_rule():
     with registered():
         problem = problem_of(scrambled_once("taxi"), settings_of(algorithm=DoubleQ(), dtype="float32"))
-        one = learned(problem, 30_000)
+        one = learned(problem, 30_000, 2)
+        assert one.values.dtype == np.float32
         assert (one.counts.reshape(2, -1).sum(axis=1) > 10_000).all()
         assert learned(problem, 30_000, 3, cuts=((10_240, 2, "hash"),)) == one
 
@@ -144,32 +146,42 @@ def test_memory_is_a_limit_of_each_share(monkeypatch):
         play(shares, Stream(KEY, 0), 2_000_000, walk().rates)
 
 
-def game(step=step_corridor, **more):
-    data = Corridor(1 << 40, 2)
+class Pitfalls(NamedTuple):
+    """A walk that gets stuck somewhere, and is worth more than any number somewhere else."""
+
+    stuck_from: int
+    infinite_from: int
+
+
+@numba.njit
+def legal_below(data, key, action):
+    return key < data.stuck_from
+
+
+@numba.njit
+def step_beyond(data, memory, key, action, random):
+    memory[0] += 1
+    further = key + (2 if action == 1 else -1)
+    return further, np.inf if key > data.infinite_from else 0.0, False
+
+
+def game(stuck_from=1 << 40, infinite_from=1 << 40):
+    data = Pitfalls(stuck_from, infinite_from)
+    functions = reset_corridor, step_beyond, legal_below
     return CompiledSimulator.game(
-        "other walk", None, 2, data, reset_corridor, step, memory_size=1, keyed=True, **more
+        "other walk", None, 2, data, *functions, memory_size=1, keyed=True, max_episode_steps=500
     )
-
-
-@numba.njit
-def legal_below_100(data, key, action):
-    return key < 100
-
-
-@numba.njit
-def step_to_nothing(data, memory, key, action, random):
-    return key + 1, np.inf if key > 5000 else 0.0, False
 
 
 @pytest.mark.slow
 def test_what_a_game_does_wrong_is_told_with_the_key():
     settings = settings_of(epsilon=1.0)
-    stuck = problem_of(game(legal=legal_below_100, max_episode_steps=500), settings)
+    stuck = problem_of(game(stuck_from=100), settings)
     with pytest.raises(ActionMaskError, match="came to the state 10[01], where its function legal"):
         play(shares_of(stuck, 2, walkers=64), Stream(KEY, 0), 1_000_000, stuck.rates)
-    wrong = problem_of(game(step_to_nothing), settings)
-    with pytest.raises(RewardError, match="step in state 5001 .* gave the reward inf"):
-        play(shares_of(wrong, 1, walkers=64), Stream(KEY, 0), 1_000_000, wrong.rates)
+    wrong = problem_of(game(infinite_from=90), settings)
+    with pytest.raises(RewardError, match="step in state 9[1-9] .* gave the reward inf"):
+        play(shares_of(wrong, 2, walkers=64), Stream(KEY, 0), 1_000_000, wrong.rates)
 
 
 def test_partitions_that_cannot_be_are_refused():
@@ -177,9 +189,6 @@ def test_partitions_that_cannot_be_are_refused():
         shares_of(walk(), 2, "range")
     with pytest.raises(SettingsError, match="partition must be"):
         shares_of(walk(), 2, "blocks")
-    shares = shares_of(walk(), 2, minus_one, walkers=64)
-    with pytest.raises(SettingsError, match="partition gives the key -?[0-9]+ to -1, which is no rank"):
-        play(shares, Stream(KEY, 0), 4096, walk().rates)
 
 
 def test_walkers_that_cannot_be_are_refused():
@@ -207,15 +216,15 @@ def anew(monkeypatch):
 
 
 def test_a_process_alone_goes_on_where_it_stopped(tmp_path, anew):
-    truth = DistAsyncQLearning(seed=3, async_updates=False, dtype="float32")
+    truth = DistAsyncQLearning(seed=3, async_updates=False)
     truth.train(scrambled_once("taxi"), total_steps=100_000, **SHARDED)
     assert (np.diff(truth.q_table.states) > 0).all()
-    first = DistAsyncQLearning(seed=3, async_updates=False, dtype="float32")
+    first = DistAsyncQLearning(seed=3, async_updates=False)
     kept = {"checkpoint_dir": tmp_path, "checkpoint_interval": 40_000, **SHARDED}
     with pytest.raises(ZeroDivisionError):
         first.train(scrambled_once("taxi"), total_steps=100_000, progress=fail_at(60_000), **kept)
     anew()
-    again = DistAsyncQLearning(seed=3, async_updates=False, dtype="float32")
+    again = DistAsyncQLearning(seed=3, async_updates=False)
     result = again.train(scrambled_once("taxi"), total_steps=100_000, **kept)
     assert result.resumed_from is not None
     for found, known in ((again.q_table, truth.q_table), (again.visits, truth.visits)):
