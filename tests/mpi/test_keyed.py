@@ -83,12 +83,12 @@ def digest(agent):
 
 @pytest.mark.core
 @pytest.mark.parametrize(
-    ("exchange", "dtype", "is_async"),
-    [("in memory", "float64", False), ("by messages", "float32", False), ("in memory", "float64", True)],
+    ("exchange", "is_async"),
+    [("in memory", False), ("by messages", False), ("in memory", True)],
     indirect=["exchange"],
 )
-def test_any_number_of_ranks_learns_the_same_table(world, alone, make_agent, exchange, dtype, is_async):
-    settings = {"dtype": dtype, "epsilon": 0.5, "discount_factor": 0.9}
+def test_any_number_of_ranks_learns_the_same_table(world, alone, make_agent, exchange, is_async):
+    settings = {"epsilon": 0.5, "discount_factor": 0.9}
     together = make_agent(**settings, async_updates=is_async)
     single = make_agent(**settings, async_updates=False, comm=alone)
     placed = {**PLACED, "placement": "auto"} if is_async and world.size > 1 else PLACED
