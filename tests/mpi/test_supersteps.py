@@ -31,11 +31,6 @@ def digest(agent):
 
 
 @numba.njit
-def by_hundreds(state):
-    return 0 if state < 100 else state % 2
-
-
-@numba.njit
 def nobody(state):
     return 77
 
@@ -113,12 +108,6 @@ def test_any_number_of_ranks_learns_the_same_table(
 def test_rules_whose_targets_are_found_later_or_elsewhere(world, alone, make_agent, algorithm):
     model = TabularMDP.garnet(300, 5, 3, seed=4)
     check_same(world, alone, make_agent, model, calls=(20_001, 5_000), algorithm=algorithm)
-
-
-def test_a_partition_of_ones_own(world, alone, make_agent, garnet):
-    if world.size != 2:
-        pytest.skip("takes long to compile, and two ranks are enough")
-    check_same(world, alone, make_agent, garnet, asked={"partition": by_hundreds})
 
 
 def test_it_learns_as_well_as_one_learner(alone, make_agent, garnet):
