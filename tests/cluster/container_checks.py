@@ -12,7 +12,7 @@ from container_roots import network_settings
 
 from dist_classicrl.process.jobs import run_job
 
-SECONDS = 120.0
+SECONDS = 600.0
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -10,7 +10,7 @@ from dist_classicrl.launch.launcher import launch_environment
 from dist_classicrl.process.jobs import run_job
 
 PROGRAM = Path(__file__).with_name("host_program.py")
-SECONDS = 100.0
+SECONDS = 300.0
 
 
 def launch(hosts, folder, words, *, slots, launch_words=()):

@@ -12,7 +12,7 @@ from hosts import NETWORK, Hosts
 
 # Where the emulated hosts answer otherwise.
 AGENT_PORT = 2022
-SECONDS = 30.0
+SECONDS = 120.0
 _SERVER = """
 ListenAddress {address}
 HostKey {key}

@@ -34,7 +34,7 @@ COMMAND_SECONDS = 60.0
 ANSWERING_SECONDS = 60.0
 LONGEST_MESSAGE_SECONDS = 20
 ENDING_SECONDS = 30.0
-JOB_SECONDS = 180.0
+JOB_SECONDS = 600.0
 ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY"})
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "mungekey")
 # These are there without a job, too.

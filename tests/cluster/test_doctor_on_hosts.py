@@ -17,7 +17,7 @@ from slurm_cluster import SlurmCluster
 import dist_classicrl
 from dist_classicrl.process.jobs import run_job
 
-SECONDS = 100
+SECONDS = 300
 # In less than this a daemon of mpirun ends; what the doctor starts on hosts waits longer if nobody ends it.
 LEFT_SECONDS = 10.0
 DOCTOR = [sys.executable, "-m", "dist_classicrl", "doctor", "--json"]

@@ -14,7 +14,7 @@ from dist_classicrl.process.jobs import run_job
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "<!-- run on the hosts -->\n```sh\n"
-SECONDS = 120.0
+SECONDS = 300.0
 HOSTS = 3
 WORKERS = {"FrozenLake-v1": 6, "one-network": 6, "bound": 2}
 

@@ -24,7 +24,7 @@ from dist_classicrl.process.jobs import run_job
 
 STRANGER = Path(__file__).with_name("security_stranger.py")
 RANKS = 3
-SECONDS = 60.0
+SECONDS = 240.0
 DISTURBED_SECONDS = 4.0
 # More than any machine makes in the time of a test: each job is asked to stop.
 STEPS = 10**13
@@ -251,6 +251,8 @@ class TestOneJobOnOneHost:
 
 def test_nonsense_while_a_job_starts_only_delays_it(one_host):
     with Job(one_host, "--ranks", 2) as starting:
+        starting.must_wait_for(lambda: listening(one_host), "a port", SECONDS)
+        assert starting.steps() == 0
         done = starting.stranger("connect", DISTURBED_SECONDS)
         assert done["sent"] > 0
         starting.wait_for_progress()
