@@ -45,6 +45,10 @@ figure { margin: 0.6rem 0; background: #ffffff; border-radius: 6px; border: 1px 
 figure svg { display: block; width: 100%; min-width: 38rem; height: auto; }
 @media (prefers-color-scheme: dark) { figure { background: none; }
   figure svg { filter: invert(0.91) hue-rotate(180deg); } }
+@media (max-width: 40rem) { figure svg { min-width: 100%; }
+  th, td { padding-right: 0.4rem; min-width: 0; }
+  thead th { white-space: normal; }
+  td:first-child { white-space: normal; overflow-wrap: anywhere; min-width: 8rem; } }
 """
 
 
