@@ -105,7 +105,7 @@ class Checks:
             if ranks:
                 quiet = [sys.executable, str(ROOT / "scripts" / "_rank.py"), logs]
                 # A stuck rank ends the job and shows where; ranks must not write to one cache at a time.
-                stuck = ["-o", "faulthandler_timeout=120", "-o", "faulthandler_exit_on_timeout=true"]
+                stuck = ["-o", "faulthandler_timeout=300", "-o", "faulthandler_exit_on_timeout=true"]
                 mpi = ["--with-mpi", "-p", "no:cacheprovider", *stuck]
                 pytest = [*mpirun_command(ranks), *quiet, *pytest, *mpi]
             have_passed = partial(all_ranks_have_passed, report, Path(logs), ranks or 0)

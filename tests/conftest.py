@@ -19,7 +19,7 @@ MPI_FOLDER = Path(__file__).parent / "mpi"
 SAY_WHY_SECONDS = 5.0
 # How long the ranks that are through with a test wait for the others: long enough for a rank that is stuck to
 # reach pytest's faulthandler_timeout and show where it stands.
-PATIENCE_SECONDS = 150.0
+PATIENCE_SECONDS = 330.0
 
 
 @pytest.hookimpl(tryfirst=True)
