@@ -76,6 +76,13 @@ def test_lost_sales_cost_what_zipkin_says(lead_time):
         assert model.solve_average_reward(1e-4).gain == pytest.approx(-cost, abs=0.0052), lost
 
 
+@pytest.mark.slow
+def test_a_long_lead_time_and_dear_lost_sales_cost_what_zipkin_says():
+    for lost, cost in zip((19, 39), ZIPKIN[4][2:], strict=True):
+        model = make("LostSales", lead_time=4, lost_sale_cost=lost, max_order=10, max_stock=32)
+        assert model.solve_average_reward(1e-4).gain == pytest.approx(-cost, abs=0.0052), lost
+
+
 def test_a_lead_time_of_three_is_a_queue_of_orders():
     model = make("LostSales", lead_time=3)
     state = (23 * 11 + 2) * 11 + 1  # 23 in stock, orders of 2 and of 1 under way
