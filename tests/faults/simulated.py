@@ -624,6 +624,7 @@ class Calls(Story):
         """Return an entry that no update was learned at."""
         entry = SHARED + self.earlier + len(self.made)
         self.made[entry] = _Made(rank, self.lives[rank], self.network.now)
+        self.network.gets_on()
         return entry
 
     def begins_anew(self, group: Group) -> None:
