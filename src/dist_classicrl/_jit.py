@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import logging
 import os
-import stat
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
 from itertools import count
-from pathlib import Path
-from time import monotonic, sleep
+from types import ModuleType
 from typing import Any
 
-from dist_classicrl._files import others_may_write
 from dist_classicrl._hints import rank_of_environment
 
 # A launcher gives its ranks a terminal. There numba's colours, where colorama is installed, end in an escape
@@ -30,21 +23,17 @@ import numba.extending
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.core.registry import CPUDispatcher
-from numba.core.sigutils import normalize_signature
 
-logger = logging.getLogger(__name__)
-_progress = logging.getLogger("dist_classicrl.progress")
+from dist_classicrl._identity import identity_of
+from dist_classicrl._machine_code import OF_USERS, kept
 
-_PACKAGE = Path(__file__).parent
-_ANEW = (
-    "Every process compiles anew. Let NUMBA_CACHE_DIR name a folder of your own (mkdir -m 700) with room for "
-    "some MB."
-)
-
-COMPILING = "compiling what this run needs for the first time: some 10 s, kept for later runs"
-"""What is said of a wait that only the first run of its kind has."""
-
-_LOCK_SECONDS = 2.0  # a file takes some milliseconds
+# Nobody calls these functions by a pointer, for which numba would compile an entry of its own.
+_OPTIONS: dict[str, Any] = {
+    "nogil": True,
+    "error_model": "numpy",
+    "no_cfunc_wrapper": True,
+    "boundscheck": False,
+}
 
 
 def jit(function: Callable[..., Any]) -> Any:
@@ -152,18 +141,52 @@ def as_called_by_kernels(function: Any, check: bool) -> Any:
     return numba.jit(**options)(function.py_func)
 
 
-def class_of_its_own(kind: type) -> Any:
+def class_of_its_own(kind: type, *functions: Any) -> Any:
     """Return a class derived of a NamedTuple, by which jitted code can tell its tuples from all others.
 
     Its name is no other's: numba looks compiled code up by the names of classes and the types of their
     fields. Of two classes with one name only the tuples of the first are found, those of the other are
-    typed anew in each call, for up to a millisecond. Machine code for it is not kept on disk.
+    typed anew in each call, for up to a millisecond.
+
+    With `functions`, and what else kernels are made of for its tuples, it is named after what these do, in
+    all processes alike: functions that do the same have one class, and machine code for it is kept on disk.
+    Without, or where `identity_of` cannot tell what they do, each process compiles for it.
     """
-    name = f"{kind.__name__}{next(_numbers)}"
-    return type(name, (kind,), {"__slots__": (), "__module__": "made_by_dist_classicrl"})
+    identity = identity_of(kind, *functions) if functions else None
+    name = f"{kind.__name__}_{next(_numbers) if identity is None else identity[:_NAME_LENGTH]}"
+    if (found := getattr(_made, name, None)) is not None:
+        return found
+    made: Any = type(name, (kind,), {"__slots__": (), "__module__": _made.__name__})
+    setattr(_made, name, made)  # where pickled types are looked for
+    if identity is not None:
+        _functions_of[made] = identity, (kind, *functions)
+    return made
 
 
+_NAME_LENGTH = 24
 _numbers = count(1)
+_made = sys.modules.setdefault("made_by_dist_classicrl", ModuleType("made_by_dist_classicrl"))
+_functions_of: dict[type, tuple[str, tuple[Any, ...]]] = {}
+
+
+def _is_as_named(kind: type) -> bool:
+    """Whether a class is of this package, or named after what its functions do, which do that still.
+
+    What they use from around them may have another value by now.
+    """
+    if is_of_package(kind):
+        return True
+    identity, functions = _functions_of.get(kind, ("", ()))
+    return bool(identity) and identity_of(*functions) == identity
+
+
+def _classes_in(kinds: Any) -> Iterator[type]:
+    """Give the classes of all NamedTuples among these types, by which numba picks what is called."""
+    for kind in kinds:
+        if isinstance(kind, types.NamedTuple | types.NamedUniTuple):
+            yield kind.instance_class
+        if isinstance(kind, types.BaseTuple):
+            yield from _classes_in(kind)
 
 
 def is_compiled(function: Any) -> bool:
@@ -175,20 +198,34 @@ def jit_for(kernel: Any, *parts: type) -> Any:
     """Return a kernel for NamedTuples of these classes, by which numba picks what the kernel calls.
 
     It is the kernel itself where all of them belong to this package. Numba cannot see when functions from
-    elsewhere change, so with those it is compiled in each process, and not kept on disk.
+    elsewhere change: machine code with those is kept on disk if their classes are named after what they do,
+    see `class_of_its_own`, and else made in each process.
     """
-    if all(map(_is_of_package, parts)):
+    others = [part for part in parts if not is_of_package(part)]
+    if not others:
         return kernel
-    if (kernel, parts) not in _of_this_process:
-        options: dict[str, Any] = {**_OPTIONS, "_nrt": False}
-        _of_this_process[kernel, parts] = numba.njit(**options)(kernel.py_func)
-    return _of_this_process[kernel, parts]
+    if (kernel, parts) not in _of_users:
+        options = {**_OPTIONS, "_nrt": False}
+        if all(part in _functions_of for part in others):
+            name = hashlib.sha256(" ".join(part.__name__ for part in others).encode()).hexdigest()
+            made = kept(
+                kernel.py_func,
+                options,
+                lambda kinds: all(map(_is_as_named, _classes_in(kinds))),
+                OF_USERS + name[:_NAME_LENGTH],
+            )
+        else:
+            made = numba.njit(**options)(kernel.py_func)
+        _of_users[kernel, parts] = made
+    return _of_users[kernel, parts]
 
 
-_of_this_process: dict[Any, Any] = {}
+_of_users: dict[Any, Any] = {}
 
-# Nobody calls these functions by a pointer, for which numba would compile an entry of its own.
-_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+
+def is_of_package(part: Any) -> bool:
+    """Whether a class or function is of this package, and not made of a user's."""
+    return bool(part.__module__.split(".")[0] == __name__.split(".")[0])
 
 
 def compiled_for(kernel: Any, *arguments: Any) -> Any:
@@ -205,180 +242,7 @@ def compiled_for(kernel: Any, *arguments: Any) -> Any:
 
 
 def _compiled(function: Callable[..., Any], **options: Any) -> Any:
-    options |= {**_OPTIONS, "boundscheck": False}
-    if function.__module__.split(".")[0] != __name__.split(".")[0]:
-        # A user's: numba cannot see when what it calls in other files changes.
+    options |= _OPTIONS
+    if not is_of_package(function):
         return numba.njit(**options)(function)
-    try:
-        compiled = numba.njit(cache=True, **options)(function)
-    except RuntimeError:
-        _warn(f"There is no folder in which compiled code can be kept. {_ANEW}")
-        return numba.njit(**options)(function)
-    store: Any = getattr(compiled, "_cache", None)
-    place = getattr(store, "cache_path", None)
-    if place is None:  # numba is told not to compile
-        return compiled
-    if not _is_ours(Path(place)):
-        return numba.njit(**options)(function)
-    # Numba takes machine code from disk as long as the function's own file is unchanged. Kernels contain
-    # kernels of other files, so the stamp on the machine code has to tell of those too.
-    index: Any = getattr(store, "_cache_file", None)
-    stamp = getattr(index, "_source_stamp", None)
-    if stamp is not None:
-        index._source_stamp = (stamp, _kernel_sources())
-    _go_on_without(store)
-    return compiled
-
-
-def _go_on_without(store: Any) -> None:
-    """Let a full disk, or files that are damaged, cost the time to compile and not the run."""
-    load, save = store.load_overload, store.save_overload
-
-    def load_or_compile(signature: Any, *arguments: Any) -> Any:
-        found = None
-        _load_numba_without_scipy()
-        try:
-            if not _calls_others(normalize_signature(signature)[0]):
-                found = load(signature, *arguments)
-            if found is not None and tuple(found.signature.args) != normalize_signature(signature)[0]:
-                # Another process has begun the folder anew, and written something else under this number.
-                logger.debug("Compiled code in %s is of something else", store.cache_path)
-                found = None
-        except Exception:  # a damaged pickle may raise anything
-            logger.debug("Compiled code in %s cannot be read", store.cache_path, exc_info=True)
-            with suppress(OSError):
-                store.flush()  # else what is saved now would not be found either
-        if found is None:
-            _say_that_it_compiles()
-        return found
-
-    def save_if_possible(signature: Any, *arguments: Any) -> None:
-        if _calls_others(normalize_signature(signature)[0]):
-            return
-        try:
-            with _alone_in(store.cache_path):
-                save(signature, *arguments)
-        except OSError as error:
-            _warn(f"Compiled code cannot be kept in {store.cache_path} ({error.strerror}). {_ANEW}")
-
-    store.load_overload, store.save_overload = load_or_compile, save_if_possible
-
-
-@cache
-def _load_numba_without_scipy() -> None:
-    """Let numba's first look at a function not import scipy.linalg, which takes a tenth of a second.
-
-    It asks whether there is one, for `np.cov` in jitted code, and that can be said without importing it. What
-    is compiled with linear algebra imports it then, as ever.
-    """
-    try:
-        from numba.np import linalg
-
-        asks_by_import = linalg.ensure_blas
-        linalg.ensure_blas = _ask_for_scipy
-        try:
-            import_module("numba.np.arraymath")
-        finally:
-            linalg.ensure_blas = asks_by_import
-    except Exception:  # another version of numba may be built in another way
-        logger.debug("Numba loads scipy.linalg", exc_info=True)
-
-
-def _ask_for_scipy() -> None:
-    if find_spec("scipy") is None:
-        raise ImportError("scipy is required for linear algebra")
-
-
-def _calls_others(kinds: Any) -> bool:
-    """Whether there are NamedTuples from elsewhere among these types, by which numba picks what is called.
-
-    See `jit_for`, which sees what is called from Python, and not what kernels call.
-    """
-    return any(
-        (isinstance(kind, types.NamedTuple | types.NamedUniTuple) and not _is_of_package(kind.instance_class))
-        or (isinstance(kind, types.BaseTuple) and _calls_others(kind))
-        for kind in kinds
-    )
-
-
-def _is_of_package(part: type) -> bool:
-    return part.__module__.split(".")[0] == __name__.split(".")[0]
-
-
-@contextmanager
-def _alone_in(folder: str) -> Iterator[None]:
-    """Wait until no other process keeps machine code in this folder; without locks, or too long, do not.
-
-    Numba numbers its files: two processes that add one at the same time may take the same number.
-    """
-    end = monotonic() + _LOCK_SECONDS
-    handle = -1
-    try:
-        with suppress(OSError):
-            handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-        while handle >= 0 and monotonic() < end:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                sleep(0.002)
-            except OSError:  # some network file systems have no locks
-                break
-        yield
-    finally:
-        if handle >= 0:
-            os.close(handle)
-
-
-@cache
-def _is_ours(place: Path) -> bool:
-    """Tell whether nobody else may write where numba keeps machine code, which it reads with pickle.
-
-    Who may write beside the package may change the package, too.
-    """
-    if place.is_relative_to(_PACKAGE):
-        return True
-    try:
-        above = place.parent
-        is_movable = others_may_write(above) and not above.stat().st_mode & stat.S_ISVTX
-        is_open = is_movable or others_may_write(place)
-        owner = above.stat().st_uid
-    except OSError:
-        return True  # numba finds no file there either
-    if is_open:
-        whose = "" if owner == os.geteuid() else f" of user {owner}"
-        _warn(
-            f"Other users may write to the folder {above}{whose}, where numba keeps compiled code: whoever "
-            f"does runs code as you. It is not used. {_ANEW}"
-        )
-    return not is_open
-
-
-def has_compiled() -> bool:
-    """Whether this process found some machine code that it needs not on disk, and has begun to compile it."""
-    return _say_that_it_compiles.cache_info().currsize > 0
-
-
-@cache
-def _say_that_it_compiles() -> None:
-    """Say what takes so long, once, and on one rank."""
-    if rank_of_environment() in (None, 0):
-        _progress.info("%s", COMPILING)
-
-
-@cache
-def _warn(text: str) -> None:
-    """Say it once, and on one rank."""
-    if rank_of_environment() in (None, 0):
-        logger.warning("%s", text)
-
-
-@cache
-def _kernel_sources() -> str:
-    """Return a SHA-256 over all files of this package that hold kernels."""
-    digest = hashlib.sha256()
-    for path in sorted(_PACKAGE.rglob("*.py")):
-        source = path.read_bytes()
-        if b"_jit import" in source or path.name == "_jit.py":
-            digest.update(source)
-    return digest.hexdigest()
+    return kept(function, options, lambda kinds: all(map(is_of_package, _classes_in(kinds))))

@@ -170,7 +170,7 @@ class SimNetwork:
     # The scheduler
 
     def run(self, main: Callable[[SimWire], Any], limit: float) -> None:
-        """Let every rank run `main` until all are over, or until for `limit` seconds nothing has failed and nothing got on."""
+        """Let every rank run `main` until all are over, or nothing failed or got on for `limit` seconds."""
         for sim in self.ranks:
             sim.thread = threading.Thread(target=self._live, args=(sim, main), daemon=True)
             self._push(self.random.random() * self.conditions.nap, sim)

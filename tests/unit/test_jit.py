@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ import pytest
 from numba.core.registry import CPUDispatcher
 
 import dist_classicrl
-from dist_classicrl import _jit
+from dist_classicrl import _jit, _machine_code
 from dist_classicrl._random import below, mix
 
 pytestmark = pytest.mark.slow  # processes of their own compile anew
@@ -56,7 +57,9 @@ def package(tmp_path):
     package = tmp_path / "package"
     package.mkdir()
     (package / "__init__.py").touch()
-    shutil.copy(Path(dist_classicrl.__file__).parent / "_jit.py", package)
+    for name in ("_jit.py", "_machine_code.py"):
+        source = (Path(dist_classicrl.__file__).parent / name).read_text()
+        (package / name).write_text(source.replace("dist_classicrl._machine_code", "package._machine_code"))
     (package / "outer.py").write_text(OUTER)
     (package / "inner.py").write_text(INNER.format(how="jit", number=1))
     return package
@@ -109,6 +112,107 @@ caching.{missing} = fail
         assert run(tmp_path, full + SCRIPT, words) == [20, 0]
 
 
+SLOWLY = """
+import time
+from numba.core.dispatcher import _FunctionCompiler
+at_once = _FunctionCompiler.compile
+def compile_slowly(*arguments):
+    time.sleep(3.0)
+    return at_once(*arguments)
+_FunctionCompiler.compile = compile_slowly
+"""
+
+
+def test_one_of_several_processes_compiles_and_the_others_wait_for_it(tmp_path, package):
+    with ThreadPoolExecutor() as pool:
+        done = list(pool.map(lambda _: run(tmp_path, SLOWLY + SCRIPT), range(3)))
+    assert sorted(done) == [[20, 0], [20, 1], [20, 1]]
+
+
+# A user's game of two modules, of which a step is made; how often its kernel was taken from disk.
+GAME = """
+from typing import NamedTuple
+import numba
+import numpy as np
+from dist_classicrl._jit import jit_for
+from dist_classicrl.environments.problems.env import _advance
+from dist_classicrl.environments.simulate import CompiledSimulator
+import rewards
+
+class Line(NamedTuple):
+    length: int
+
+@numba.njit
+def reset(data, memory, random):
+    return 0
+
+@numba.njit
+def step(data, memory, state, action, random):
+    return min(state + 1, data.length - 1), rewards.reward(state) + MORE, state + 1 >= data.length
+
+MORE = 0.0
+line = CompiledSimulator.game("line", 4, 2, Line(4), reset, step)
+{between}
+kernel = jit_for(_advance, type(line.tables))
+_, reward, _ = kernel(line.tables, np.zeros(0, np.int64), 3, 0, np.uint64(0), 2)
+print(int(reward), sum(kernel.stats.cache_hits.values()))
+"""
+REWARDS = """
+import numba
+
+BASE = {base}
+
+@numba.njit
+def more(state):
+    return {inner}
+
+@numba.njit
+def reward(state):
+    return more(state) + BASE
+"""
+
+
+def play(folder, base=1, inner="0.0", between=""):
+    (folder / "rewards.py").write_text(REWARDS.format(base=base, inner=inner))
+    (folder / "game.py").write_text(GAME.format(between=between))
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder / "code")}
+    environment["PYTHONPATH"] = str(Path(dist_classicrl.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, str(folder / "game.py")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    return [int(word) for word in done.stdout.split()]
+
+
+def test_machine_code_with_a_users_functions_is_used_again_until_any_of_them_does_something_else(tmp_path):
+    (tmp_path / "code").mkdir(mode=0o700)
+    assert play(tmp_path) == [1, 0]
+    assert play(tmp_path) == [1, 1]
+    assert play(tmp_path, base=2) == [2, 0]
+    assert play(tmp_path, inner="1.0 * (state == 3)") == [2, 0]
+    # What is used from around a function may change after the game was made.
+    assert play(tmp_path, between="MORE = 2.0") == [3, 0]
+    assert play(tmp_path) == [1, 1]
+    assert play(tmp_path, base=2) == [2, 1]
+
+
+def test_what_was_used_longest_ago_is_removed_where_users_functions_take_too_much(tmp_path, monkeypatch):
+    monkeypatch.setattr(_machine_code, "_MOST_BYTES", 250)
+    for age, name in enumerate(["a.of-1", "b.of-1", "a.of-2", "c"]):
+        for end in ("nbi", "1.nbc"):
+            path = tmp_path / f"{name}.{end}"
+            path.write_bytes(bytes(50))
+            os.utime(path, (1e9 - age, 1e9 - age))
+    os.utime(tmp_path / "a.of-2.nbi")  # used now
+    _machine_code._remove_oldest(tmp_path)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {f"{name}.{end}" for name in ("a.of-1", "a.of-2", "c") for end in ("nbi", "1.nbc")}
+
+
 TRAINS = """
 import logging, sys
 from dist_classicrl import DistAsyncQLearning
@@ -128,7 +232,7 @@ def test_a_first_training_says_that_it_compiles_and_compiles_only_what_it_calls(
         ).stdout
         for _ in range(2)
     ]
-    assert said == [f"{_jit.COMPILING}\n", ""]
+    assert said == [f"{_machine_code.COMPILING}\n", ""]
     compiled = {path.name.split("-")[0] for path in tmp_path.rglob("*.nbi")}
     assert {"loops.learn_steps", "kernels.settle_maps"} <= compiled
     assert not compiled & {
@@ -168,16 +272,16 @@ def test_tuples_of_derived_classes_are_found_by_the_quick_way(monkeypatch):
 
 
 def test_files_are_kept_one_at_a_time_and_nobody_waits_for_ever(tmp_path, monkeypatch):
-    with _jit._alone_in(str(tmp_path)):
+    with _machine_code._alone_in(str(tmp_path)):
         other = os.open(tmp_path, os.O_RDONLY)
         with pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    monkeypatch.setattr(_jit, "_LOCK_SECONDS", 0.01)
-    with _jit._alone_in(str(tmp_path)):  # the other keeps the lock
+    monkeypatch.setattr(_machine_code, "_LOCK_SECONDS", 0.01)
+    with _machine_code._alone_in(str(tmp_path)):  # the other keeps the lock
         pass
     os.close(other)
-    with _jit._alone_in(str(tmp_path / "nowhere")):
+    with _machine_code._alone_in(str(tmp_path / "nowhere")):
         pass
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from dist_classicrl import _jit
+from dist_classicrl import _machine_code
 from dist_classicrl._hints import rank_of_environment
 from dist_classicrl._words import counted
 from dist_classicrl.callbacks.bar import bar, in_words, is_terminal, rendered, short
@@ -217,7 +217,7 @@ def _as_html(picture: RenderableType) -> str:
 
 
 def _waiting() -> str:
-    return _jit.COMPILING if _jit.has_compiled() else "preparing"
+    return _machine_code.COMPILING if _machine_code.has_compiled() else "preparing"
 
 
 def _write(text: str) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dist_classicrl._jit import as_called_by_kernels, class_of_its_own, overloads
+from dist_classicrl._jit import as_called_by_kernels, class_of_its_own, is_of_package, overloads
 from dist_classicrl.checks import Or, WholeNumber, YesOrNo
 from dist_classicrl.environments.key_types import key_type
 from dist_classicrl.environments.sampling import alias
@@ -251,17 +251,20 @@ class Game(NamedTuple):
 
 GAMES: dict[type, Game] = {}
 _OTHERS: dict[tuple[type, Game], type] = {}
-"""Classes that stand in for a user's, which has another game already: a function that was written anew."""
+"""Classes that stand in for a user's, by which kernels find one of its games."""
 
 
 def _as_of(data: Any, game: Game) -> Any:
     """Return `data` as a NamedTuple of the class by which numba finds the functions of `game`."""
     given = type(data)
-    if GAMES.setdefault(given, game) == game:
+    if is_of_package(given):
+        GAMES.setdefault(given, game)
+    if GAMES.get(given) == game:
         return data
     if (given, game) not in _OTHERS:
-        other = class_of_its_own(given)
-        GAMES[other], _OTHERS[given, game] = game, other
+        other = class_of_its_own(given, *game)
+        GAMES.setdefault(other, game)
+        _OTHERS[given, game] = other
     return _OTHERS[given, game](*data)
 
 

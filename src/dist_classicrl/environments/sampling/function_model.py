@@ -55,7 +55,7 @@ _TRIED = 1 << 24
 _TRIED_STARTS = 1_000
 
 # A class of its own for each game is derived of it.
-_Own: Any = class_of_its_own(Simulated)
+_Own: Any = class_of_its_own(Simulated, "of a function")
 
 
 class NoData(NamedTuple):

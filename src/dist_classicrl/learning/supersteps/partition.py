@@ -434,8 +434,9 @@ def first_infinite_own(partition, rank, table, n_rows):
 
 
 def _class_for(function: Callable[..., Any]) -> Any:
-    """Return the class by which kernels find a user's function; they are not kept on disk with it."""
+    """Return the class by which kernels find a user's function."""
     if function not in _CLASSES:
-        kind = class_of_its_own(Assigned)
-        _CLASSES[function], _FUNCTIONS[kind] = kind, function
+        kind = class_of_its_own(Assigned, function)
+        _FUNCTIONS.setdefault(kind, function)
+        _CLASSES[function] = kind
     return _CLASSES[function]

@@ -1,0 +1,234 @@
+"""What a function does, told by a hash: machine code made of it is found again by it, and of nothing else."""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import enum
+import hashlib
+from collections.abc import Iterator
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+from numba.core import types
+from numba.core.dispatcher import Dispatcher
+
+_PACKAGE = __name__.split(".")[0]
+_KNOWN_BY_NAME = {"builtins", "cmath", "math", "numba", "numpy", "operator"}
+"""What these have is what it is called, in one version of Python, numba and numpy."""
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
+_LARGEST_ARRAY = 1 << 20
+"""Bytes of an array that a function uses; numba does not put larger ones into machine code."""
+
+_NOT_A_USE = {"PUSH_NULL", "CACHE", "NOP", "RESUME", "COPY_FREE_VARS", "EXTENDED_ARG"}
+
+
+class _UnknownError(Exception):
+    """There is something of which nobody can tell what it does by looking at it."""
+
+
+def identity_of(*values: Any) -> str | None:
+    """Return a SHA-256 over all that numba makes of these functions, classes and numbers.
+
+    It has the code of each function, its defaults, options of numba, and whatever it uses from around it:
+    numbers, arrays, and other functions with what those use. Functions of this package count by their own
+    code and by what they are closed over, since machine code on disk is of one version of the package.
+
+    Returns
+    -------
+    str or None
+        None where a function uses something whose behavior cannot be told from what it is, such as an object
+        of another library.
+    """
+    try:
+        digest = _Digest()
+        for value in values:
+            digest.add(value)
+    except _UnknownError:
+        return None
+    return digest.sha.hexdigest()
+
+
+class _Digest:
+    def __init__(self) -> None:
+        self.sha = hashlib.sha256()
+        self._seen: dict[int, int] = {}
+        self._alive: list[Any] = []  # what `_seen` has the addresses of
+
+    def _tell(self, *words: Any) -> None:
+        for word in words:
+            told = word if isinstance(word, bytes) else str(word).encode()
+            self.sha.update(b"%d:" % len(told) + told)
+
+    def _is_seen(self, value: Any) -> bool:
+        """Whether it was added before, or is being added; functions call each other."""
+        if id(value) in self._seen:
+            self._tell("seen", self._seen[id(value)])
+            return True
+        self._seen[id(value)] = len(self._seen)
+        self._alive.append(value)
+        return False
+
+    def add(self, value: Any) -> None:
+        """Add a value to the hash."""
+        kind = type(value)
+        if kind in _PLAIN:
+            self._tell(kind.__name__, repr(value))
+        elif isinstance(value, np.ndarray | np.generic):
+            self._add_array(np.asarray(value), kind.__name__)
+        elif isinstance(value, np.dtype):
+            self._tell("dtype", np.lib.format.dtype_to_descr(value))
+        elif isinstance(value, enum.Enum):
+            self.add(kind)
+            self._tell(value.name)
+        elif isinstance(value, tuple):
+            self._tell("tuple", len(value))
+            if kind is not tuple:
+                self.add(kind)
+            for part in value:
+                self.add(part)
+        elif kind in (dict, set, frozenset):
+            self._add_unordered(value)
+        elif isinstance(value, Dispatcher):
+            self._add_compiled(value)
+        elif isinstance(value, FunctionType):
+            self._add_function(value)
+        elif isinstance(value, type):
+            self._add_class(value)
+        elif isinstance(value, types.Type):
+            self._tell("numba", value)
+        else:
+            self._add_by_name(value)
+
+    def _add_array(self, array: np.ndarray, kind: str) -> None:
+        if array.dtype.hasobject or array.nbytes > _LARGEST_ARRAY:
+            raise _UnknownError
+        flags = array.flags
+        self._tell(kind, np.lib.format.dtype_to_descr(array.dtype), array.shape, array.tobytes())
+        self._tell(flags.c_contiguous, flags.f_contiguous, flags.aligned)
+
+    def _add_unordered(self, value: Any) -> None:
+        """Add the parts of a dict or set in the order of their hashes."""
+        parts = value.items() if isinstance(value, dict) else value
+        hashes = [identity_of(part) for part in parts]
+        if None in hashes:
+            raise _UnknownError
+        self._tell(type(value).__name__, *sorted(map(str, hashes)))
+
+    def _add_class(self, kind: type) -> None:
+        name = (kind.__module__, kind.__qualname__)
+        fields = getattr(kind, "_fields", None)
+        if issubclass(kind, enum.Enum):
+            self._tell("enum", *name, *(f"{member.name}={member.value!r}" for member in kind))
+        elif issubclass(kind, tuple) and fields is not None:  # numba knows it by its fields
+            self._tell("NamedTuple", *name, *fields)
+        elif _is_known_by_name(kind.__module__) or kind.__module__.split(".")[0] == _PACKAGE:
+            self._tell("class", *name)
+        else:
+            raise _UnknownError
+
+    def _add_compiled(self, function: Any) -> None:
+        if self._is_seen(function):
+            return
+        self._tell("compiled", type(function).__name__)
+        self._add_unordered({str(key): value for key, value in function.targetoptions.items()})
+        if not function._can_compile:  # for the types that were named alone
+            self._tell(*map(str, function.nopython_signatures))
+        self.add(function.py_func)
+
+    def _add_function(self, function: FunctionType) -> None:
+        module = function.__module__ or ""
+        if _is_known_by_name(module):
+            self._tell("function", module, function.__qualname__)
+            return
+        if self._is_seen(function):
+            return
+        code = function.__code__
+        self._tell("function")
+        self._add_code(code)
+        self.add(function.__defaults__)
+        self.add(function.__kwdefaults__)
+        cells: dict[str, CellType] = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+        if module.split(".")[0] == _PACKAGE:
+            self._tell(module, function.__qualname__)
+            for cell in cells.values():
+                self.add(_inside(cell))
+            return
+        for name, attributes, is_closed_over in _uses(code):
+            if is_closed_over:
+                if name not in cells:  # a variable of its own that functions within it use
+                    continue
+                used = _inside(cells[name])
+            elif name in function.__globals__:
+                used = function.__globals__[name]
+            else:
+                used = getattr(builtins, name, _UnknownError)
+            self._tell(name)
+            for attribute in attributes:
+                if not isinstance(used, ModuleType):
+                    break
+                self._tell(attribute)
+                used = getattr(used, attribute, _UnknownError)
+            self.add(used)
+
+    def _add_code(self, code: CodeType) -> None:
+        self._tell("code", code.co_code, code.co_exceptiontable, code.co_flags)
+        self._tell(code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
+        for names in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars):
+            self._tell(len(names), *names)
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                self._add_code(constant)
+            else:
+                self.add(constant)
+
+    def _add_by_name(self, value: Any) -> None:
+        """Add what is known by its name, as `math.sqrt` and `np.add` are."""
+        module = getattr(value, "__module__", None)
+        name = getattr(value, "__qualname__", getattr(value, "__name__", None))
+        owner = getattr(value, "__self__", None)
+        if isinstance(value, np.ufunc):
+            self._tell("ufunc", name)
+        elif (
+            isinstance(value, BuiltinFunctionType)
+            and (owner is None or isinstance(owner, ModuleType))
+            and _is_known_by_name(module or getattr(owner, "__name__", ""))
+        ):
+            self._tell("built in", module, name)
+        else:
+            raise _UnknownError
+
+
+def _is_known_by_name(module: str | None) -> bool:
+    return (module or "").split(".")[0] in _KNOWN_BY_NAME
+
+
+def _inside(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing yet
+        raise _UnknownError from None
+
+
+def _uses(code: CodeType) -> Iterator[tuple[str, list[str], bool]]:
+    """Yield the names of what code uses from around it, what is taken of each, and if it is closed over it.
+
+    What is taken of `np` in ``np.random.rand`` is ``["random", "rand"]``.
+    """
+    steps = [step for step in dis.get_instructions(code) if step.opname not in _NOT_A_USE]
+    for i, step in enumerate(steps):
+        if step.opname.startswith("IMPORT"):
+            raise _UnknownError
+        is_closed_over = step.opname in ("LOAD_DEREF", "LOAD_CLOSURE", "LOAD_CLASSDEREF")
+        if is_closed_over or step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            attributes = []
+            for later in steps[i + 1 :]:
+                if later.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
+                    break
+                attributes.append(str(later.argval))
+            yield str(step.argval), attributes, is_closed_over
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _uses(constant)
