@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from background_job import complete_checkpoints
 
-from dist_classicrl._machine_code import COMPILING
+from dist_classicrl._jit.machine_code import COMPILING
 from dist_classicrl.monitoring import read_metrics
 from dist_classicrl.process.jobs import command_of, processes_of
 

@@ -7,7 +7,7 @@ import numba
 import numpy as np
 import pytest
 
-from dist_classicrl._identity import identity_of
+from dist_classicrl._jit.identity import identity_of
 
 FUNCTION = """
 import math

@@ -15,7 +15,8 @@ import pytest
 from numba.core.registry import CPUDispatcher
 
 import dist_classicrl
-from dist_classicrl import _jit, _machine_code
+from dist_classicrl import _jit
+from dist_classicrl._jit import machine_code
 from dist_classicrl._random import below, mix
 
 pytestmark = pytest.mark.slow  # processes of their own compile anew
@@ -57,9 +58,10 @@ def package(tmp_path):
     package = tmp_path / "package"
     package.mkdir()
     (package / "__init__.py").touch()
-    for name in ("_jit.py", "_machine_code.py"):
-        source = (Path(dist_classicrl.__file__).parent / name).read_text()
-        (package / name).write_text(source.replace("dist_classicrl._machine_code", "package._machine_code"))
+    (package / "_jit").mkdir()
+    for path in Path(_jit.__file__).parent.glob("*.py"):
+        source = path.read_text().replace("dist_classicrl._jit.", "package._jit.")
+        (package / "_jit" / path.name).write_text(source)
     (package / "outer.py").write_text(OUTER)
     (package / "inner.py").write_text(INNER.format(how="jit", number=1))
     return package
@@ -174,11 +176,15 @@ def reward(state):
 
 def play(folder, base=1, inner="0.0", between=""):
     (folder / "rewards.py").write_text(REWARDS.format(base=base, inner=inner))
-    (folder / "game.py").write_text(GAME.format(between=between))
+    return start(folder, "game", GAME.format(between=between))
+
+
+def start(folder, name, source):
+    (folder / f"{name}.py").write_text(source)
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder / "code")}
     environment["PYTHONPATH"] = str(Path(dist_classicrl.__file__).parents[1])
     done = subprocess.run(
-        [sys.executable, str(folder / "game.py")],
+        [sys.executable, str(folder / f"{name}.py")],
         env=environment,
         capture_output=True,
         text=True,
@@ -200,15 +206,44 @@ def test_machine_code_with_a_users_functions_is_used_again_until_any_of_them_doe
     assert play(tmp_path, base=2) == [2, 1]
 
 
+# A model that a function gives, in the module that is measured: what is kept of its loops.
+MODEL = """
+from typing import NamedTuple
+import numba
+from dist_classicrl.environments.sampling.function_model import FunctionMDP
+
+class Line(NamedTuple):
+    reward: float
+
+@numba.njit
+def transition(data, state, action, number):
+    return 1.0, min(state + 1, 3), data.reward + MORE, state >= 2
+
+MORE = {more}
+model = FunctionMDP(transition, 4, 1, 1, start=0, data=Line({reward}))
+solved = int(round(model.solve(0.5).v[0]))
+loops = [loop for loop in model._kernels() if loop.stats.cache_hits or loop.stats.cache_misses]
+print(solved, sum(bool(loop.stats.cache_hits) for loop in loops), len(loops))
+"""
+
+
+def test_loops_of_a_model_that_a_function_gives_are_kept(tmp_path):
+    (tmp_path / "code").mkdir(mode=0o700)
+    solved, hits, loops = start(tmp_path, "model", MODEL.format(more=0.0, reward=4.0))
+    assert (solved, hits) == (7, 0) and loops >= 3
+    assert start(tmp_path, "model", MODEL.format(more=0.0, reward=8.0)) == [14, loops, loops]
+    assert start(tmp_path, "model", MODEL.format(more=4.0, reward=8.0)) == [21, 0, loops]
+
+
 def test_what_was_used_longest_ago_is_removed_where_users_functions_take_too_much(tmp_path, monkeypatch):
-    monkeypatch.setattr(_machine_code, "_MOST_BYTES", 250)
+    monkeypatch.setattr(machine_code, "_MOST_BYTES", 250)
     for age, name in enumerate(["a.of-1", "b.of-1", "a.of-2", "c"]):
         for end in ("nbi", "1.nbc"):
             path = tmp_path / f"{name}.{end}"
             path.write_bytes(bytes(50))
             os.utime(path, (1e9 - age, 1e9 - age))
     os.utime(tmp_path / "a.of-2.nbi")  # used now
-    _machine_code._remove_oldest(tmp_path)
+    machine_code._remove_oldest(tmp_path)
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {f"{name}.{end}" for name in ("a.of-1", "a.of-2", "c") for end in ("nbi", "1.nbc")}
 
@@ -232,7 +267,7 @@ def test_a_first_training_says_that_it_compiles_and_compiles_only_what_it_calls(
         ).stdout
         for _ in range(2)
     ]
-    assert said == [f"{_machine_code.COMPILING}\n", ""]
+    assert said == [f"{machine_code.COMPILING}\n", ""]
     compiled = {path.name.split("-")[0] for path in tmp_path.rglob("*.nbi")}
     assert {"loops.learn_steps", "kernels.settle_maps"} <= compiled
     assert not compiled & {
@@ -272,16 +307,16 @@ def test_tuples_of_derived_classes_are_found_by_the_quick_way(monkeypatch):
 
 
 def test_files_are_kept_one_at_a_time_and_nobody_waits_for_ever(tmp_path, monkeypatch):
-    with _machine_code._alone_in(str(tmp_path)):
+    with machine_code._alone_in(str(tmp_path)):
         other = os.open(tmp_path, os.O_RDONLY)
         with pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    monkeypatch.setattr(_machine_code, "_LOCK_SECONDS", 0.01)
-    with _machine_code._alone_in(str(tmp_path)):  # the other keeps the lock
+    monkeypatch.setattr(machine_code, "_LOCK_SECONDS", 0.01)
+    with machine_code._alone_in(str(tmp_path)):  # the other keeps the lock
         pass
     os.close(other)
-    with _machine_code._alone_in(str(tmp_path / "nowhere")):
+    with machine_code._alone_in(str(tmp_path / "nowhere")):
         pass
 
 

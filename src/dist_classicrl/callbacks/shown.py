@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from dist_classicrl import _machine_code
 from dist_classicrl._hints import rank_of_environment
+from dist_classicrl._jit import machine_code
 from dist_classicrl._words import counted
 from dist_classicrl.callbacks.bar import bar, in_words, is_terminal, rendered, short
 from dist_classicrl.callbacks.base import BaseCallback
@@ -217,7 +217,7 @@ def _as_html(picture: RenderableType) -> str:
 
 
 def _waiting() -> str:
-    return _machine_code.COMPILING if _machine_code.has_compiled() else "preparing"
+    return machine_code.COMPILING if machine_code.has_compiled() else "preparing"
 
 
 def _write(text: str) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 
-from dist_classicrl._jit import as_called_by_kernels, jit_inline
+from dist_classicrl._jit import as_called_by_kernels, jit_closure, jit_inline
 from dist_classicrl.environments.model_checks import PROBABILITY_TOLERANCE, ROUNDING_TOLERANCE
 from dist_classicrl.environments.sampling.alias import alias, drawn_start, fits_compact, slots_for, store
 
@@ -17,10 +16,6 @@ from dist_classicrl.environments.sampling.alias import alias, drawn_start, fits_
 #: number of the outcome, and what came.
 SOUND, CHANCE, STATE, REWARD, SUM = range(5)
 FAULT_SIZE = 5
-
-# As `dist_classicrl._jit` compiles: without memory of their own they have no references to count.
-_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True, "_nrt": False}
-_INLINE: dict[str, Any] = {"forceinline": True, "no_cpython_wrapper": True}
 
 _SHIFT_11 = np.uint64(11)
 _2_53 = 2.0**-53
@@ -66,6 +61,11 @@ def _state_of(place, i):
     return place.states[i] if place.states.size else place.first_state + i
 
 
+@jit_inline
+def _allowed_by_mask(place, state, action):
+    return place.mask.size == 0 or place.mask[state, action]
+
+
 @lru_cache(maxsize=64)
 def kernels_of(
     data: type, transition: Any, n_outcomes: int, legal: Any = None, start: Any = None, check: bool = False
@@ -74,27 +74,28 @@ def kernels_of(
 
     Each class of `data` has its own: numba's dispatch takes NamedTuples of the same types for the same.
     """
-    jit = partial(numba.njit, **_OPTIONS)
     called = as_called_by_kernels(transition, check)
     # Called, it takes half as long again: an outcome is four values, which a call passes through memory.
     outcome_of = numba.jit(**{**called.targetoptions, "forceinline": True})(called.py_func)
     may = None if legal is None else as_called_by_kernels(legal, check)
     start_of = None if start is None else as_called_by_kernels(start, check)
-    allowed = _allowed(jit, may)
-    gather = _gather(jit, outcome_of, n_outcomes)
-    value_of = _value_of(jit, outcome_of, n_outcomes)
-    loops = (*_packing(jit, allowed, gather), *_sweeps(jit, allowed, value_of))
-    return Kernels._make((*loops, *_game(jit, outcome_of, n_outcomes, start_of)))
+    allowed = _allowed(may)
+    gather = _gather(outcome_of, n_outcomes)
+    value_of = _value_of(outcome_of, n_outcomes)
+    loops = (*_packing(allowed, gather), *_sweeps(allowed, value_of))
+    return Kernels._make((*loops, *_game(outcome_of, n_outcomes, start_of)))
 
 
-def _allowed(jit: Callable[..., Any], may: Any) -> Any:
+def _allowed(may: Any) -> Any:
     if may is not None:
-        return jit(**_INLINE)(lambda place, state, action: bool(may(place.data, state, action)))
-    return jit(**_INLINE)(lambda place, state, action: place.mask.size == 0 or place.mask[state, action])
+        return jit_closure(inline=True)(lambda place, state, action: bool(may(place.data, state, action)))
+    return jit_closure(inline=True)(
+        lambda place, state, action: place.mask.size == 0 or place.mask[state, action]
+    )
 
 
-def _gather(jit: Callable[..., Any], transition: Any, n_outcomes: int) -> Any:
-    @jit(**_INLINE)
+def _gather(transition: Any, n_outcomes: int) -> Any:
+    @jit_closure(inline=True)
     def gather(place, state, action, work, fault):
         """Write the outcomes of a pair into `work`; return their number, 0 where one is wrong."""
         size, total = 0, 0.0
@@ -129,8 +130,8 @@ def _gather(jit: Callable[..., Any], transition: Any, n_outcomes: int) -> Any:
     return gather
 
 
-def _packing(jit: Callable[..., Any], allowed: Any, gather: Any) -> tuple[Any, ...]:
-    @jit
+def _packing(allowed: Any, gather: Any) -> tuple[Any, ...]:
+    @jit_closure()
     def survey(place, low, high, work, fault, found):
         """Do what `Source.survey` does; stop at an outcome that is wrong."""
         for i in range(low, high):
@@ -148,7 +149,7 @@ def _packing(jit: Callable[..., Any], allowed: Any, gather: Any) -> tuple[Any, .
                         found[2] = 1
                     found[3] = max(found[3], size)
 
-    @jit
+    @jit_closure()
     def count(place, low, high, work, fault, sizes, is_of_slots):
         """Write how many outcomes, or slots, pair i of the rows has at `sizes[i + 1]`."""
         for i in range(low, high):
@@ -160,7 +161,7 @@ def _packing(jit: Callable[..., Any], allowed: Any, gather: Any) -> tuple[Any, .
                         return
                     sizes[i * place.n_actions + action + 1] = slots_for(size) if is_of_slots else size
 
-    @jit
+    @jit_closure()
     def pack(place, low, high, work, fault, first, width, into):
         """Do what `Source.pack` does."""
         for i in range(low, high):
@@ -175,7 +176,7 @@ def _packing(jit: Callable[..., Any], allowed: Any, gather: Any) -> tuple[Any, .
                     alias(work, size, slots)
                     store(work, slots, into, number)
 
-    @jit
+    @jit_closure()
     def outcomes(place, low, high, work, fault, pointer, prob, follow, reward, terminated):
         """Write the outcomes as a `TabularMDP` has them."""
         for i in range(low, high):
@@ -187,7 +188,7 @@ def _packing(jit: Callable[..., Any], allowed: Any, gather: Any) -> tuple[Any, .
                         prob[at + o], reward[at + o] = work.prob[o], work.reward[o]
                         follow[at + o], terminated[at + o] = work.target[o] >> 1, work.target[o] & 1
 
-    @jit
+    @jit_closure()
     def allow(place, low, high, legal):
         """Write into `legal`, bool (rows, A), what is."""
         for i in range(low, high):
@@ -198,8 +199,8 @@ def _packing(jit: Callable[..., Any], allowed: Any, gather: Any) -> tuple[Any, .
     return survey, count, pack, outcomes, allow
 
 
-def _value_of(jit: Callable[..., Any], transition: Any, n_outcomes: int) -> Any:
-    @jit(**_INLINE)
+def _value_of(transition: Any, n_outcomes: int) -> Any:
+    @jit_closure(inline=True)
     def value_of(data, state, action, discount, v):
         """Return the value of a pair when states are worth `v`, whose last entry is the worth of an end."""
         value = total = 0.0
@@ -213,8 +214,8 @@ def _value_of(jit: Callable[..., Any], transition: Any, n_outcomes: int) -> Any:
     return value_of
 
 
-def _sweeps(jit: Callable[..., Any], allowed: Any, value_of: Any) -> tuple[Any, ...]:
-    @jit
+def _sweeps(allowed: Any, value_of: Any) -> tuple[Any, ...]:
+    @jit_closure()
     def lowest(place, low, high, v):
         """Return the lowest mean reward of a pair. `v` is 0 everywhere, as long as in the other sweeps."""
         least = np.inf
@@ -224,7 +225,7 @@ def _sweeps(jit: Callable[..., Any], allowed: Any, value_of: Any) -> tuple[Any, 
                     least = min(least, value_of(place.data, state, action, 0.0, v))
         return least
 
-    @jit
+    @jit_closure()
     def improve(place, low, high, discount, v, new, policy):
         """Write the values and actions that are best when states are worth `v`; return the largest change.
 
@@ -245,7 +246,7 @@ def _sweeps(jit: Callable[..., Any], allowed: Any, value_of: Any) -> tuple[Any, 
             new[state] = best
         return change
 
-    @jit
+    @jit_closure()
     def evaluate(place, low, high, discount, v, new, policy, weights):
         """Write what a policy is worth when states are worth `v`; return the largest change.
 
@@ -266,7 +267,7 @@ def _sweeps(jit: Callable[..., Any], allowed: Any, value_of: Any) -> tuple[Any, 
             new[state] = value
         return change
 
-    @jit
+    @jit_closure()
     def values(place, low, high, discount, v, q):
         """Write the value of each legal pair, shape (S, A)."""
         for state in range(low, high):
@@ -277,8 +278,8 @@ def _sweeps(jit: Callable[..., Any], allowed: Any, value_of: Any) -> tuple[Any, 
     return lowest, improve, evaluate, values
 
 
-def _game(jit: Callable[..., Any], transition: Any, n_outcomes: int, start: Any) -> tuple[Any, Any]:
-    @jit
+def _game(transition: Any, n_outcomes: int, start: Any) -> tuple[Any, Any]:
+    @jit_closure()
     def step(simulated, memory, state, action, random):
         """Draw one of the outcomes, as `CompiledSimulator.game` wants it."""
         left = np.float64(random >> _SHIFT_11) * _2_53
@@ -294,13 +295,13 @@ def _game(jit: Callable[..., Any], transition: Any, n_outcomes: int, start: Any)
 
     if start is None:
 
-        @jit
+        @jit_closure()
         def reset(simulated, memory, random):
             return drawn_start(simulated.start_threshold, simulated.start_states, random)
 
     else:
 
-        @jit
+        @jit_closure()
         def reset(simulated, memory, random):
             return np.int64(start(simulated.data, random))
 

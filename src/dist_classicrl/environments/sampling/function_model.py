@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dist_classicrl._jit import class_of_its_own
+from dist_classicrl._jit import class_of_its_own, is_of_package
 from dist_classicrl._random import stream_key
 from dist_classicrl.checks import is_whole
 from dist_classicrl.environments.model_checks import (
@@ -102,6 +102,8 @@ class FunctionMDP:
         self.name = str(name)
         self._data = NoData() if data is None else data
         checks.check_data(self.name, self._data)
+        if not is_of_package(type(self._data)):
+            self._data = class_of_its_own(type(self._data), "data")(*self._data)
         checks.check_transition(self.name, self._data, transition)
         self._transition = transition
         self._legal, self._mask = None, np.zeros((0, 0), bool)

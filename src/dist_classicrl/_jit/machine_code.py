@@ -15,6 +15,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic, sleep
+from types import SimpleNamespace
 from typing import Any
 
 import numba
@@ -30,7 +31,8 @@ from dist_classicrl._hints import rank_of_environment
 logger = logging.getLogger(__name__)
 _progress = logging.getLogger("dist_classicrl.progress")
 
-_PACKAGE = Path(__file__).parent
+_OWN = Path(__file__).parent
+_PACKAGE = _OWN.parent
 _ANEW = (
     "Every process compiles anew. Let NUMBA_CACHE_DIR name a folder of your own (mkdir -m 700) with room for "
     "some MB."
@@ -42,7 +44,6 @@ COMPILING = "compiling what this run needs for the first time: some 10 s, kept f
 OF_USERS = ".of-"
 """Follows the name of a kernel in names of files with machine code that has users' functions in it."""
 
-_OWN_FILES = ("_jit.py", "_machine_code.py", "_identity.py")
 _MOST_BYTES = 1 << 28  # in one folder, of what is made of users' functions
 _LOCK_SECONDS = 2.0  # a file takes some milliseconds
 _COMPILE_SECONDS = 120.0
@@ -80,6 +81,8 @@ def kept(function: Callable[..., Any], options: dict[str, Any], may_keep: MayKee
     stamp = store._cache_file._source_stamp, _kernel_sources(), np.__version__
     name = store._impl.filename_base + suffix
     store._cache_file = IndexDataCacheFile(store.cache_path, name, stamp)
+    if suffix:  # numba would tell what it is closed over by addresses
+        store._py_func = SimpleNamespace(__code__=function.__code__, __closure__=None)
     _Kept(compiled, store, may_keep, Path(store.cache_path) / name, bool(suffix))
     return compiled
 
@@ -303,6 +306,6 @@ def _kernel_sources() -> str:
     digest = hashlib.sha256()
     for path in sorted(_PACKAGE.rglob("*.py")):
         source = path.read_bytes()
-        if b"_jit import" in source or path.name in _OWN_FILES:
+        if b"_jit import" in source or path.parent == _OWN:
             digest.update(source)
     return digest.hexdigest()

@@ -24,8 +24,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.core.registry import CPUDispatcher
 
-from dist_classicrl._identity import identity_of
-from dist_classicrl._machine_code import OF_USERS, kept
+from dist_classicrl._jit.identity import identity_of
+from dist_classicrl._jit.machine_code import OF_USERS, kept
 
 # Nobody calls these functions by a pointer, for which numba would compile an entry of its own.
 _OPTIONS: dict[str, Any] = {
@@ -34,6 +34,7 @@ _OPTIONS: dict[str, Any] = {
     "no_cfunc_wrapper": True,
     "boundscheck": False,
 }
+_INLINE: dict[str, Any] = {"forceinline": True, "no_cpython_wrapper": True}
 
 
 def jit(function: Callable[..., Any]) -> Any:
@@ -59,10 +60,33 @@ def jit_inline(function: Callable[..., Any]) -> Any:
     They have no entry for callers in Python, which takes longer to compile than most of them do. Whoever
     calls one from Python all the same gets it compiled once more, for this process.
     """
-    compiled = _compiled(function, forceinline=True, _nrt=False, no_cpython_wrapper=True)
+    compiled = _compiled(function, _nrt=False, **_INLINE)
     if isinstance(compiled, CPUDispatcher):  # else numba is told not to compile
         compiled.__class__ = _Inlined
     return compiled
+
+
+def jit_closure(inline: bool = False) -> Callable[[Callable[..., Any]], Any]:
+    """Return the decorator of a function of this package that is closed over users' functions.
+
+    It is compiled as by `jit`, and kept on disk under what all of these do, see `identity_of`; or as by
+    `jit_inline`, with whoever calls it.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        options = {**_OPTIONS, "_nrt": False}
+        if inline:
+            return numba.njit(**options, **_INLINE)(function)
+        identity = identity_of(function)
+        if identity is None:
+            return numba.njit(**options)(function)
+
+        def may_keep(kinds: tuple[Any, ...]) -> bool:
+            return all(map(_is_as_named, _classes_in(kinds))) and identity_of(function) == identity
+
+        return kept(function, options, may_keep, OF_USERS + identity[:_NAME_LENGTH])
+
+    return decorate
 
 
 class _Inlined(CPUDispatcher):
