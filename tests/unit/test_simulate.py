@@ -252,12 +252,14 @@ def walk(**more):
     return CompiledSimulator.game(**{**arguments, **more})
 
 
-def test_kernels_for_a_users_game_do_not_stay_on_disk():
+def test_kernels_for_a_users_game_have_files_of_their_own():
     assert jit_for(learn_steps, ModelTables, QLearning) is learn_steps
     assert learn_steps.stats.cache_path is not None
     own = jit_for(learn_steps, type(walk().tables), QLearning)
-    assert own is not learn_steps and own.stats.cache_path is None
-    assert jit_for(learn_steps, WalkData, QLearning) is own  # all learners of a process share it
+    assert own is not learn_steps and ".of-" in own._cache._cache_file._index_name
+    assert jit_for(learn_steps, type(walk().tables), QLearning) is own  # all learners of a process share it
+    # What a class of somebody else's does nobody knows: it is compiled in each process.
+    assert jit_for(learn_steps, WalkData, QLearning).stats.cache_path is None
 
 
 def test_a_users_game_is_learned():
@@ -324,15 +326,15 @@ def test_a_game_may_make_arrays():
 def test_a_function_that_was_written_anew_makes_another_game_of_the_same_class():
     """In a notebook a cell is run again, and each time its functions are new ones."""
     first, shorter = walk(), walk(data=WalkData(3, np.zeros(1)))
-    assert type(first.tables) is type(shorter.tables) is WalkData
+    written_again = walk(step=numba.njit(walk_step.py_func))  # and does the same
+    assert type(first.tables) is type(shorter.tables) is type(written_again.tables) is not WalkData
     other, again = walk(step=other_step), walk(step=other_step)
-    assert type(other.tables) is type(again.tables) is not WalkData
+    assert type(other.tables) is type(again.tables) is not type(first.tables)
     assert isinstance(other.tables, WalkData) and other.tables == first.tables
     for game, steps in ((first, 5.0), (other, 1.0), (walk(), 5.0)):  # each plays its own, also afterwards
         agent = AgentState(Settings())
         agent.set_values([[0.0, 1.0]] * 5)
         assert evaluate(game, agent, 3, 0, 9).lengths.tolist() == [steps] * 3
-    assert jit_for(learn_steps, type(other.tables), QLearning).stats.cache_path is None
 
 
 def test_games_that_cannot_run_are_refused():
