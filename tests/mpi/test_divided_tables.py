@@ -1,8 +1,11 @@
 """Large tables that are divided between hosts: each has its share of the rows, and nobody all of them."""
 
+import gc
 import hashlib
 import os
 import signal
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -104,6 +107,27 @@ def test_each_host_has_its_share_and_learns_what_one_process_does(truth, folder)
         np.testing.assert_array_equal(loaded.q_table, learner.action_values(STATES))
         assert loaded.steps == learner.steps and loaded.visits.sum() == sum(CALLS)
     WORLD.barrier()
+
+
+def desks():
+    return [thread for thread in threading.enumerate() if thread.name == "rows"]
+
+
+def test_a_rank_whose_agent_is_gone_tells_its_rows_until_all_are(truth):
+    gc.collect()
+    WORLD.barrier()
+    before = len(desks())
+    learner = learned(CALLS[:1])
+    WORLD.barrier()
+    if WORLD.rank == 0:
+        time.sleep(0.5)  # the others' agents are gone by then
+        assert bits_of(learner) == truth(CALLS[:1])
+    del learner
+    gc.collect()
+    end = time.monotonic() + 60.0
+    while len(desks()) > before and time.monotonic() < end:
+        time.sleep(0.01)
+    assert len(desks()) <= before
 
 
 def stop_from(step):

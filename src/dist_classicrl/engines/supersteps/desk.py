@@ -1,8 +1,8 @@
 """Where the ranks of a job ask each other for rows of a table that is divided between hosts.
 
 Everything but `train` is local: whoever wants to know what stands in a row asks a rank of the host that has
-it, and that rank answers in a thread, whatever its script is doing. So nothing is gathered. At the end of its
-script a rank goes on answering until all others have come there, too.
+it, and that rank answers in a thread, whatever its script is doing. So nothing is gathered. When its agent is
+gone, or its script has ended, a rank goes on answering until all others have come there, too.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import threading
 import time
+import weakref
 from collections import deque
 from dataclasses import dataclass
 
@@ -28,7 +29,7 @@ _PIECE_BYTES = 1 << 16
 _ROWS_AT_ONCE = 1 << 16
 _SLEEP, _LONGEST_SLEEP = 1e-4, 5e-3
 _EXIT_SECONDS = 600.0
-"""So long a rank whose script has ended waits, since it was last asked, for others who may ask."""
+"""So long a rank that asks nothing more waits, since it was last asked, for others who may ask."""
 
 
 @message(Kind.ASK_VALUES)
@@ -52,14 +53,19 @@ class Values:
 @message(Kind.LEAVES)
 @dataclass(frozen=True)
 class Leaves:
-    """The sender's script has ended: it will ask for nothing more."""
+    """The sender's agent is gone, or its script has ended: it will ask for nothing more."""
+
+    answers: bool  # until all others have left
 
 
 class RowDesk:
     """Answers the other ranks, and asks them for rows of `large`."""
 
     def __init__(self, group: Group, large: LargeTable, tag: int) -> None:
-        self._group, self._large = group, large
+        self._group = group
+        # The thread must not keep an agent's table for longer than others may ask for its rows.
+        self._table = weakref.ref(large)
+        self._held = large.memory, large.rows, large.shared
         wire = group.wire
         self._channels = {
             rank: wire.channel(rank, tag, _PIECE_BYTES)
@@ -70,12 +76,20 @@ class RowDesk:
         self._to_send: deque[tuple[Channel, np.ndarray]] = deque()
         self._answers: dict[int, Values] = {}
         self._asked = 0
-        self._left: set[int] = set()
+        self._left: set[int] = set()  # who ask for nothing more
+        self._aside: set[int] = set()  # of these, who do not answer either
         self._last_asked = time.monotonic()
-        self._is_over = self._is_aside = False
+        self._is_over = self._is_aside = self._is_leaving = False
         self._thread = threading.Thread(target=self._answer_all, name="rows", daemon=True)
         self._thread.start()
+        weakref.finalize(large, self._begin_to_leave).atexit = False
         atexit.register(self._leave)
+
+    @property
+    def _large(self) -> LargeTable:
+        large = self._table()
+        assert large is not None  # who asks has it
+        return large
 
     def lines(self, states: np.ndarray) -> np.ndarray:
         """Return all that stands in the rows of these states, uint8 of shape (states, bytes of a row).
@@ -103,14 +117,23 @@ class RowDesk:
         return values, lines.view(np.uint32)[:, first : first + n_actions]
 
     def _own_lines(self) -> np.ndarray:
-        lines: np.ndarray = self._large.memory.reshape(self._large.rows.shape.n_rows, -1)
+        self._hold()
+        memory, rows, _ = self._held
+        lines: np.ndarray = memory.reshape(rows.shape.n_rows, -1)
         return lines
+
+    def _hold(self) -> bool:
+        """Keep the table's rows, wherever they are by now; return whether the agent has it still."""
+        large = self._table()
+        if large is not None:
+            self._held = large.memory, large.rows, large.shared
+        return large is not None
 
     def _ask(self, host: str, rows: np.ndarray) -> np.ndarray:
         """Return what a rank of another host tells of rows; the next one is asked where the first is lost."""
         group = self._group
         for rank, channel in sorted(self._channels.items()):
-            if group.host_of(rank) == host and channel.lost is None and rank not in self._left:
+            if group.host_of(rank) == host and channel.lost is None and rank not in self._aside:
                 answer = self._answer_of(channel, rows)
                 if answer is not None:
                     return answer.lines.reshape(rows.size, -1)
@@ -144,9 +167,14 @@ class RowDesk:
         sleep = _SLEEP
         while not self._is_over:
             sleep = _SLEEP if self._turn() else min(2.0 * sleep, _LONGEST_SLEEP)
+            if not self._hold() and self._is_leaving and self._is_done():
+                break
             with self._changed:
                 if not self._to_send:
                     self._changed.wait(sleep)
+        for channel in self._channels.values():
+            channel.close(1.0)
+        atexit.unregister(self._leave)
 
     def _turn(self) -> bool:
         """Send and receive what there is; return whether there was anything."""
@@ -167,25 +195,34 @@ class RowDesk:
                     with self._changed:
                         self._answers[answer.number] = answer
                         self._changed.notify_all()
-                case Leaves():
+                case Leaves(answers):
                     self._left.add(channel.peer)
+                    if not answers:
+                        self._aside.add(channel.peer)
         for channel in channels:
             channel.reap()
         return bool(arrived or to_send)
 
     # The end
 
-    def _leave(self) -> None:
-        """Say that this rank asks nothing more, and answer until nobody does."""
+    def _begin_to_leave(self) -> None:
+        """Say that this rank asks nothing more."""
         with self._changed:
-            self._last_asked = time.monotonic()
-            self._to_send += [(channel, encode(Leaves())) for channel in self._channels.values()]
-        while not self._others_have_left() and time.monotonic() < self._last_asked + _EXIT_SECONDS:
+            if not self._is_leaving:
+                self._is_leaving, self._last_asked = True, time.monotonic()
+                told = encode(Leaves(not self._is_aside))
+                self._to_send += [(channel, told) for channel in self._channels.values()]
+
+    def _leave(self) -> None:
+        """Answer at the end of the script until nobody asks any more."""
+        self._begin_to_leave()
+        while self._thread.is_alive() and not self._is_done():
             time.sleep(_LONGEST_SLEEP)
         self._is_over = True
-        self._thread.join(1.0)
-        for channel in self._channels.values():
-            channel.close(1.0)
+        self._thread.join(2.0)
+
+    def _is_done(self) -> bool:
+        return self._others_have_left() or time.monotonic() >= self._last_asked + _EXIT_SECONDS
 
     def _others_have_left(self) -> bool:
         group = self._group
