@@ -206,6 +206,36 @@ def test_machine_code_with_a_users_functions_is_used_again_until_any_of_them_doe
     assert play(tmp_path, base=2) == [2, 1]
 
 
+RULE = """
+from typing import NamedTuple
+from dist_classicrl import DistAsyncQLearning, TabularMDP
+from dist_classicrl._jit import _of_users
+from dist_classicrl.learning.rules.kernel import best_value, rule_function, update
+from dist_classicrl.rules import LearningRule, register
+
+class Paid(NamedTuple):
+    fee: float = 0.5
+
+@rule_function
+def learn(rule, context, now, step, learned):
+    return update(context, now, step.state, step.action, {target}, learned)
+
+register(LearningRule("paid", Paid, learn))
+line = TabularMDP(1, 1, [0, 1], [1.0], [0], [1.0], [True], [1.0])
+agent = DistAsyncQLearning(algorithm=Paid(0.25), learning_rate=1.0, seed=1)
+agent.train(line, total_steps=100)
+hits = [kernel for kernel in _of_users.values() if sum(kernel.stats.cache_hits.values())]
+print(int(100 * agent.q_table[0, 0]), len(hits))
+"""
+
+
+def test_loops_with_a_users_rule_are_kept(tmp_path):
+    (tmp_path / "code").mkdir(mode=0o700)
+    assert start(tmp_path, "rule", RULE.format(target="step.reward - rule.fee")) == [75, 0]
+    assert start(tmp_path, "rule", RULE.format(target="step.reward - rule.fee")) == [75, 1]
+    assert start(tmp_path, "rule", RULE.format(target="step.reward + rule.fee")) == [125, 0]
+
+
 # A model that a function gives, in the module that is measured: what is kept of its loops.
 MODEL = """
 from typing import NamedTuple

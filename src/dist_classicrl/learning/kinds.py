@@ -14,7 +14,7 @@ from dist_classicrl.learning.card.cards import Card
 from dist_classicrl.learning.compiled import CompiledLearner
 from dist_classicrl.learning.learner import Learner, Problem
 from dist_classicrl.learning.rates import Rates
-from dist_classicrl.learning.rules import find, table_shape
+from dist_classicrl.learning.rules import find, for_kernels, table_shape
 from dist_classicrl.rules import in_numbers
 from dist_classicrl.rules.behaviors import behavior_of, in_kernels
 from dist_classicrl.settings import Settings
@@ -55,7 +55,7 @@ def problem_of(
     `dtype` is that of the server's table. With fewer than the environment's `n_states`, it is good for
     compiling only.
     """
-    rule, parameters = find(settings.algorithm)
+    rule, parameters = for_kernels(*find(settings.algorithm))
     legal = None if source.simulator is None else source.simulator.legal
     if n_states is not None and legal is not None:
         legal = np.zeros((n_states, source.n_actions), bool)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numba.core.errors import NumbaError
 
 from dist_classicrl import rules
-from dist_classicrl._jit import is_compiled
+from dist_classicrl._jit import class_of_its_own, is_compiled
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.rules import LearningRule
@@ -40,14 +42,36 @@ def find(algorithm: Any) -> tuple[LearningRule, Any]:
         parameters = rule.parameters(**given)
     except TypeError as error:
         raise SettingsError(f"{algorithm!r} is no learning rule: {error}.") from error
-    own = (rule.learn, rule.on_action, rule.on_target, rule.preference, rule.is_by_value)
-    for function in own:
+    for function in _functions_of(rule):
         if not (function is None or is_compiled(function)):
             raise SettingsError(
                 f"{function!r} of the learning rule {name!r} is not jitted. Put @rule_function of "
                 f"{__name__}.kernel before it."
             )
     return rule, rules.checked(rule, parameters)
+
+
+def for_kernels(rule: LearningRule, parameters: Any) -> tuple[LearningRule, Any]:
+    """Return a rule and its hyper-parameters as compiled loops are to get them.
+
+    A user's rule gets a class by which the machine code with its functions is found on disk, see
+    `class_of_its_own`.
+    """
+    if rule.name in rules.BUILT_IN:
+        return rule, parameters
+    kind: Any = _named(rule.parameters, *_functions_of(rule))
+    named = replace(rule, parameters=kind)
+    rules.stand_in(named)
+    return named, kind(*parameters)
+
+
+@lru_cache(maxsize=64)
+def _named(kind: type, *functions: Any) -> type:
+    return rules.compared_by_class(class_of_its_own(kind, *functions))
+
+
+def _functions_of(rule: LearningRule) -> tuple[Any, ...]:
+    return rule.learn, rule.on_action, rule.on_target, rule.preference, rule.is_by_value
 
 
 @contextmanager
