@@ -71,6 +71,7 @@ CHANGES = [
     ("@numba.njit\ndef inner", "@numba.njit(fastmath=True)\ndef inner"),
     ("@numba.njit\ndef inner", "@numba.njit(inline='always')\ndef inner"),
     ("@numba.njit\ndef inner", "@numba.njit('int64(int64)')\ndef inner"),
+    ("@numba.njit\ndef inner", "@numba.njit(locals={'x': numba.int8})\ndef inner"),
 ]
 
 
@@ -107,6 +108,10 @@ def odd(n):
     assert identity(calls.format("True"), "even") != first
 
 
+def overloaded(x):
+    """Stand for what `numba.extending.overload` has elsewhere."""
+
+
 @pytest.mark.parametrize(
     "unknown",
     [
@@ -118,10 +123,13 @@ def odd(n):
         "np.random.default_rng(1)",
         "[].append",
         "np",
+        "overloaded",
+        "numba.vectorize(['float64(float64)'])(lambda x: x)",
+        "numba.vectorize(lambda x: x)",
     ],
 )
 def test_what_cannot_be_told_by_looking_has_none(unknown):
-    used = eval(unknown, {"np": np, "Path": Path})
+    used = eval(unknown, {"np": np, "Path": Path, "numba": numba, "overloaded": overloaded})
     assert identity_of(numba.njit(lambda x: (x, used))) is None
 
 

@@ -124,7 +124,7 @@ class _Digest:
             self._tell("enum", *name, *(f"{member.name}={member.value!r}" for member in kind))
         elif issubclass(kind, tuple) and fields is not None:  # numba knows it by its fields
             self._tell("NamedTuple", *name, *fields)
-        elif _is_known_by_name(kind.__module__) or kind.__module__.split(".")[0] == _PACKAGE:
+        elif _is_known_by_name(kind.__module__, _PACKAGE):
             self._tell("class", *name)
         else:
             raise _UnknownError
@@ -134,13 +134,15 @@ class _Digest:
             return
         self._tell("compiled", type(function).__name__)
         self._add_unordered({str(key): value for key, value in function.targetoptions.items()})
+        self._add_unordered(dict(function.locals))
+        self.add(function._compiler.pipeline_class)
         if not function._can_compile:  # for the types that were named alone
             self._tell(*map(str, function.nopython_signatures))
         self.add(function.py_func)
 
     def _add_function(self, function: FunctionType) -> None:
         module = function.__module__ or ""
-        if _is_known_by_name(module):
+        if module.split(".")[0] in ("numba", "numpy"):
             self._tell("function", module, function.__qualname__)
             return
         if self._is_seen(function):
@@ -171,6 +173,8 @@ class _Digest:
                     break
                 self._tell(attribute)
                 used = getattr(used, attribute, _UnknownError)
+            if isinstance(used, FunctionType) and not _is_known_by_name(used.__module__, _PACKAGE):
+                raise _UnknownError  # not compiled: what numba puts in its place is registered elsewhere
             self.add(used)
 
     def _add_code(self, code: CodeType) -> None:
@@ -189,7 +193,7 @@ class _Digest:
         module = getattr(value, "__module__", None)
         name = getattr(value, "__qualname__", getattr(value, "__name__", None))
         owner = getattr(value, "__self__", None)
-        if isinstance(value, np.ufunc):
+        if isinstance(value, np.ufunc) and getattr(np, value.__name__, None) is value:
             self._tell("ufunc", name)
         elif (
             isinstance(value, BuiltinFunctionType)
@@ -201,8 +205,8 @@ class _Digest:
             raise _UnknownError
 
 
-def _is_known_by_name(module: str | None) -> bool:
-    return (module or "").split(".")[0] in _KNOWN_BY_NAME
+def _is_known_by_name(module: str | None, *others: str) -> bool:
+    return (module or "").split(".")[0] in {*_KNOWN_BY_NAME, *others}
 
 
 def _inside(cell: CellType) -> Any:
