@@ -35,6 +35,20 @@ def test_whatever_happens_to_ranks_and_network_no_rule_is_broken(name, histories
 
 
 @pytest.mark.core
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        # A coordinator counted the promises of ranks that were dead by MPI's word since, beyond a cut.
+        ("cuts", 795382133),
+        # Rounds of one step over a slow network, which took long and were no hang.
+        ("decentralized", 739165768),
+    ],
+)
+def test_what_was_wrong_once_is_right(name, seed):
+    assert not simulated.check_seeds(name, [seed])[1]
+
+
+@pytest.mark.core
 @pytest.mark.parametrize("seed", [2043, 2297])
 def test_a_rank_that_composes_gets_another_route_before_its_last_push_has_come(seed):
     """As one that learns, with new leases (2043), or to compose again (2297)."""

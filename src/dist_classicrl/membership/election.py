@@ -207,7 +207,9 @@ class Election:
         complete = electorate <= ballot.bases.keys()
         if not complete and now - ballot.begun < patience:
             return None
-        present = {*ballot.bases, group.rank}
+        # Who answered, and is dead by MPI's word since, may live beyond a cut and follow somebody else: it
+        # does not count, and does not show that this side reaches its host.
+        present = {*(ballot.bases.keys() - group.dead), group.rank}
         if may_elect(group.view, present, group.dead, group.host_of):
             return self._decide(ballot)
         if complete:  # nobody else is left to answer
