@@ -236,7 +236,7 @@ def test_loops_with_a_users_rule_are_kept(tmp_path):
     assert start(tmp_path, "rule", RULE.format(target="step.reward + rule.fee")) == [125, 0]
 
 
-# A model that a function gives, in the module that is measured: what is kept of its loops.
+# A model that a function gives: how many of its loops were taken from disk, of those that were needed.
 MODEL = """
 from typing import NamedTuple
 import numba

@@ -96,7 +96,7 @@ class _Kept:
 
     def __init__(self, compiled: Any, store: Any, may_keep: MayKeep, path: Path, may_go: bool) -> None:
         self._compile, self._load, self._save = compiled.compile, store.load_overload, store.save_overload
-        self._compiled, self._store, self._may_keep = compiled, store, may_keep
+        self._store, self._may_keep = store, may_keep
         self._path, self._may_go = path, may_go
         #: What is locked while this process compiles; -1: nothing.
         self._turn = -1

@@ -219,7 +219,7 @@ class RowDesk:
         while self._thread.is_alive() and not self._is_done():
             time.sleep(_LONGEST_SLEEP)
         self._is_over = True
-        self._thread.join(2.0)
+        self._thread.join(1.0 + len(self._channels))  # it closes one after the other, a second each at most
 
     def _is_done(self) -> bool:
         return self._others_have_left() or time.monotonic() >= self._last_asked + _EXIT_SECONDS

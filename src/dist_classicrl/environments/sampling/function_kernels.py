@@ -87,11 +87,9 @@ def kernels_of(
 
 
 def _allowed(may: Any) -> Any:
-    if may is not None:
-        return jit_closure(inline=True)(lambda place, state, action: bool(may(place.data, state, action)))
-    return jit_closure(inline=True)(
-        lambda place, state, action: place.mask.size == 0 or place.mask[state, action]
-    )
+    if may is None:
+        return _allowed_by_mask
+    return jit_closure(inline=True)(lambda place, state, action: bool(may(place.data, state, action)))
 
 
 def _gather(transition: Any, n_outcomes: int) -> Any:
