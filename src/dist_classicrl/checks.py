@@ -11,7 +11,8 @@ import math
 import numbers
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -34,9 +35,24 @@ class Checked:
     """A dataclass whose fields are settings, each checked when an instance is made."""
 
     def __post_init__(self) -> None:
+        sound = _sound_of(type(self))
         for each in fields(self):
-            checked = each.metadata["check"](each.name, getattr(self, each.name))
-            object.__setattr__(self, each.name, checked)
+            given = getattr(self, each.name)
+            if sound.get(each.name, MISSING) is given:
+                continue
+            if (checked := each.metadata["check"](each.name, given)) is not given:
+                object.__setattr__(self, each.name, checked)
+            elif type(given) in _UNCHANGING:
+                sound[each.name] = given
+
+
+_UNCHANGING = (bool, int, float, str, type(None))
+
+
+@cache
+def _sound_of(kind: type[Checked]) -> dict[str, Any]:
+    """Return by name the value that the check of each field left as it was last, to check it once."""
+    return {}
 
 
 @dataclass(frozen=True)
@@ -172,12 +188,12 @@ def takes_one(function: Any) -> bool:
 
 def is_whole(value: Any) -> bool:
     """Whether `value` is a whole number of Python's or NumPy's, which counts its own among `numbers`."""
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return type(value) is int or isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def is_real(value: Any) -> bool:
     """Whether `value` is a real number of Python's or NumPy's."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return type(value) is float or isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def as_float(value: Any) -> float:

@@ -397,14 +397,17 @@ def test_the_number_of_a_process_that_is_another_one_now_is_not_taken_for_it(tmp
         assert member.claim("p")
 
 
-def test_parcels_hold_each_run_once_the_longest_first():
+def test_parcels_hold_each_run_once_the_longest_first_and_get_smaller_at_the_end():
     plan = Plan({"a": "", "b": ""}, ({}, {}), (), tuple(range(50)), 3_000_000, 5, 5)
     trials = [plan.trial(number) for number in range(plan.n_runs)]
     parcels = plan.parcels(trials, {"a": 1.0, "b": 300.0})
     taken = [trial.number for parcel in parcels for trial in parcel.trials]
     assert sorted(taken) == list(range(200)) and taken[0] == 100
     assert {len(parcel.trials) for parcel in parcels[:100]} == {1}
-    assert {len(parcel.trials) for parcel in parcels[100:-1]} == {6}
+    sizes = [len(parcel.trials) for parcel in parcels[100:]]
+    assert sizes[0] == 3 and sizes == sorted(sizes, reverse=True) and sizes[-32:] == [1] * 32
+    many = plan.parcels([plan.trial(number, 300_000) for number in range(plan.n_runs)], {"a": 1.0, "b": 1.0})
+    assert [len(parcel.trials) for parcel in many][:1] == [8] and sum(len(each.trials) for each in many) == 200
     assert len({parcel.name for parcel in parcels}) == len(parcels)
 
 

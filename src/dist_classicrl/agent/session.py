@@ -168,9 +168,11 @@ class Session:
                 if engine.name == "supersteps":
                     check_supersteps(source, state.settings, asked.walkers)
                 on_cards = int(card is not None)
-                found, described = (source, engine), self._description(source, engine, steps)
-                if not state.settings.async_updates:
-                    described["device"] = "cpu" if card is None else "cuda"
+                found = source, engine
+                if len(agreement.members) > 1:
+                    described = self._description(source, engine, steps)
+                    if not state.settings.async_updates:
+                        described["device"] = "cpu" if card is None else "cuda"
         except BaseException as caught:  # whatever it is, the others must hear of it
             error = caught
         numbers = [steps, on_cards, int(divides)]

@@ -6,7 +6,7 @@ import math
 import re
 import signal
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from dist_classicrl import durations
@@ -187,12 +187,17 @@ class CheckpointPlan(Checked):
     checkpoint_mode: int = _saving(0o600, checked_mode, "Permissions of the checkpoints.")
 
 
+@cache
+def _default_plan() -> CheckpointPlan:
+    return CheckpointPlan()
+
+
 def checkpoint_plan(**arguments: Any) -> CheckpointPlan | None:
     """Return the plan that these arguments of `train` describe, or None without `checkpoint_dir`.
 
     SettingsError if one of them is not allowed, or would be ignored.
     """
-    plan, default = CheckpointPlan(**arguments), CheckpointPlan()
+    plan, default = CheckpointPlan(**arguments), _default_plan()
     if plan.checkpoint_dir is None:
         ignored = ", ".join(name for name, value in vars(plan).items() if value != getattr(default, name))
         if ignored:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from operator import attrgetter, sub
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -116,16 +117,17 @@ class Counters:
 
     def counted(self) -> dict[str, Any]:
         """Return all counters by name."""
-        return {name: getattr(self, name) for name in _COUNTERS}
+        return dict(zip(_COUNTERS, _values_of(self), strict=True))
 
     def copy(self) -> Counters:
         """Return them as they are now."""
-        return Counters(**self.counted())
+        return Counters(*_values_of(self))
 
     def since(self, before: Counters) -> Counters:
         """Return what was counted after `before`."""
-        counted = {name: getattr(self, name) - getattr(before, name) for name in _COUNTERS}
-        return Counters(**{**counted, "most_waiting": self.most_waiting})
+        counted = Counters(*map(sub, _values_of(self), _values_of(before)))
+        counted.most_waiting = self.most_waiting
+        return counted
 
     def summary(self) -> dict[str, Any]:
         """Return what `Outcome` and `Progress` both say of it, by the names that it has there."""
@@ -162,6 +164,7 @@ class Counters:
 
 
 _COUNTERS = [each.name for each in fields(Counters)]
+_values_of = attrgetter(*_COUNTERS)
 _LEARNED = ("steps", "episodes", "returns", "lengths", "td_errors")
 
 

@@ -61,18 +61,17 @@ class Stream:
     is_cut: Callable[[], bool] = _never
     last: int = _ENDLESS
 
-    def stretch(self, rates: Rates) -> Stretch:
-        """Return its next steps, up to its end or to where a rate is another line; they are not counted."""
+    def stretch(self, rates: Rates, most: int = _ENDLESS) -> Stretch:
+        """Return its next steps, to `most`, its end or where a rate is another line; they are not counted."""
         at = self.start + self.used
         step_size, epsilon, end = rates.at(at)
-        return Stretch(self.key, self.used, min(self.last - self.used, end - at), step_size, epsilon)
+        return Stretch(self.key, self.used, min(most, self.last - self.used, end - at), step_size, epsilon)
 
     def stretches(self, steps: int, rates: Rates) -> Iterator[Stretch]:
         """Give its next `steps` in stretches over which each rate is one line, and count what was made."""
         last = self.used + steps
         while self.used < last:
-            stretch = self.stretch(rates)
-            stretch = stretch._replace(steps=min(stretch.steps, last - self.used))
+            stretch = self.stretch(rates, last - self.used)
             yield stretch
             self.used += stretch.steps
 

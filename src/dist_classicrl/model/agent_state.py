@@ -73,7 +73,7 @@ class Corner:
             self.state.large.put(self.values.reshape(self.shape), self.counts.reshape(self.shape))
             return
         for table, part in zip(self.state.table, (self.values, self.counts), strict=True):
-            if not np.may_share_memory(table, part):
+            if part.base is not table and not np.may_share_memory(table, part):
                 table[:rows, :actions] = part.reshape(self.shape)
 
     def put_back_when_read(self, settle: Callable[[], None]) -> None:
@@ -492,6 +492,8 @@ class AgentState:
 
     def change(self, **settings: Any) -> None:
         """Put other values in place of some settings; SettingsError where one is not allowed."""
+        if all(value is getattr(self.settings, name) for name, value in settings.items()):
+            return
         changed = dataclasses.replace(self.settings, **settings)
         check_settings(changed)
         self.settings = changed

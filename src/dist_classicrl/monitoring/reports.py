@@ -100,7 +100,7 @@ class ReportHistory:
 
     def add(self, progress: Progress) -> None:
         """Take the next report."""
-        bare = replace(progress, ranks=(), events=())
+        bare = progress if len(progress.ranks) == 1 else _bare(progress)  # one rank's may wait until the end
         if self._kept and (self._in_last < self._joined or bare.steps <= self._kept[-1].steps):
             before = self._kept[-2] if len(self._kept) > 1 else None
             self._kept[-1] = _after(before, combined(self._kept[-1], bare))
@@ -120,7 +120,12 @@ class ReportHistory:
     @property
     def reports(self) -> tuple[Progress, ...]:
         """What is kept, in order."""
-        return tuple(self._kept)
+        return tuple(map(_bare, self._kept))
+
+
+def _bare(report: Progress) -> Progress:
+    """Return `report` without what it tells of single ranks."""
+    return replace(report, ranks=(), events=()) if report.ranks or report.events else report
 
 
 def _after(before: Progress | None, report: Progress) -> Progress:

@@ -205,14 +205,16 @@ class Member:
     def claim(self, parcel: str) -> bool:
         """Take the runs of this name, and return whether they are this process's now.
 
-        They are not where a process that lives has them.
+        They are not where a process that lives has them. The folder knows the records of who had them before.
         """
         claims = self._folder.path / "claims"
         number, owner = self._last_claim(claims, parcel)
         if owner == self.name:
             return True
-        if owner is not None and self._lives(owner):
-            return False
+        if owner is not None:
+            if self._lives(owner):
+                return False
+            self._folder.records()
         mark = claims / f".{self.name}"
         if not mark.exists():
             mark.write_text(self.name)

@@ -14,6 +14,8 @@ from dist_classicrl.sweep.halving import SuccessiveHalving
 
 # What a process takes at a time: so many steps take half a second, writing down that it takes them little.
 _PARCEL_STEPS = 2e7
+_LEAST_PARCEL_STEPS = _PARCEL_STEPS / 8
+_PARCELS_LEFT = 32  # towards the end: others have nothing to do while the last parcel is made
 #: Steps of a stepped environment that take as long as one that is compiled.
 STEPPED_COST = 300
 # Arguments of an agent that a study gives itself.
@@ -107,7 +109,7 @@ class Plan:
         return [self.trial(number, total_steps) for number in range(first, first + len(self.seeds))]
 
     def parcels(self, trials: Sequence[Trial], costs: Mapping[str, float]) -> list[Parcel]:
-        """Return the runs in parcels of about half a second, those that take longest first.
+        """Return the runs in parcels of about half a second, those that take longest first, smaller at the end.
 
         `costs` has what a step of each environment costs, 1 where it is compiled. The parcels depend on
         nothing else, so that all processes divide the runs alike.
@@ -117,13 +119,15 @@ class Plan:
         )
         parcels: list[list[Trial]] = []
         room = 0.0
+        left = sum(trial.total_steps * costs[trial.environment] for trial in ordered)
         for trial in ordered:
             cost = trial.total_steps * costs[trial.environment]
             if not parcels or cost > room:
                 parcels.append([])
-                room = _PARCEL_STEPS
+                room = min(_PARCEL_STEPS, max(_LEAST_PARCEL_STEPS, left / _PARCELS_LEFT))
             parcels[-1].append(trial)
             room -= cost
+            left -= cost
         return [Parcel(f"{each[0].key}-{len(each)}", tuple(each)) for each in parcels]
 
     def to_dict(self) -> dict[str, Any]:

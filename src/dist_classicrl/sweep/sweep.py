@@ -328,7 +328,7 @@ class Sweep:
         """Make the runs of a parcel, and return True; False if somebody else does."""
         if not member.claim(parcel.name):
             return False
-        records = folder.records()
+        records = folder.records_read
         for trial in parcel.trials:
             if trial.key not in records:
                 member.keep(laboratory.run(trial))
