@@ -10,9 +10,9 @@ import inspect
 import math
 import numbers
 import os
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -35,7 +35,7 @@ class Checked:
     """A dataclass whose fields are settings, each checked when an instance is made."""
 
     def __post_init__(self) -> None:
-        sound = _sound_of(type(self))
+        sound = _sound[type(self)]
         for each in fields(self):
             given = getattr(self, each.name)
             if sound.get(each.name, MISSING) is given:
@@ -49,10 +49,8 @@ class Checked:
 _UNCHANGING = (bool, int, float, str, type(None))
 
 
-@cache
-def _sound_of(kind: type[Checked]) -> dict[str, Any]:
-    """Return by name the value that the check of each field left as it was last, to check it once."""
-    return {}
+#: Of each kind, by name, the value that the check of a field left as it was last: it is checked once.
+_sound: defaultdict[type, dict[str, Any]] = defaultdict(dict)
 
 
 @dataclass(frozen=True)

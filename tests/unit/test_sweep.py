@@ -407,7 +407,9 @@ def test_parcels_hold_each_run_once_the_longest_first_and_get_smaller_at_the_end
     sizes = [len(parcel.trials) for parcel in parcels[100:]]
     assert sizes[0] == 3 and sizes == sorted(sizes, reverse=True) and sizes[-32:] == [1] * 32
     many = plan.parcels([plan.trial(number, 300_000) for number in range(plan.n_runs)], {"a": 1.0, "b": 1.0})
-    assert [len(parcel.trials) for parcel in many][:1] == [8] and sum(len(each.trials) for each in many) == 200
+    assert [len(parcel.trials) for parcel in many][:1] == [8] and sum(
+        len(each.trials) for each in many
+    ) == 200
     assert len({parcel.name for parcel in parcels}) == len(parcels)
 
 

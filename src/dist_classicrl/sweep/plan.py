@@ -109,7 +109,7 @@ class Plan:
         return [self.trial(number, total_steps) for number in range(first, first + len(self.seeds))]
 
     def parcels(self, trials: Sequence[Trial], costs: Mapping[str, float]) -> list[Parcel]:
-        """Return the runs in parcels of about half a second, those that take longest first, smaller at the end.
+        """Return the runs in parcels of half a second, less at the end; those that take longest come first.
 
         `costs` has what a step of each environment costs, 1 where it is compiled. The parcels depend on
         nothing else, so that all processes divide the runs alike.
