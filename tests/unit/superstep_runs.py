@@ -8,12 +8,11 @@ from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.learning.learner import Problem, Stream
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules import find, table_shape
+from dist_classicrl.learning.supersteps.crew import joined, totals_of
 from dist_classicrl.learning.supersteps.keyed_share import KeyedShare, in_key_order
 from dist_classicrl.learning.supersteps.share import (
-    joined,
     record_sizes,
     supersteps,
-    totals_of,
 )
 from dist_classicrl.learning.supersteps.shares import share_of
 from dist_classicrl.learning.supersteps.together import boxes_in, bytes_of

@@ -22,8 +22,7 @@ from dist_classicrl.errors import (
 )
 from dist_classicrl.learning import keyed_table
 from dist_classicrl.learning.learner import Stream
-from dist_classicrl.learning.supersteps.kernels import WHO
-from dist_classicrl.learning.supersteps.share import joined
+from dist_classicrl.learning.supersteps.crew import WHO, joined
 from dist_classicrl.model import places
 from dist_classicrl.tables.keys import empty_slots
 

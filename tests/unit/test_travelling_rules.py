@@ -13,7 +13,7 @@ from dist_classicrl.errors import CheckpointError, SettingsError
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.rules import find
 from dist_classicrl.learning.rules.kernel import rule_function, update
-from dist_classicrl.learning.supersteps.share import joined
+from dist_classicrl.learning.supersteps.crew import joined
 from dist_classicrl.rules import (
     TD,
     UCB,

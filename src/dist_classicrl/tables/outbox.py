@@ -51,7 +51,8 @@ def _count(table, row, action, counts_as, touched):
 @jit_inline
 def _learn_target(table, row, action, target, step_size):
     table.target[0] = target
-    table.put[0] = row // table.n_states
+    # A division takes as long as a tenth of a step, and most rules have one table.
+    table.put[0] = row // table.n_states if row >= table.n_states else 0
     table.put[1] += 1
 
 

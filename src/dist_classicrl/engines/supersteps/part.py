@@ -27,8 +27,9 @@ from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules import find
 from dist_classicrl.learning.state import State
+from dist_classicrl.learning.supersteps.crew import totals_of
 from dist_classicrl.learning.supersteps.keyed_share import KeyedShare, in_key_order
-from dist_classicrl.learning.supersteps.share import Share, record_sizes, supersteps, totals_of
+from dist_classicrl.learning.supersteps.share import Share, record_sizes, supersteps
 from dist_classicrl.learning.supersteps.shares import share_of
 from dist_classicrl.learning.supersteps.stepped_share import Exchanges, SteppedShare, numbers_of
 from dist_classicrl.learning.supersteps.together import Boxes, boxes_in, bytes_of

@@ -24,7 +24,7 @@ from dist_classicrl.engines.supersteps.part import Part, Sums
 from dist_classicrl.engines.supersteps.table import GatheredTable
 from dist_classicrl.errors import ProtocolError
 from dist_classicrl.learning.state import stack_states
-from dist_classicrl.learning.supersteps.share import joined, totals_of
+from dist_classicrl.learning.supersteps.crew import joined, totals_of
 from dist_classicrl.process.stop import Stop
 
 _ATTEMPTS_OF_TERM = 256

@@ -1,4 +1,4 @@
-"""One rank's part of a superstep, in three passes over its walkers: jitted, over arrays that `crew` has.
+"""One rank's part of a superstep, in three passes over its walkers: jitted, over arrays that a `Crew` has.
 
 `depart`: the owner of a walker's state chooses the action and simulates it; the walker goes to the owner of
 its next state, who is asked for a target. `answer`: that owner computes the target, by the rule, and keeps
@@ -11,8 +11,6 @@ what is learned does not depend on who owns what.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from dist_classicrl._jit import jit, jit_inline, overloads
@@ -22,11 +20,24 @@ from dist_classicrl.environments.simulate import advance, begin, is_wrong, note,
 from dist_classicrl.learning.behavior import choose
 from dist_classicrl.learning.loops import STEP_STRIDE, TWICE_GAMMA, on_line
 from dist_classicrl.learning.rules.kernel import Learned, Now, Transition, learn, step_size
+from dist_classicrl.learning.supersteps.crew import (
+    ACTION_BITS,
+    ASKED,
+    BEGUN,
+    BLOCK,
+    COLLECTED,
+    ELAPSED_BITS,
+    MADE,
+    MEMORY,
+    MOST_ELAPSED,
+    MOVED,
+    REWARD,
+    WHO,
+)
 from dist_classicrl.learning.supersteps.letters import (
     NUMBER_BITS,
     TARGET,
     WHOLE_STATE,
-    Post,
     act,
     keep,
     learn_as_letters,
@@ -55,66 +66,14 @@ from dist_classicrl.tables.blocks import lowest_bit
 from dist_classicrl.tables.lines import learn_target_as, prefetch_counts, prefetch_values
 from dist_classicrl.tables.rows import actions_of, count, value_of
 
-# Words of a record: who and how far; where, by which action, and what is asked; the reward; the return.
-# A state that is a key is the last word of all, see `put_state`.
-WHO, REWARD, COLLECTED, MEMORY = 0, 2, 3, 4
-ELAPSED_BITS, ACTION_BITS = 40, STATE_SHIFT - 2
-MOST_ELAPSED, _ACTION_MASK = (1 << ELAPSED_BITS) - 1, (1 << ACTION_BITS) - 1
+_ACTION_MASK = (1 << ACTION_BITS) - 1
 
 # What a record asks for: a walker that comes may ask for a target, or only come, and a target may be all.
 MOVES, COMES, ASKS = 0, 1, 2
 
-# What `Crew.sizes` counts.
-MOVED, BEGUN, MADE, ASKED = range(4)
-
 FINE, WRONG_GAME, WRONG_RULE, WRONG_RECORD = 0, 1, 2, 3
 
 OF_KEYS = 0x5851F42D4C957F2D  # tells the names of entries of several tables apart
-
-BLOCK = 32
-"""Walkers between whose passes memory has time to come."""
-
-
-class Crew(NamedTuple):
-    """One rank's walkers, and what is under way of a superstep. All arrays are written.
-
-    Records are rows of int64 whose words `REWARD` and `COLLECTED` are float64, which a second view shows.
-    Behind `MEMORY` stands a game's hidden state, then the rule's whole numbers, then its real ones, then the
-    states of the steps that wait.
-    """
-
-    records: np.ndarray  # shape (walkers, words): of the walkers, by identity
-    reals: np.ndarray
-    here: np.ndarray  # int64: a bit for each identity: whether the walker is here
-    rows: np.ndarray  # of each walker that moves, int64: the row that it acted on,
-    pairs: np.ndarray  # state * A + action,
-    actions: np.ndarray
-    numbers: np.ndarray  # its identity, and which of the steps of the superstep it made
-    asked: np.ndarray  # for which others are asked for a target, int64, shape (walkers, 3): its place among
-    # those that move, whom, and where the question is among what was sent there
-    targets: np.ndarray  # float64, shape (walkers, 1 or 2): the target, and for which of several tables
-    out: np.ndarray  # records for others, shape (.., words)
-    out_reals: np.ndarray
-    out_starts: np.ndarray  # int64, shape (ranks,): where each rank's begin there
-    n_out: np.ndarray  # int64, shape (ranks,): how many there are
-    sizes: np.ndarray  # int64, shape (4,)
-    rank: int
-    n_states: int  # of all ranks; 0: states are keys, of which there are 2**64
-    time_limit: int  # steps after which an episode is truncated
-    memory_size: int  # of a game's hidden state
-    came: np.ndarray  # int64, shape (3,): what was wrong, see `note`
-    reward_that_came: np.ndarray  # float64, shape (1,)
-    ends: np.ndarray  # int64, shape (2,): episodes that ended, and their steps
-    returns: np.ndarray  # their returns, and the absolute errors before updates: see `add_exactly`
-    errors: np.ndarray
-    infinite: np.ndarray  # float64, shape (1,): a return that is no finite number, or 0
-    order: np.ndarray  # of a block, as what follows: first those whose target is to be had here
-    next_states: np.ndarray
-    next_rows: np.ndarray
-    owners: np.ndarray
-    rewards: np.ndarray
-    terminated: np.ndarray
-    post: Post
 
 
 @jit

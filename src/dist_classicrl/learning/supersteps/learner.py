@@ -7,8 +7,8 @@ from typing import Any
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.learning.learner import Problem, Stream, Totals
 from dist_classicrl.learning.state import State
+from dist_classicrl.learning.supersteps.crew import totals_of
 from dist_classicrl.learning.supersteps.keyed_share import InKeyOrder
-from dist_classicrl.learning.supersteps.share import totals_of
 from dist_classicrl.learning.supersteps.shares import share_of
 from dist_classicrl.learning.supersteps.stepped_share import SteppedShare
 

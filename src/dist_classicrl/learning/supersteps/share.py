@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from dist_classicrl._jit import jit_for
-from dist_classicrl._memory import zeros
 from dist_classicrl.checks import is_whole
 from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.environments.trial import run_game, try_out
 from dist_classicrl.errors import ProtocolError, SettingsError
 from dist_classicrl.learning.compiled import NEVER, infinite_return, stuck_states, stuck_there
-from dist_classicrl.learning.learner import Problem, Stream, check_sums
+from dist_classicrl.learning.learner import Problem, Stream
 from dist_classicrl.learning.loops import NO_STEPS, Stretch
 from dist_classicrl.learning.memory import check_ranges, declared
 from dist_classicrl.learning.rates import Rates
@@ -23,25 +22,24 @@ from dist_classicrl.learning.rules import compiling
 from dist_classicrl.learning.rules.kernel import Context
 from dist_classicrl.learning.state import RULE_ARRAYS, State, check_arrays, check_position, refused
 from dist_classicrl.learning.supersteps import kernels, sums, together
-from dist_classicrl.learning.supersteps.kernels import (
+from dist_classicrl.learning.supersteps.crew import (
     ACTION_BITS,
     BEGUN,
-    BLOCK,
     COLLECTED,
     ELAPSED_BITS,
-    FINE,
     MADE,
     MEMORY,
     MOST_ELAPSED,
     MOVED,
     REWARD,
     WHO,
-    WRONG_GAME,
-    WRONG_RECORD,
     Crew,
-    steps_at_once,
+    count_on,
+    counted_by,
+    new_crew,
 )
-from dist_classicrl.learning.supersteps.letters import LETTER_WORDS, new_post
+from dist_classicrl.learning.supersteps.kernels import FINE, WRONG_GAME, WRONG_RECORD, steps_at_once
+from dist_classicrl.learning.supersteps.letters import LETTER_WORDS
 from dist_classicrl.learning.supersteps.partition import STATE_SHIFT, WHERE, Owned, owned_by
 from dist_classicrl.learning.supersteps.shared import Summed, move_numbers
 from dist_classicrl.learning.supersteps.together import (
@@ -123,10 +121,6 @@ def record_sizes(simulator: CompiledSimulator, rule: LearningRule, parameters: A
     return words + waits, LETTER_WORDS + key, waits + 1
 
 
-def _room(n: int) -> np.ndarray:
-    return zeros(n, np.int64, is_sparse=True)
-
-
 class Share:
     """What `rank` of `ranks` owns of a problem, and does in supersteps.
 
@@ -195,7 +189,19 @@ class Share:
         #: How many numbers a record has, and a reply.
         self.words, self.width, _ = record_sizes(simulator, problem.rule, problem.parameters)
         self._stuck = stuck_states(simulator)
-        self._crew: Any = self._new_crew(self._boxes)
+        self._crew: Any = new_crew(
+            self.walkers,
+            self.words,
+            self.width,
+            self._waits,
+            self._remembered,
+            simulator.memory_size,
+            shape.n_states,
+            simulator.max_episode_steps or NEVER,
+            self._rank,
+            self.ranks,
+            self._boxes,
+        )
         parts = type(simulator.tables), problem.rule.parameters, self._kind_of_partition
         self._depart = jit_for(kernels.depart, *parts)
         self._answer = jit_for(kernels.answer, *parts)
@@ -233,56 +239,6 @@ class Share:
 
     def _make_room(self) -> None:
         """See to it that a superstep of all walkers has room."""
-
-    # Arrays
-
-    def _new_crew(self, boxes: Boxes | None) -> Crew:
-        n, ranks = self.walkers, self.ranks
-        # A reply to who lets steps wait is never read.
-        width = self.width if self._waits is None else 1
-        remembered = MEMORY + self._simulator.memory_size
-        records = self._records(n)
-        if boxes is None:
-            # Who moves may ask one rank for a target, and come to another.
-            out, starts = self._records(2 * n * ranks if ranks > 1 else 0), 2 * n * np.arange(ranks)
-        else:
-            out, starts = boxes.records, boxes.out_starts
-        return Crew(
-            records=records,
-            reals=records.view(np.float64),
-            here=np.zeros(-(-n // 64), np.int64),
-            rows=_room(n),
-            pairs=_room(n),
-            actions=_room(n),
-            numbers=_room(n),
-            asked=_room(3 * n).reshape(n, 3),
-            targets=zeros(n * width, np.float64, is_sparse=True).reshape(n, width),
-            out=out,
-            out_reals=out.view(np.float64),
-            out_starts=starts,
-            n_out=np.zeros(ranks, np.int64),
-            sizes=np.zeros(4, np.int64),
-            rank=self._rank,
-            n_states=self._whole.n_states,
-            time_limit=self._simulator.max_episode_steps or NEVER,
-            memory_size=self._simulator.memory_size,
-            came=np.full(3, -1),
-            reward_that_came=np.zeros(1),
-            ends=np.zeros(2, np.int64),
-            returns=np.zeros(sums.PARTS, np.int64),
-            errors=np.zeros(sums.PARTS, np.int64),
-            infinite=np.zeros(1),
-            order=np.zeros(BLOCK, np.int64),
-            next_states=np.zeros(BLOCK, np.int64),
-            next_rows=np.zeros(BLOCK, np.int64),
-            owners=np.zeros(BLOCK, np.int64),
-            rewards=np.zeros(BLOCK),
-            terminated=np.zeros(BLOCK, bool),
-            post=new_post(n, self._waits, self.width, remembered, remembered + sum(self._remembered)),
-        )
-
-    def _records(self, n: int) -> np.ndarray:
-        return zeros(n * self.words, np.int64, is_sparse=True).reshape(n, self.words)
 
     # Supersteps
 
@@ -497,14 +453,9 @@ class Share:
         return int(self._crew.sizes[MOVED])
 
     def counted(self) -> np.ndarray:
-        """Return what it has counted, int64 of shape (COUNTED,): those of all shares are added up.
-
-        `totals_of` makes totals of it.
-        """
-        for parts in (self._crew.returns, self._crew.errors):
-            sums.carried(parts)
+        """Return what its walkers have counted, see `counted_by`."""
         self._added = 0
-        return np.concatenate([self._crew.ends, self._crew.returns, self._crew.errors])
+        return counted_by(self._crew)
 
     def load(self, values: np.ndarray, counts: np.ndarray) -> None:
         """Start from a whole table: `values` and visit `counts`, flat."""
@@ -600,39 +551,13 @@ class Share:
         bits[here] = 1
         crew.here[:] = np.packbits(bits, bitorder="little").view(np.int64)
         crew.sizes[BEGUN] = begun
-        self._restore_counted(state["counted"])
+        self._count_on(state["counted"])
 
     def _check_remembered(self, whole: np.ndarray) -> None:
         rule, parameters = self._problem.rule, self._problem.parameters
         ranges = declared(rule, parameters, self._whole.n_states or _ANY_KEY, self._whole.n_actions)
         check_ranges("walkers", whole, ranges[RULE_ARRAYS[0]])
 
-    def _restore_counted(self, counted: np.ndarray) -> None:
+    def _count_on(self, counted: np.ndarray) -> None:
         """Put back what all shares have counted, so that it is counted once."""
-        crew = self._crew
-        parts = np.split(counted, [2, 2 + sums.PARTS])
-        for own, of_all in zip((crew.ends, crew.returns, crew.errors), parts, strict=True):
-            own[:] = of_all if self._rank == 0 else 0
-
-
-def joined(states: Iterable[State]) -> State:
-    """Return the states of all shares of a run as one."""
-    states = list(states)
-    one = {"counted": np.sum([state["counted"] for state in states], axis=0)}
-    if "walkers" in states[0]:  # those of stepped environments begin anew
-        walkers = one["walkers"] = states[0]["walkers"].copy()
-        for state in states[1:]:
-            is_here = state["walkers"][:, WHO] >= 0
-            walkers[is_here] = state["walkers"][is_here]
-    return one
-
-
-COUNTED = 2 + 2 * sums.PARTS
-
-
-def totals_of(counted: np.ndarray) -> np.ndarray:
-    """Return what was counted as `dist_classicrl.learning.learner.Totals` does; DivergenceError as there."""
-    ends, returns, errors = np.split(counted, [2, 2 + sums.PARTS])
-    totals = np.array([ends[0], sums.sum_of(returns), ends[1], sums.sum_of(errors)], float)
-    check_sums(totals)
-    return totals
+        count_on(self._crew, counted if self._rank == 0 else 0 * counted)

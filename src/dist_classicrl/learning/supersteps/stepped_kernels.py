@@ -17,11 +17,10 @@ from dist_classicrl._random import mix
 from dist_classicrl.learning.behavior import choose, choose_masked
 from dist_classicrl.learning.loops import on_line
 from dist_classicrl.learning.rules.kernel import Learned, Transition, learn, on_action
+from dist_classicrl.learning.supersteps.crew import MEMORY, REWARD
 from dist_classicrl.learning.supersteps.kernels import (
     FINE,
-    MEMORY,
     OF_KEYS,
-    REWARD,
     WRONG_RECORD,
     WRONG_RULE,
     counter_at,

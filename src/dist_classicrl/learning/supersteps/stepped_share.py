@@ -16,7 +16,7 @@ from dist_classicrl.learning.rules import compiling
 from dist_classicrl.learning.state import State, check_arrays
 from dist_classicrl.learning.supersteps import stepped_kernels as kernels
 from dist_classicrl.learning.supersteps import sums
-from dist_classicrl.learning.supersteps.kernels import MEMORY, REWARD
+from dist_classicrl.learning.supersteps.crew import MEMORY, REWARD
 from dist_classicrl.learning.supersteps.keyed_share import KeyedShare
 from dist_classicrl.learning.supersteps.share import Share, supersteps
 from dist_classicrl.learning.supersteps.stepped_kernels import (
@@ -50,7 +50,7 @@ def numbers_of(walkers: int, rank: int, ranks: int) -> range:
 
 
 class _Counted(NamedTuple):
-    ends: np.ndarray  # see `dist_classicrl.learning.supersteps.kernels.Crew`
+    ends: np.ndarray  # see `dist_classicrl.learning.supersteps.crew.Crew`
     returns: np.ndarray
     errors: np.ndarray
     infinite: np.ndarray
@@ -348,7 +348,7 @@ class SteppedShare(Share):
     def restore(self, state: State) -> None:
         """See `Share`; episodes begin anew."""
         check_arrays(state, {"counted": self.counted()}, {})
-        self._restore_counted(state["counted"])
+        self._count_on(state["counted"])
 
 
 class KeyedSteppedShare(SteppedShare, KeyedShare):

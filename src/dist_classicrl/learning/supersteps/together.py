@@ -16,9 +16,9 @@ from numba.extending import intrinsic
 
 from dist_classicrl._jit import jit, jit_inline, overloads
 from dist_classicrl._memory import LINE
+from dist_classicrl.learning.supersteps.crew import MOVED
 from dist_classicrl.learning.supersteps.kernels import (
     FINE,
-    MOVED,
     answer,
     depart,
     read_letters,
