@@ -10,6 +10,7 @@ from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules import find, table_shape
 from dist_classicrl.learning.supersteps.crew import joined, totals_of
 from dist_classicrl.learning.supersteps.keyed_share import KeyedShare, in_key_order
+from dist_classicrl.learning.supersteps.row_share import HostShare
 from dist_classicrl.learning.supersteps.share import (
     record_sizes,
     supersteps,
@@ -17,6 +18,7 @@ from dist_classicrl.learning.supersteps.share import (
 from dist_classicrl.learning.supersteps.shares import share_of
 from dist_classicrl.learning.supersteps.together import boxes_in, bytes_of
 from dist_classicrl.rules.behaviors import behavior_of
+from dist_classicrl.tables.line_table import LineTable, size_of
 
 KEY = np.uint64(12345)
 
@@ -86,23 +88,30 @@ class Learned:
         return self.values.tobytes(), self.counts.tobytes(), [total.hex() for total in self.totals], keys
 
 
-def shares_of(problem, ranks, partition="hash", walkers=256, in_memory=False):
+def shares_of(problem, ranks, partition="hash", walkers=256, in_memory=False, in_place=False):
     """Return the shares of so many ranks, compiled; `in_memory`: they exchange walkers there.
 
     Then they are every second one of those that the memory is for: the others were lost, or never learned.
+    `in_place`: they have the rows in common as well, and walkers stay where they are.
     """
-    boxes = [None] * ranks
+    boxes, kind = [None] * ranks, share_of
+    if in_place:
+        size = size_of(problem.shape, problem.dtype)
+        rows = LineTable(problem.shape, problem.dtype, problem.legal, np.zeros(size, np.uint8))
+        problem, kind, in_memory = replace(problem, rows=rows), HostShare, True
     if in_memory:
         sizes = walkers, *record_sizes(problem.source.simulator, problem.rule, problem.parameters)
         players = tuple(range(1, 2 * ranks, 2))
         memory = np.zeros(bytes_of(2 * ranks, *sizes), np.uint8)
         boxes = [boxes_in(memory, 2 * ranks, *sizes, own, players, 3) for own in players]
     is_alone = False if in_memory else None
-    shares = [
-        share_of(problem, walkers, partition, rank, ranks, is_alone, boxes[rank]) for rank in range(ranks)
-    ]
+    shares = [kind(problem, walkers, partition, rank, ranks, is_alone, boxes[rank]) for rank in range(ranks)]
     for share in shares:
         share.compile()
+        if in_place:
+            share.load(
+                np.full(problem.shape.size, problem.settings.initial_value), np.zeros(problem.shape.size)
+            )
     return shares
 
 
@@ -120,16 +129,16 @@ def whole(problem, shares):
     return values, counts
 
 
-def learned(problem, steps, ranks=1, partition="hash", walkers=256, cuts=(), in_memory=False):
+def learned(problem, steps, ranks=1, partition="hash", walkers=256, cuts=(), **how):
     """Learn some steps. A cut is (steps until then, ranks, partition): from there on others go on."""
-    shares = shares_of(problem, ranks, partition, walkers, in_memory)
+    shares = shares_of(problem, ranks, partition, walkers, **how)
     stream = Stream(KEY, 0)
     for until, *others in (*cuts, (steps,)):
         play(shares, stream, until, problem.rates)
         if others:
             table = whole(problem, shares)
             state = joined(share.state() for share in reversed(shares))
-            shares = shares_of(problem, *others, walkers)
+            shares = shares_of(problem, *others, walkers, **how)
             for share in shares:
                 share.load(*table)
                 share.restore(state)

@@ -134,6 +134,15 @@ def test_ranks_that_share_memory_learn_the_same_table():
         assert learned(problem, STEPS, ranks, in_memory=True) == one
 
 
+@pytest.mark.parametrize("name", [FIRST, *SLOW])
+def test_ranks_that_share_rows_learn_the_same_table_however_these_are_divided(name):
+    problem = PROBLEMS[name]()
+    one = learned(problem, STEPS)
+    cuts = ((256, 3, "hash"), (51_200, 2, "range"), (51_456, 1, "hash"), (100_096, 4, "hash"))
+    assert learned(problem, STEPS, 2, cuts=cuts, in_place=True) == one
+    assert learned(problem, STEPS, 3, "range", in_place=True) == one
+
+
 @pytest.mark.slow
 def test_a_partition_of_the_users_learns_the_same_table():
     problem = PROBLEMS[FIRST]()

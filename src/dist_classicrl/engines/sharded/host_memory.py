@@ -39,6 +39,7 @@ class HostMemory:
     descriptor: int
     size: int
     mark: str  # hexadecimal digits
+    is_a_file: bool = False  # since not all ranks see each other's open files
 
     @classmethod
     def new(cls, size: int, is_sparse: bool = False) -> HostMemory:
@@ -216,6 +217,8 @@ def _by_a_file(setup: Setup, size: int) -> HostMemory:
         if path is not None:
             with suppress(OSError):
                 os.unlink(path)
+    if memory is not None:
+        memory.is_a_file = True
     if not has_it:
         setup.agree(
             SettingsError(

@@ -35,6 +35,8 @@ class Begin:
     refresh: Refresh
     #: Whose each slot is of a table that is divided between hosts, int64: the number of a player.
     owners: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    #: Where the memory is in which all write theirs, if any.
+    rows: dict[str, Any] = field(default_factory=dict)
 
 
 @message(Kind.PLAY)

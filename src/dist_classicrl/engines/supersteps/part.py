@@ -19,6 +19,7 @@ from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.transport import Backoff, Channel
 from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.engines.run import Resumed, Run
+from dist_classicrl.engines.sharded.host_memory import HostMemory, opened_later
 from dist_classicrl.engines.supersteps.divided_rows import put_rows
 from dist_classicrl.engines.supersteps.division import Division
 from dist_classicrl.engines.supersteps.messages import Cut, Played, Rows
@@ -29,11 +30,13 @@ from dist_classicrl.learning.rules import find
 from dist_classicrl.learning.state import State
 from dist_classicrl.learning.supersteps.crew import totals_of
 from dist_classicrl.learning.supersteps.keyed_share import KeyedShare, in_key_order
+from dist_classicrl.learning.supersteps.row_share import HostShare
 from dist_classicrl.learning.supersteps.share import Share, record_sizes, supersteps
 from dist_classicrl.learning.supersteps.shares import share_of
 from dist_classicrl.learning.supersteps.stepped_share import Exchanges, SteppedShare, numbers_of
 from dist_classicrl.learning.supersteps.together import Boxes, boxes_in, bytes_of
 from dist_classicrl.membership.group import Group
+from dist_classicrl.tables.line_table import LineTable, size_of
 from dist_classicrl.tables.maps import Refresh
 
 _TEND_SECONDS = 0.01
@@ -85,6 +88,7 @@ class Part:
     group: Group
     rates: Rates
     memory: np.ndarray | None = None  # what all ranks share, `shared_bytes` long; None: they send messages
+    shares_rows: bool = False  # whether all can open memory that the server makes for rows as well
 
     def __post_init__(self) -> None:
         self.attempt = -1
@@ -95,6 +99,8 @@ class Part:
         self._came: list[deque[np.ndarray]] = []
         self._owners = np.zeros(0, np.int64)
         self._tended = 0.0
+        self._rows: LineTable | None = None  # of all ranks of an attempt
+        self._made: HostMemory | None = None  # in which they are, on the rank that made it
 
     def share(self, rank: int, ranks: int, boxes: Boxes | None = None) -> Share:
         """Return what is owned by number `rank` of so many."""
@@ -102,7 +108,44 @@ class Part:
         assert run.walkers is not None  # else another engine trains
         problem = run.problem(self.rates)
         partition = run.partition if division is None else division.holding(self._owners)
-        return share_of(problem, run.walkers, partition, rank, ranks, is_alone=False, boxes=boxes)
+        kind: Callable[..., Share] = share_of
+        if self._rows is not None:
+            problem, kind = replace(problem, rows=self._rows), HostShare
+        return kind(problem, run.walkers, partition, rank, ranks, is_alone=False, boxes=boxes)
+
+    def _table_in(self, memory: np.ndarray | None) -> LineTable:
+        problem = self.run.problem(self.rates)
+        return LineTable(problem.shape, problem.dtype, problem.legal, memory)
+
+    def new_rows(self) -> dict[str, Any]:
+        """Return where the others find new memory for the rows of all ranks; {}: each has its own alone.
+
+        Whoever was lost in the middle of a superstep may still write into the memory before.
+        """
+        if not self.shares_rows:
+            return {}
+        self._forget_rows()
+        problem = self.run.problem(self.rates)
+        self._made = HostMemory.new(size_of(problem.shape, problem.dtype), is_sparse=True)
+        return self._made.told
+
+    def _forget_rows(self) -> None:
+        self._rows = None
+        if self._made is not None:
+            self._made.close()
+            self._made = None
+
+    def _open_rows(self, told: dict[str, Any]) -> None:
+        """Have the memory that the server told of."""
+        if not told:
+            self._rows = None
+        elif self._made is not None and self._made.told == told:
+            self._rows = self._table_in(self._made.array())
+        else:
+            problem = self.run.problem(self.rates)
+            opened = opened_later(told, size_of(problem.shape, problem.dtype))
+            self._rows = self._table_in(opened.array())
+            opened.close()
 
     @property
     def division(self) -> Division | None:
@@ -130,6 +173,7 @@ class Part:
         """Return what compiles what is called."""
         players = self.group.view.members
         self._owners = self.owners(players)
+        self._rows = self._table_in(None) if self.shares_rows else None
         share = self.share(players.index(self.group.rank), len(players), self._boxes(0, players))
         return share.kernels()
 
@@ -140,12 +184,15 @@ class Part:
         n_envs = len(numbers_of(run.walkers, players.index(self.group.rank), len(players)))
         run.source = run.source.with_envs(max(1, n_envs))  # one at least, for its spaces
 
-    def begin(self, attempt: int, players: tuple[int, ...], cut: Cut, owners: np.ndarray) -> None:
+    def begin(
+        self, attempt: int, players: tuple[int, ...], cut: Cut, owners: np.ndarray, rows: dict[str, Any]
+    ) -> None:
         """Own what is this rank's among the players, with the run's table as it is now, from `cut` on.
 
-        `owners` are those of `Begin`.
+        `owners` and `rows` are those of `Begin`.
         """
         self.close()
+        self._open_rows(rows)
         run, wire = self.run, self.group.wire
         self._owners = np.array(owners)
         if self.division is not None:  # as the server has it
@@ -176,6 +223,11 @@ class Part:
         for channel in self._channels:
             channel.close()
         self._channels = []
+
+    def end(self) -> None:
+        """Do likewise, for good."""
+        self.close()
+        self._forget_rows()
 
     def play(self, until: int, tend: Callable[[], None]) -> Played:
         """Make supersteps up to step `until` of the stream; `tend` is called every 10 ms.

@@ -240,17 +240,17 @@ class SuperstepServer(Serving[Client]):
         self._is_broken = self._must_begin = False
         self._used = self.cut.used
         players = tuple(sorted([self.group.rank, *(peer.rank for peer in self.peers.learners)]))
-        owners = self.part.owners(players)
+        owners, rows = self.part.owners(players), self.part.new_rows()
         ready: dict[int, np.ndarray] = {}
         for peer in self.peers.learners:
             since = peer.client.version
             if since not in ready:
                 refresh = self.table.refresh(since)
-                ready[since] = encode(Begin(self._attempt, players, self.cut, refresh, owners))
+                ready[since] = encode(Begin(self._attempt, players, self.cut, refresh, owners, rows))
             peer.client.version = self.table.version
             peer.channel.send(ready[since])
             self.tally.bytes_pulled += ready[since].size
-        self.part.begin(self._attempt, players, self.cut, owners)
+        self.part.begin(self._attempt, players, self.cut, owners, rows)
         self._laggards.begin()
 
     def _play(self, until: int) -> None:
@@ -328,5 +328,5 @@ class SuperstepServer(Serving[Client]):
     def close(self, linger: float) -> None:
         """See `Serving`."""
         self._is_closed = True
-        self.part.close()
+        self.part.end()
         super().close(linger)

@@ -29,6 +29,7 @@ from dist_classicrl.errors import CutOffError, SettingsError, WorkerLeft
 from dist_classicrl.learning.learner import Learner
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules import find
+from dist_classicrl.learning.supersteps.row_share import can_be_in_place
 from dist_classicrl.learning.supersteps.share import WALKERS
 from dist_classicrl.learning.supersteps.stepped_share import WALKERS as STEPPED
 from dist_classicrl.membership.admission import Entry
@@ -58,7 +59,9 @@ def train(run: Run, group: Group | None, start: Setup | Entry | None) -> Outcome
             run.close(None)
             raise
         array = None if memory is None else memory.array()
-        return run_together(partial(SuperstepRoles, memory=array), run, group, start)
+        shares_rows = memory is not None and not memory.is_a_file and run.large is None and _is_in_place(run)
+        roles = partial(SuperstepRoles, memory=array, shares_rows=shares_rows)
+        return run_together(roles, run, group, start)
     except WorkerLeft:
         if run.large is not None and run.large.desk is not None:
             run.large.desk.step_aside()
@@ -117,6 +120,11 @@ def _memory(run: Run, group: Group, start: Setup | Entry) -> HostMemory | None:
     return memory
 
 
+def _is_in_place(run: Run) -> bool:
+    """Whether walkers can stay where they are."""
+    return can_be_in_place(run.problem(Rates(run.settings, 1)))
+
+
 class SuperstepLoop(StepLoop):
     """Learns all steps alone; what is counted is exact, so that it is what any number of ranks count."""
 
@@ -131,9 +139,11 @@ class SuperstepLoop(StepLoop):
 class SuperstepRoles(Roles[SuperstepWorker, SuperstepServer]):
     """What a rank may be where all learn in supersteps."""
 
-    def __init__(self, run: Run, group: Group, rates: Rates, memory: np.ndarray | None) -> None:
+    def __init__(
+        self, run: Run, group: Group, rates: Rates, memory: np.ndarray | None, shares_rows: bool
+    ) -> None:
         super().__init__(run, group, rates)
-        self._part = Part(run, group, rates, memory)
+        self._part = Part(run, group, rates, memory, shares_rows)
         # Its clock is the count of the entry, which one rank alone moves.
         rates.set_workers(1)
 

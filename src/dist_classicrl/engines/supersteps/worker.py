@@ -103,7 +103,7 @@ class SuperstepWorker(Working):
         match order:
             case Begin():
                 self._keep(order.refresh, order.cut)
-                part.begin(order.attempt, order.players, order.cut, order.owners)
+                part.begin(order.attempt, order.players, order.cut, order.owners, order.rows)
             case Play() if order.attempt == part.attempt:
                 self.channel.send(encode(part.play(order.until, self._tend)))
             case TellRows() if order.attempt == part.attempt:

@@ -92,13 +92,13 @@ def steps_at_once(start, used, walkers, per_walker):
 
 
 @jit_inline
-def _move(crew, identity):
+def come_or_go(crew, identity):
     """Take note that a walker comes, or goes."""
     crew.here[np.uint64(identity >> 6)] ^= np.int64(1) << (identity & 63)
 
 
 @jit_inline
-def _gather(crew, size):
+def gather(crew, size):
     """List those of the first `size` identities that are here; return how many there are."""
     n = 0
     for word in range((size + 63) >> 6):
@@ -125,7 +125,7 @@ def moment(stretch, number, random):
 
 
 @jit_inline
-def _begin(simulation, crew, record, random):
+def begin_episode(simulation, crew, record, random):
     """Begin an episode in the memory of `record`; return its state, and whether it is one."""
     came = crew.came
     note(simulation, came, -1, -1)
@@ -207,13 +207,13 @@ def _begin_walkers(simulation, partition, crew, stretch, done, size):
     for identity in range(crew.sizes[BEGUN], size):
         record = crew.records[identity]
         record[:] = 0
-        state, is_state = _begin(simulation, crew, record, mix(~counter_at(stretch, done, identity)))
+        state, is_state = begin_episode(simulation, crew, record, mix(~counter_at(stretch, done, identity)))
         if not is_state:
             return WRONG_GAME
         if owner_of(partition, state) == crew.rank:
             record[WHO] = identity << ELAPSED_BITS
             put_state(partition, crew.records, identity, state, 0)
-            _move(crew, identity)
+            come_or_go(crew, identity)
     crew.sizes[BEGUN] = max(crew.sizes[BEGUN], size)
     return FINE
 
@@ -242,7 +242,7 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
         wrong = _begin_walkers(simulation, partition, crew, stretch, done, size)
         if wrong != FINE:
             return wrong
-    n_moving = _gather(crew, size)
+    n_moving = gather(crew, size)
     crew.sizes[MOVED], crew.sizes[ASKED] = n_moving, 0
     _find(partition, crew, table, np.int64(0), min(BLOCK, n_moving))
     for first in range(0, n_moving, BLOCK):
@@ -354,7 +354,7 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
                 elapsed = 0
                 if truncated:
                     record[MEMORY + crew.memory_size :] = 0
-                next_state, is_state = _begin(simulation, crew, record, mix(at + TWICE_GAMMA))
+                next_state, is_state = begin_episode(simulation, crew, record, mix(at + TWICE_GAMMA))
                 if not is_state:
                     return WRONG_GAME
                 to = owner_of(partition, next_state)
@@ -371,7 +371,7 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
             else:
                 low = (action << 2) | asks
                 place = _send(partition, crew, record, identity, elapsed, next_state, low, collected, to)
-                _move(crew, identity)
+                come_or_go(crew, identity)
                 if asks == MOVES:
                     _ask(crew, k, to, place)
     return FINE

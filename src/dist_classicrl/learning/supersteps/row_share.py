@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from dist_classicrl._jit import jit_for
+from dist_classicrl.learning.learner import Problem
+from dist_classicrl.learning.supersteps.in_place import MOST_TABLES, rank_of
 from dist_classicrl.learning.supersteps.partition import All, Held, find_own, first_infinite_own, owned_by
 from dist_classicrl.learning.supersteps.share import Share
 from dist_classicrl.tables import lines
 from dist_classicrl.tables.line_table import LineTable
+from dist_classicrl.tables.lines import MOST_VISITS
 
 
 class RowShare(Share):
@@ -61,3 +65,55 @@ class RowShare(Share):
 
     def _is_own(self, states: np.ndarray) -> np.ndarray:
         return self.are_of(self._rank, states)
+
+    @property
+    def _is_in_place(self) -> bool:
+        return self._boxes is not None and can_be_in_place(self._problem)
+
+    def _are_here(self, states: np.ndarray) -> np.ndarray:
+        if not self._is_in_place:
+            return self._is_own(states)
+        here: np.ndarray = rank_of(np.arange(states.size), self.ranks) == self._rank
+        return here
+
+
+def can_be_in_place(problem: Problem) -> bool:
+    """Whether ranks that share the rows can leave walkers where they are: each step moves one entry, once."""
+    is_one_step = problem.rule.waits is None and problem.rule.on_target is None
+    return is_one_step and problem.source.keys is None and problem.shape.n_tables <= MOST_TABLES
+
+
+class HostShare(RowShare):
+    """What `RowShare` is where each rank has a table besides: `load` and `rows` are of its own rows."""
+
+    @cached_property
+    def _own_states(self) -> np.ndarray:
+        return np.flatnonzero(self._is_own(np.arange(self._whole.n_states)))
+
+    def load(self, values: np.ndarray, counts: np.ndarray) -> None:
+        """Start from a whole table: `values` and visit `counts`, flat; of which this writes its own rows."""
+        own, shape = self._own_states, self._whole
+        shape.tables(self.table.values)[:, own] = self._rows_of(values)[:, own]
+        shape.tables(self.table.counts)[:, own] = np.minimum(self._rows_of(counts)[:, own], MOST_VISITS)
+        if self._problem.legal is not None:
+            rows = shape.tables(self.table.values)
+            for table in range(shape.n_tables):
+                rows[table, own] = np.where(self._problem.legal[own], rows[table, own], -np.inf)
+
+    def rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return values and visit counts of its own rows, flat; DivergenceError if they cannot be."""
+        own, shape, legal = self._own_states, self._whole, self._problem.legal
+        values = shape.tables(self.table.values)[:, own]
+        if legal is not None:
+            values = np.where(legal[own], values, 0.0).astype(values.dtype, copy=False)
+        if not (is_finite := np.isfinite(values)).all():
+            table, row, action = np.argwhere(~is_finite)[0]
+            state = table * shape.n_states + own[row]
+            raise self.table.diverged(int(state * shape.n_actions + action))
+        counts = shape.tables(self.table.counts)[:, own]
+        return values.ravel(), counts.astype(np.int64).ravel()
+
+    def place(self, rows: np.ndarray, whole: np.ndarray) -> None:
+        """Write values or counts of its rows to their places in those of the whole table, both flat."""
+        own, n_tables, n_actions = self._own_states, self._whole.n_tables, self._whole.n_actions
+        self._rows_of(whole)[:, own] = rows.reshape(n_tables, own.size, n_actions)

@@ -21,7 +21,7 @@ from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules import compiling
 from dist_classicrl.learning.rules.kernel import Context
 from dist_classicrl.learning.state import RULE_ARRAYS, State, check_arrays, check_position, refused
-from dist_classicrl.learning.supersteps import kernels, sums, together
+from dist_classicrl.learning.supersteps import in_place, kernels, sums, together
 from dist_classicrl.learning.supersteps.crew import (
     ACTION_BITS,
     BEGUN,
@@ -206,9 +206,16 @@ class Share:
         self._depart = jit_for(kernels.depart, *parts)
         self._answer = jit_for(kernels.answer, *parts)
         self._learn = jit_for(kernels.learn_alone, *parts)
-        self._together = jit_for(together.play_together, *parts)
+        self._together = jit_for(
+            in_place.play_in_place if self._is_in_place else together.play_together, *parts
+        )
         self._settle_there = jit_for(kernels.settle_there, problem.rule.parameters)
         self._read = jit_for(kernels.read_letters, self._kind_of_partition)
+
+    @property
+    def _is_in_place(self) -> bool:
+        """Whether walkers stay where they are, since all ranks share the rows."""
+        return False
 
     # Rows
 
@@ -504,6 +511,10 @@ class Share:
         owned = self._owned.states
         return np.ones(states.size, bool) if owned is None else np.isin(states, owned)
 
+    def _are_here(self, states: np.ndarray) -> np.ndarray:
+        """Return which of all walkers, that are in these states, are with this rank."""
+        return self._is_own(states)
+
     def state(self) -> State:
         """Return all that the next steps depend on besides the rows and the stream, between two supersteps.
 
@@ -541,7 +552,7 @@ class Share:
         reals = walkers[:, first : first + self._remembered[1]]
         if not np.isfinite(reals.copy().view(np.float64)).all():
             raise refused("walkers", "hold NaN or infinity", "finite numbers only")
-        here = np.flatnonzero(self._is_own(states))
+        here = np.flatnonzero(self._are_here(states))
         crew = self._crew
         waiting = walkers[:, crew.post.places :][:, : self._waits or 0]
         if (n_states := self._whole.n_states) and ((waiting < 0) | (waiting >= n_states)).any():

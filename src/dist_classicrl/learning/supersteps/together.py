@@ -37,7 +37,7 @@ IS_OVER = 9  # whether there are more states than there may be
 _DEPARTS, _AWAITS_RECORDS, _AWAITS_REPLIES = range(3)
 
 _FLAG_WORDS = 4 * LINE // 8
-_REPLIED = 2 * LINE // 8
+REPLIED = 2 * LINE // 8
 _SETS = 2
 """Who has not heard yet that an attempt is over may still read what was written in it."""
 
@@ -57,6 +57,7 @@ class Boxes(NamedTuple):
     letters_out: np.ndarray  # int64, shape (players,): where letters to each begin
     letters_in: np.ndarray  # and those of each of them
     counts: np.ndarray  # how many of them there are
+    cursors: np.ndarray  # int64, shape (players,): how many of them were read
     state: np.ndarray  # int64, shape (10,)
 
 
@@ -104,6 +105,7 @@ def boxes_in(
         into * replies * walkers,
         out * replies * walkers,
         np.zeros(len(players), np.int64),
+        np.zeros(len(players), np.int64),
         state,
     )
 
@@ -132,7 +134,7 @@ def _store(typing_context, array, index, value):
 
 
 @intrinsic
-def _cycles(typing_context):
+def cycles(typing_context):
     """Return the processor's clock."""
 
     def generate(context, builder, signature, arguments):
@@ -144,10 +146,10 @@ def _cycles(typing_context):
 
 
 @jit_inline
-def _are_there(crew, boxes, flags, word, looks):
+def are_there(crew, boxes, flags, word, looks):
     """Look up to so many times whether all others have said the sequence that is under way."""
     sequence = boxes.state[SEQUENCE]
-    begin = _cycles()
+    begin = cycles()
     missing = False
     for rank in range(flags.size):
         if rank != crew.rank:
@@ -159,12 +161,13 @@ def _are_there(crew, boxes, flags, word, looks):
                     break
             if missing:
                 break
-    boxes.state[LEARNED] -= _cycles() - begin
+    boxes.state[LEARNED] -= cycles() - begin
     return not missing
 
 
 @jit_inline
-def _tell(crew, boxes, flags, word):
+def tell(crew, boxes, flags, word):
+    """Say the sequence that is under way to all others."""
     for rank in range(flags.size):
         if rank != crew.rank:
             _store(boxes.flags, np.uint64(flags[rank] + word), boxes.state[SEQUENCE])
@@ -176,7 +179,7 @@ def _tell_known(partition, crew, boxes):
     if is_counted(partition):
         for rank in range(boxes.in_flags.size):
             if rank != crew.rank:
-                boxes.flags[boxes.in_flags[rank] + _REPLIED + 1] = n_known(partition)
+                boxes.flags[boxes.in_flags[rank] + REPLIED + 1] = n_known(partition)
 
 
 @jit_inline
@@ -187,7 +190,7 @@ def _is_over(partition, crew, boxes):
     known = n_known(partition)
     for rank in range(boxes.out_flags.size):
         if rank != crew.rank:
-            known += boxes.flags[boxes.out_flags[rank] + _REPLIED + 1]
+            known += boxes.flags[boxes.out_flags[rank] + REPLIED + 1]
     return is_over(partition, known)
 
 
@@ -215,7 +218,7 @@ def _overload_reply(rule, crew, boxes):
                 boxes.counts[rank] += 1
         for rank in range(boxes.in_flags.size):
             if rank != crew.rank:
-                boxes.flags[boxes.in_flags[rank] + _REPLIED + 2] = boxes.counts[rank]
+                boxes.flags[boxes.in_flags[rank] + REPLIED + 2] = boxes.counts[rank]
                 boxes.state[CROSSED] += boxes.counts[rank] * boxes.letters.shape[1]
 
     return by_letters if lets_wait(rule) else impl
@@ -234,7 +237,7 @@ def _overload_settle(rule, partition, crew, boxes, context, stretch, done):
 
     def from_letters(rule, partition, crew, boxes, context, stretch, done):
         for rank in range(boxes.counts.size):
-            n = 0 if rank == crew.rank else boxes.flags[boxes.out_flags[rank] + _REPLIED + 2]
+            n = 0 if rank == crew.rank else boxes.flags[boxes.out_flags[rank] + REPLIED + 2]
             boxes.counts[rank] = min(max(n, 0), crew.post.owners.size)
         size, letters = boxes.state[SIZE], boxes.letters
         starts, counts = boxes.letters_in, boxes.counts
@@ -265,7 +268,7 @@ def play_together(
     have no room: called again, with more, it goes on.
     """
     state = boxes.state
-    begin = _cycles()
+    begin = cycles()
     if state[BEGUN_AT] == 0:
         state[BEGUN_AT] = begin
     status = FINE
@@ -287,10 +290,10 @@ def play_together(
             for rank in range(crew.n_out.size):
                 boxes.flags[boxes.out_flags[rank] + 1] = crew.n_out[rank]
                 state[CROSSED] += crew.n_out[rank] * boxes.records.shape[1]
-            _tell(crew, boxes, boxes.out_flags, 0)
+            tell(crew, boxes, boxes.out_flags, 0)
             state[PHASE] = _AWAITS_RECORDS
         if state[PHASE] == _AWAITS_RECORDS:
-            if not _are_there(crew, boxes, boxes.in_flags, 0, looks):
+            if not are_there(crew, boxes, boxes.in_flags, 0, looks):
                 status = WAITING
                 break
             for rank in range(boxes.counts.size):
@@ -305,9 +308,9 @@ def play_together(
                 break
             _reply(rule, crew, boxes)
             _tell_known(partition, crew, boxes)
-            _tell(crew, boxes, boxes.in_flags, _REPLIED)
+            tell(crew, boxes, boxes.in_flags, REPLIED)
             state[PHASE] = _AWAITS_REPLIES
-        if not _are_there(crew, boxes, boxes.out_flags, _REPLIED, looks):
+        if not are_there(crew, boxes, boxes.out_flags, REPLIED, looks):
             status = WAITING
             break
         status = _settle(rule, partition, crew, boxes, context, stretch, done)
@@ -317,6 +320,6 @@ def play_together(
             state[IS_OVER] = 1
         state[DONE] = done + state[SIZE]
         state[PHASE] = _DEPARTS
-    state[ENDED_AT] = _cycles()
+    state[ENDED_AT] = cycles()
     state[LEARNED] += state[ENDED_AT] - begin
     return status
