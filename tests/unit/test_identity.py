@@ -70,7 +70,6 @@ CHANGES = [
     ("np.float64(state)", "np.float32(state)"),
     ("@numba.njit\ndef inner", "@numba.njit(fastmath=True)\ndef inner"),
     ("@numba.njit\ndef inner", "@numba.njit(inline='always')\ndef inner"),
-    ("@numba.njit\ndef inner", "@numba.njit('int64(int64)')\ndef inner"),
     ("@numba.njit\ndef inner", "@numba.njit(locals={'x': numba.int8})\ndef inner"),
 ]
 
@@ -81,6 +80,28 @@ def test_whatever_a_function_does_otherwise_shows():
     assert None not in identities
     for (i, one), (j, other) in itertools.combinations(enumerate(identities), 2):
         assert one != other, (CHANGES[i - 1] if i else "the first", CHANGES[j - 1])
+
+
+def test_machine_code_that_may_do_something_else_gives_none(tmp_path):
+    """Numba compiles a helper once, with what it uses then."""
+    helper, path = "@numba.njit\ndef inner", tmp_path / "a_users.py"
+    assert identity(FUNCTION.replace(helper, "@numba.njit('int64(int64)')\ndef inner")) is None
+    path.write_text(FUNCTION.replace(helper, "@numba.njit(cache=True)\ndef inner"))
+    on_disk = {"__name__": "a_users"}
+    exec(compile(path.read_text(), str(path), "exec"), on_disk)
+    assert identity_of(on_disk["function"]) is None
+    by_hand = {"__name__": "a_users"}
+    exec(FUNCTION, by_hand)
+    assert by_hand["inner"](1) == 2
+    assert identity_of(by_hand["function"]) is None
+    known = {"__name__": "a_users"}
+    exec(FUNCTION, known)
+    first = identity_of(known["function"])
+    assert known["function"](1) == 0.0 and identity_of(known["function"]) == first is not None
+    known["BASE"] = 2  # which the machine code does not hear of
+    assert identity_of(known["function"]) is None
+    known["BASE"] = 1
+    assert identity_of(known["function"]) == first
 
 
 def test_what_plays_no_part_does_not_show():

@@ -9,9 +9,11 @@ import hashlib
 from collections.abc import Iterator
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numba.core import types
+from numba.core.caching import NullCache
 from numba.core.dispatcher import Dispatcher
 
 _PACKAGE = __name__.split(".")[0]
@@ -46,14 +48,37 @@ def identity_of(*values: Any) -> str | None:
         digest = _Digest()
         for value in values:
             digest.add(value)
+        for function in digest.compiled:
+            _check_as_compiled(function)
     except _UnknownError:
         return None
     return digest.sha.hexdigest()
 
 
+def _check_as_compiled(function: Any) -> None:
+    """Raise _UnknownError where machine code that there is of a user's function may do something else.
+
+    Numba compiles it once for a type, with what it used then; what it has on disk may be older still.
+    """
+    if not isinstance(function._cache, NullCache):
+        raise _UnknownError
+    digest = _Digest()
+    digest.add(function)
+    now = digest.sha.digest()
+    if function.overloads and _compiled_as.get(function) != now:
+        raise _UnknownError
+    _compiled_as[function] = now
+
+
+#: Of users' functions what they did when they were looked at first, or last before they were compiled.
+_compiled_as: WeakKeyDictionary[Any, bytes] = WeakKeyDictionary()
+
+
 class _Digest:
     def __init__(self) -> None:
         self.sha = hashlib.sha256()
+        #: The users' compiled functions among what was added.
+        self.compiled: list[Any] = []
         self._seen: dict[int, int] = {}
         self._alive: list[Any] = []  # what `_seen` has the addresses of
 
@@ -136,6 +161,8 @@ class _Digest:
         self._add_unordered({str(key): value for key, value in function.targetoptions.items()})
         self._add_unordered(dict(function.locals))
         self.add(function._compiler.pipeline_class)
+        if (function.py_func.__module__ or "").split(".")[0] not in (_PACKAGE, *_KNOWN_BY_NAME):
+            self.compiled.append(function)
         if not function._can_compile:  # for the types that were named alone
             self._tell(*map(str, function.nopython_signatures))
         self.add(function.py_func)
