@@ -7,15 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dist_classicrl import DistAsyncQLearning, TabularMDP, _memory
+from dist_classicrl import CompiledSimulator, DistAsyncQLearning, TabularMDP, _memory
 from dist_classicrl.agent.agent import state_of
 from dist_classicrl.checkpoint import arrays as array_files
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.engines.sharded.host_memory import HostMemory
 from dist_classicrl.errors import SettingsError
+from dist_classicrl.evaluation.episodes import _evaluate_compiled
 from dist_classicrl.model import places
 from dist_classicrl.tables import large_table
 from dist_classicrl.tables.large_table import LargeTable
+from dist_classicrl.tables.line_table import LineTable, size_of
 from dist_classicrl.tables.shape import TableShape
 
 MODEL = TabularMDP.garnet(5_000, 4, 3, seed=2, terminal_states=4)
@@ -233,3 +235,20 @@ def test_damage_is_found_before_an_array_is_used(tmp_path):
     with path.open("rb") as opened, pytest.raises(ValueError, match="checksum"):
         array_files.read(opened, file.entry())
     assert not isinstance(array_files.read(io.BytesIO(whole), file.entry()), np.memmap)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_evaluation_reads_nothing_beside_the_table(dtype):
+    """Who looks at more than there is of the first row, or the last, finds what is greater than all."""
+    both_ends = TabularMDP.from_dict(
+        {s: {a: [(1.0, s, float(a), True)] for a in range(2)} for s in range(2)}, [0.5, 0.5]
+    )
+    shape, kind = TableShape(2, 2), np.dtype(dtype)
+    around, size = 4096, size_of(shape, kind)
+    memory = np.full(2 * around + size, 0x7E, np.uint8)  # large numbers of either type
+    rows = memory[around : around + size]
+    rows[:] = 0
+    table = LineTable(shape, kind, None, rows)
+    table.load(np.array([0.0, 1.0, 0.0, 1.0]), np.zeros(4, np.int64))
+    simulator = CompiledSimulator.from_model(both_ends)
+    assert _evaluate_compiled(simulator, table, 100, 1, 10).returns.tolist() == [1.0] * 100

@@ -63,7 +63,7 @@ def _play_some(
     counters = stream_key(seed, "evaluation") + np.arange(first, first + n, dtype=np.uint64) * _STRIDE
     states, came, rewards = np.zeros(n, np.int64), np.full(3, -1), np.zeros(n)
     asked, simulation = AskedRows(large, n), simulator.tables
-    arrays: LineArrays = asked.table.arrays._replace(row_shape=None)
+    arrays: LineArrays = asked.table.arrays
     kind = type(simulation)
     begin, move = jit_for(begin_each, kind), jit_for(move_each, kind)
 
