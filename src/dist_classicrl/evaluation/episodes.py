@@ -208,8 +208,9 @@ def _table_of(values: np.ndarray, legal: np.ndarray | None) -> LocalTable:
 def _evaluate_compiled(
     simulator: CompiledSimulator, table: LocalTable | LineTable, episodes: int, seed: int, max_steps: int
 ) -> EvaluationResult:
-    # One compilation serves any number of actions: this is no loop to wait for.
-    arrays = table.arrays._replace(row_shape=None)
+    # One compilation serves any number of actions: this is no loop to wait for. Rows of lines are searched by
+    # their shape: blocks wider than a row would reach outside of the table.
+    arrays: Any = table.arrays if isinstance(table, LineTable) else table.arrays._replace(row_shape=None)
     return _play(simulator, simulator.tables, arrays, 0, episodes, seed, max_steps)
 
 
@@ -252,6 +253,7 @@ def _evaluate_stepped(
     returns: list[float] = []
     lengths: list[int] = []
     running, elapsed = np.zeros(env.n_envs), np.zeros(env.n_envs, np.int64)
+    waits = np.zeros(env.n_envs, bool)  # for the others to come to the end of their episodes
     actions = np.zeros(env.n_envs, np.int64)
     key = stream_key(seed, "evaluation")
     context = RuleMemory(RULE, Q_LEARNING, table, 0).context(table, None, 1.0)
@@ -261,17 +263,23 @@ def _evaluate_stepped(
         choose_actions(Q_LEARNING, context, rows_of(env.states), env.masks, 0.0, key, draws, actions)
         draws += env.n_envs
         env.step(actions)
-        running += env.rewards * env.valid
-        elapsed += env.valid
+        counts = env.valid & ~waits
+        running += env.rewards * counts
+        elapsed += counts
         cut = elapsed >= max_steps
-        for i in np.flatnonzero(env.terminated | env.truncated | cut):
+        ended = (env.terminated | env.truncated | cut) & ~waits
+        for i in np.flatnonzero(ended):
             if elapsed[i] and shares[i] > 0:
                 returns.append(float(running[i]))
                 lengths.append(int(elapsed[i]))
                 cut_off += not env.terminated[i]
                 shares[i] -= 1
             running[i], elapsed[i] = 0.0, 0
-        if cut.any():  # no environment of a batch can be reset alone, so all begin anew
-            env.reset()
-            running[:], elapsed[:] = 0.0, 0
+        if waits.any() or cut.any():
+            # No environment of a batch can be reset alone. To throw away what the others are in the middle of
+            # would prefer short episodes, so these come to their ends first.
+            waits |= ended
+            if waits.all():
+                env.reset()
+                waits[:] = False
     return EvaluationResult(np.array(returns), np.array(lengths, np.int64), cut_off)
