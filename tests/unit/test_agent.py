@@ -635,3 +635,35 @@ def test_a_communicator_of_one_rank_trains_alone(monkeypatch):
 def test_no_mpi_is_loaded_where_no_launcher_was(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py", None)  # an attempt to import it fails
     assert DistAsyncQLearning().train(env=GARNET, steps=100).steps == 100
+
+
+class Half(gymnasium.Env):
+    """Half of all episodes end at once, with a reward of 1; the others never."""
+
+    observation_space = spaces.Discrete(2)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.ends = bool(self.np_random.integers(2))
+        return int(self.ends), {}
+
+    def step(self, action):
+        return int(self.ends), float(self.ends), self.ends, False, {}
+
+
+def test_evaluation_prefers_no_short_episodes_where_long_ones_are_cut():
+    agent = DistAsyncQLearning(state_size=2, action_size=2)
+    result = agent.evaluate(Half, episodes=2_000, max_steps=30, seed=1)
+    assert abs(result.mean_return - 0.5) < 0.05  # 4.5 standard errors
+    assert result.cut_off == (result.lengths == 30).sum() == 2_000 - result.returns.sum()
+
+
+def test_another_thread_reads_the_agent_while_it_trains():
+    agent = DistAsyncQLearning(seed=7)
+    agent.train("FrozenLake-v1", total_steps=1_000)
+    training = threading.Thread(target=lambda: agent.train("FrozenLake-v1", total_steps=10_000_000))
+    training.start()
+    while training.is_alive():
+        assert 0 <= agent.predict(0) < 4 and agent.visits.sum() <= 10_001_000
+    assert agent.steps == agent.visits.sum() == 10_001_000

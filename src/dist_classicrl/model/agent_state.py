@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -77,11 +78,17 @@ class Corner:
                 table[:rows, :actions] = part.reshape(self.shape)
 
     def put_back_when_read(self, settle: Callable[[], None]) -> None:
-        """Let the agent's table be what `values` and `counts` are after `settle()`, whenever it is read."""
+        """Let the agent's table be what `values` and `counts` are after `settle()`, whenever it is read.
+
+        By the thread that learns, that is: others see what it wrote there last, since it may be in the middle
+        of a step.
+        """
+        learns = threading.get_ident()
 
         def freshen() -> None:
-            settle()
-            self.put_back()
+            if threading.get_ident() == learns:
+                settle()
+                self.put_back()
 
         self.state.freshen = freshen
 
@@ -477,9 +484,14 @@ class AgentState:
         """Whether the environment may have told its action masks only as its states were met."""
         return self.environment is not None and self.environment.may_tell_masks
 
+    @property
+    def stored_initial_value(self) -> float:
+        """The initial value as a table of this type of number has it."""
+        return float(np.dtype(self.settings.dtype).type(self.settings.initial_value))
+
     def _tried(self, states: np.ndarray) -> np.ndarray:
         visits = self.rows_of(states)[1][:, :, : self.n_actions].sum(axis=0)
-        return tried(self._rows(states), visits)
+        return tried(self._rows(states), visits, self.stored_initial_value)
 
     def _rows(self, states: np.ndarray) -> np.ndarray:
         """Return the values of these states, float64 (B, actions of the environment), in a new array."""
