@@ -236,6 +236,14 @@ def test_what_masks_forbade_where_they_were_told_by_and_by_is_not_played(tmp_pat
     assert agent.predict(0) == 0
 
 
+def test_what_a_table_begins_with_is_not_taken_for_something_known():
+    for dtype in ("float64", "float32"):
+        agent = DistAsyncQLearning(seed=1, discount_factor=0.9, initial_value=0.3, dtype=dtype)
+        agent.train(Corridor, total_steps=20_000)
+        assert agent.q_table[0].argmax() == 0 and agent.visits[0, 0] == 0
+        assert agent.predict(0) == agent.policy(0) == agent.policy.greedy[0] == 1
+
+
 def test_who_is_to_learn_in_two_environments_is_told_the_size_for_both():
     agent = DistAsyncQLearning(seed=1)
     agent.train("CliffWalking-v1", total_steps=100)

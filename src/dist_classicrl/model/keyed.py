@@ -170,7 +170,14 @@ class KeyedRows:
         visits = agent.visits if agent.has_told_masks else None
         obeys_masks = agent.settings.use_action_mask is not False
         return KeyedLookup(
-            self.index, agent.q_table, agent.legal, self.game, agent.actions, visits, obeys_masks
+            self.index,
+            agent.q_table,
+            agent.legal,
+            self.game,
+            agent.actions,
+            visits,
+            obeys_masks,
+            agent.stored_initial_value,
         )
 
 
@@ -189,6 +196,7 @@ class KeyedLookup(Lookup):
         actions: SpaceIndex | None = None,
         visits: np.ndarray | None = None,
         obeys_masks: bool = True,
+        initial_value: float = 0.0,
     ) -> None:
         def rows_of(table: np.ndarray, states: np.ndarray) -> np.ndarray:
             found = np.zeros((states.size, table.shape[1]))
@@ -203,7 +211,9 @@ class KeyedLookup(Lookup):
             index,  # type: ignore[arg-type]
             actions,
             obeys_masks=obeys_masks,
-            tried=None if visits is None else lambda at: tried(rows_of(values, at), rows_of(visits, at)),
+            tried=None
+            if visits is None
+            else lambda at: tried(rows_of(values, at), rows_of(visits, at), initial_value),
         )
         object.__setattr__(self, "game", game)
 

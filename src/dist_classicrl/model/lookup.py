@@ -105,13 +105,13 @@ class Lookup:
         return np.atleast_2d(mask.astype(bool))
 
 
-def tried(values: np.ndarray, visits: np.ndarray) -> np.ndarray:
+def tried(values: np.ndarray, visits: np.ndarray, initial: float) -> np.ndarray:
     """Return which actions may be chosen in states whose masks were told as they were met, bool (B, actions).
 
-    An action of which nothing is known, neither a value nor a visit, may have been forbidden: where others
-    were played in its state, it is left out.
+    An action of which nothing is known, neither a visit nor another value than the `initial` one, may have
+    been forbidden: where others were played in its state, it is left out.
     """
-    return (values != 0.0) | (visits > 0) | ~visits.any(axis=1, keepdims=True)
+    return (values != values.dtype.type(initial)) | (visits > 0) | ~visits.any(axis=1, keepdims=True)
 
 
 def as_array(value: Any) -> np.ndarray:

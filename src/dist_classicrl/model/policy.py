@@ -48,6 +48,7 @@ class Policy:
     obeys_masks: bool = True  # of Dict observations
     #: Action masks may have been told only as states were met: what nothing is known of is not played.
     has_told_masks: bool = False
+    initial_value: float = 0.0  # what an action is worth of which nothing is known
     #: The game, where states are keys: it tells what is legal in those that are not known.
     game: CompiledSimulator | None = None
 
@@ -76,7 +77,14 @@ class Policy:
         if isinstance(self.observations, KeyIndex):
             visits = self.visits if self.has_told_masks else None
             return KeyedLookup(
-                self.observations, self.q, self.legal, self.game, self.actions, visits, self.obeys_masks
+                self.observations,
+                self.q,
+                self.legal,
+                self.game,
+                self.actions,
+                visits,
+                self.obeys_masks,
+                self.initial_value,
             )
         return Lookup(
             self.n_states,
@@ -86,8 +94,11 @@ class Policy:
             self.actions,
             self.is_numbered,
             self.obeys_masks,
-            (lambda states: tried(self.q[states], self.visits[states])) if self.has_told_masks else None,
+            self._tried if self.has_told_masks else None,
         )
+
+    def _tried(self, states: np.ndarray) -> np.ndarray:
+        return tried(self.q[states], self.visits[states], self.initial_value)
 
     @property
     def n_states(self) -> int:
@@ -125,7 +136,7 @@ class Policy:
             legal = self.legal[first : first + _CHUNK]
             values[~legal & legal.any(axis=1, keepdims=True)] = -np.inf
         elif self.has_told_masks:
-            values[~tried(values, self.visits[first : first + _CHUNK])] = -np.inf
+            values[~tried(values, self.visits[first : first + _CHUNK], self.initial_value)] = -np.inf
         return values
 
     @cached_property
@@ -220,6 +231,7 @@ def policy_of(agent: AgentState, env: Any = None, is_copy: bool = False) -> Poli
         agent.environment is None or agent.environment.is_numbered,
         agent.settings.use_action_mask is not False,
         agent.has_told_masks,
+        agent.stored_initial_value,
         None if keyed is None else keyed.game,
     )
 
