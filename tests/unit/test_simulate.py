@@ -244,6 +244,11 @@ def other_step(data, memory, state, action, random):
     return 0, 0.0, True
 
 
+@numba.njit
+def another_step(data, memory, state, action, random):
+    return walk_step(data, memory, state, action, random)
+
+
 def walk(**more):
     arguments = dict(
         name="walk", n_states=5, n_actions=2, data=WalkData(5, np.array([10.0])),
@@ -365,3 +370,5 @@ def test_fingerprints_tell_processes_apart():
     # Ranks whose games differ in their data or in their mask must be told so.
     assert walk().fingerprint != walk(data=WalkData(5, np.array([11.0]))).fingerprint
     assert walk().fingerprint != walk(legal=[[False, True]] * 5).fingerprint
+    # And in what their functions do.
+    assert walk().fingerprint != walk(step=another_step).fingerprint

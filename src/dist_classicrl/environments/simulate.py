@@ -8,7 +8,7 @@ class, so that one kernel serves all of them and the choice costs nothing while 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +19,7 @@ from dist_classicrl.checks import Or, WholeNumber, YesOrNo
 from dist_classicrl.environments.key_types import key_type
 from dist_classicrl.environments.sampling import alias
 from dist_classicrl.environments.sampling.alias import ModelTables as ModelTables
-from dist_classicrl.environments.sampling.function_source import add_values
+from dist_classicrl.environments.sampling.function_source import add_function, add_values
 from dist_classicrl.environments.sampling.packing import compile_model
 from dist_classicrl.errors import ActionMaskError, ModelError, SettingsError
 
@@ -227,15 +227,20 @@ class CompiledSimulator:
             max_episode_steps=max_episode_steps,
             model=model,
             name=name,
-            fingerprint=_game_fingerprint(numbers, data, mask),
+            fingerprint=_game_fingerprint(numbers, data, mask, functions.values()),
             keys=keys,
         )
 
 
-def _game_fingerprint(numbers: tuple[Any, ...], data: Any, legal: np.ndarray | None) -> str:
-    """Return a SHA-256 over a game's sizes, data and mask; its functions are told by its name alone."""
+def _game_fingerprint(
+    numbers: tuple[Any, ...], data: Any, legal: np.ndarray | None, functions: Iterable[Any]
+) -> str:
+    """Return a SHA-256 over a game's sizes, data, mask and functions; this package's are in its name."""
     digest = hashlib.sha256(repr(numbers).encode())
     add_values(digest, (data, legal))
+    for function in functions:
+        if not is_of_package(function.py_func):
+            add_function(digest, function)
     return digest.hexdigest()
 
 
