@@ -5,7 +5,7 @@ import pytest
 
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.solvers import policy_value
-from dist_classicrl.errors import ConvergenceError, SettingsError
+from dist_classicrl.errors import ConvergenceError, DivergenceError, SettingsError
 
 
 def random_model(seed, states=9, actions=3, end_fraction=0.3):
@@ -297,3 +297,12 @@ def test_a_policy_value_is_that_of_lapack_without_its_threads(discount, monkeypa
 def test_elimination_says_where_there_is_no_pivot():
     a = np.array([[1.0, 0.0, -0.5], [0.0, 1.0, -1.0], [0.0, -1.0, 1.0]])
     assert policy_value.solve_in_place(a, np.ones(3), np.empty(3, np.int64)) == 2
+
+
+@pytest.mark.parametrize("method", ["modified_policy_iteration", "value_iteration", "policy_iteration"])
+def test_values_beyond_all_numbers_are_refused(method):
+    model = TabularMDP.from_dict({0: {0: [(1.0, 0, 1e308, False)]}}, [1.0])
+    with pytest.raises(DivergenceError, match="state 0"):
+        model.solve(0.9, method=method)
+    with pytest.raises(DivergenceError, match="state 0"):
+        model.policy_value(np.zeros(1, int), 0.9)

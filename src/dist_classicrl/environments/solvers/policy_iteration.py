@@ -10,7 +10,7 @@ from dist_classicrl.environments.solvers.policy_value import value_of_actions
 from dist_classicrl.environments.solvers.process import ROUNDING, best_of, error_bound, gives_up
 from dist_classicrl.environments.solvers.progress import progressing_policy
 from dist_classicrl.environments.solvers.rows import RowsProcess
-from dist_classicrl.environments.solvers.solution import Solution
+from dist_classicrl.environments.solvers.solution import Solution, check_finite
 
 if TYPE_CHECKING:
     from dist_classicrl.environments.model import TabularMDP
@@ -30,6 +30,7 @@ def solve(
         policy = progressing_policy(process.rows, legal, np.ones(model.n_states, dtype=bool), policy)
     for iteration in range(1, max_iterations + 1):
         v = value_of_actions(model, policy, discount)
+        check_finite(v)
         q = process.values(discount, np.append(v, 0.0))
         best, greedy = best_of(q, legal)
         gain = best - q[states, policy]  # of the last action where there is none; then 0 - 0

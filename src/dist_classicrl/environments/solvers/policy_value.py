@@ -11,6 +11,7 @@ from dist_classicrl.environments import reachability
 from dist_classicrl.environments.model_checks import PROBABILITY_TOLERANCE
 from dist_classicrl.environments.solvers.process import Sweeps, checked_discount, error_bound
 from dist_classicrl.environments.solvers.rows import OngoingRows, RowsProcess
+from dist_classicrl.environments.solvers.solution import check_finite
 from dist_classicrl.errors import ConvergenceError, SettingsError
 
 if TYPE_CHECKING:
@@ -49,7 +50,10 @@ def policy_value(model: TabularMDP, policy: np.ndarray, discount_factor: float) 
         The discount factor is 1 and rewards go on for ever.
     """
     discount = checked_discount(discount_factor)
-    return _value(chain_of(model, checked_policy(model, policy)), discount)
+    with np.errstate(over="ignore", invalid="ignore"):  # it is said below
+        v = _value(chain_of(model, checked_policy(model, policy)), discount)
+    check_finite(v)
+    return v
 
 
 def value_of_actions(model: TabularMDP, policy: np.ndarray, discount: float) -> np.ndarray:

@@ -7,7 +7,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dist_classicrl.errors import SettingsError
+from dist_classicrl.errors import DivergenceError, SettingsError
+
+
+def check_finite(v: np.ndarray) -> None:
+    """Raise DivergenceError where values of states are beyond all numbers."""
+    if not np.isfinite(v).all():
+        state = int(np.flatnonzero(~np.isfinite(v.reshape(-1)))[0]) % v.shape[-1]
+        raise DivergenceError(
+            f"The value of state {state} is beyond the numbers of float64, which go up to 1.8e308. Make the "
+            "rewards smaller, or the discount factor."
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -35,6 +45,9 @@ class Solution:
     policy: np.ndarray
     iterations: int
     residual: float
+
+    def __post_init__(self) -> None:
+        check_finite(self.v)
 
     def __repr__(self) -> str:
         n_states, n_actions = self.q.shape
