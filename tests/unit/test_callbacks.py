@@ -24,7 +24,7 @@ from dist_classicrl.callbacks import (
     callback_list,
 )
 from dist_classicrl.environments import TabularMDP
-from dist_classicrl.errors import SettingsError
+from dist_classicrl.errors import SettingsError, UnknownAttributeError
 from dist_classicrl.model.places import Places
 from dist_classicrl.process.leave import LeaveWatch
 
@@ -579,3 +579,21 @@ def test_in_an_environment_that_is_stepped_a_report_comes_at_the_end_of_the_batc
     assert "end of the batch" in BaseCallback._next_step.__doc__ and "end of the batch" in " ".join(
         EvalCallback.__doc__.split()
     )
+
+
+def test_what_callbacks_of_stable_baselines3_have_besides_is_told_by_its_name_here():
+    class Logs(BaseCallback):
+        def _on_step(self):
+            self.logger.record("a", 1)
+
+    class Forgets(BaseCallback):
+        def __init__(self):
+            self.own = 1
+
+    agent = DistAsyncQLearning(seed=1)
+    with pytest.raises(UnknownAttributeError, match=r"self\.record"):
+        agent.train("FrozenLake-v1", total_steps=100, callbacks=Logs())
+    with pytest.raises(UnknownAttributeError, match=r"super\(\).__init__\(\)"):
+        agent.train("FrozenLake-v1", total_steps=100, callbacks=Forgets())
+    with pytest.raises(SettingsError, match="True or False"):
+        agent.train("FrozenLake-v1", total_steps=100, callbacks=Diary(np.ones(2)))

@@ -6,11 +6,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dist_classicrl.checks import is_whole, takes_one
-from dist_classicrl.errors import SettingsError
+from dist_classicrl.errors import SettingsError, UnknownAttributeError
 
 if TYPE_CHECKING:
     from dist_classicrl.engines.outcome import Outcome
     from dist_classicrl.engines.progress import Progress
+
+
+# What callbacks of Stable-Baselines3 have besides, and what takes its place here.
+_OF_OTHERS = {
+    "logger": "write self.record(name, value) in place of self.logger.record(name, value).",
+    "locals": "what a report tells is in self.progress.",
+    "globals": "what a report tells is in self.progress.",
+    "training_env": "environments are with the ranks that learn; self.model.evaluate(env) plays in one.",
+}
 
 
 class BaseCallback:
@@ -59,6 +68,16 @@ class BaseCallback:
         self.result: Outcome | None = None
         self.parent: BaseCallback | None = None
         self.recorded: dict[str, tuple[int, float]] = {}
+
+    if not TYPE_CHECKING:  # else every name would pass
+
+        def __getattr__(self, name: str) -> Any:
+            no_such = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name in _OF_OTHERS:
+                raise UnknownAttributeError(f"{no_such}: {_OF_OTHERS[name]}")
+            if "n_calls" not in vars(self):
+                raise UnknownAttributeError(f"{no_such}: let its __init__ call super().__init__() first.")
+            raise UnknownAttributeError(f"{no_such}.")
 
     # For users to override
 
@@ -191,7 +210,13 @@ class BaseCallback:
         self._take(progress)
         self.n_calls += 1
         # A callback that returns nothing lets the training go on.
-        return (answer := self._on_step()) is None or bool(answer)
+        answer = self._on_step()
+        try:
+            return answer is None or bool(answer)
+        except ValueError as error:  # an array of several numbers is neither
+            raise SettingsError(
+                f"{type(self).__name__}._on_step() must return True or False, or nothing, got {answer!r}."
+            ) from error
 
     def on_training_end(self, result: Outcome) -> None:
         """Tell that the training has ended, and how."""
