@@ -46,7 +46,7 @@ def _returned(name: str, role: str, function: Any, arguments: tuple[Any, ...]) -
     called = as_called_by_kernels(function, False)
     try:
         called.compile(arguments)
-    except NumbaError as error:
+    except (NumbaError, NotImplementedError) as error:
         raise ModelError(
             f"{name}: {role} cannot be compiled for arguments of the types {arguments[1:]}. Numba says why: "
             f"{error}"

@@ -162,7 +162,7 @@ def compiling(simulator: CompiledSimulator) -> Iterator[None]:
     """Say of which game the functions cannot be compiled, if they cannot."""
     try:
         yield
-    except NumbaError as error:
+    except (NumbaError, NotImplementedError) as error:  # the latter of types that it has no code for
         raise ModelError(
             f"{simulator.name}: its functions cannot be compiled. reset(data, memory, random) returns a "
             "state; step(data, memory, state, action, random) returns next state, reward and whether the "

@@ -63,7 +63,7 @@ def _returned(name: str, role: str, function: Any, data: Any, *arguments: Any) -
     kinds = (numba.typeof(data), *arguments)
     try:
         called.compile(kinds)
-    except NumbaError as error:
+    except (NumbaError, NotImplementedError) as error:
         raise ModelError(
             f"{name}: {role} cannot be compiled for data and arguments of the types {arguments}. Numba says "
             f"why: {error}"

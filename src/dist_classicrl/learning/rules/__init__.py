@@ -79,7 +79,7 @@ def compiling(rule: LearningRule) -> Iterator[None]:
     """Say of which rule of one's own the functions cannot be compiled, if they cannot."""
     try:
         yield
-    except NumbaError as error:
+    except (NumbaError, NotImplementedError) as error:
         if rule.name in rules.BUILT_IN:
             raise
         code = rule.learn.py_func.__code__
