@@ -326,7 +326,8 @@ class DistAsyncQLearning:
         into each of them. A large table is the rows that are learned in; where ranks share these it is
         read-only, and what is assigned is there for all. One that is divided between hosts cannot be had as a
         whole: ask `action_values` for states. Where states are keys it is a mapping from these to
-        rows, a `KeyedValues`, which cannot be assigned.
+        rows, a `KeyedValues`, which cannot be assigned. In another thread than
+        the one that trains, this and all that reads it are as they were up to about a second ago.
 
         Raises
         ------

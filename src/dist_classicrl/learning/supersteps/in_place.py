@@ -13,7 +13,7 @@ import numpy as np
 from dist_classicrl._jit import jit, jit_inline
 from dist_classicrl._random import GAMMA, mix
 from dist_classicrl.environments.keyed import as_key
-from dist_classicrl.environments.simulate import advance, is_wrong, note, prefetch_outcome
+from dist_classicrl.environments.simulate import prefetch_outcome
 from dist_classicrl.learning.behavior import choose
 from dist_classicrl.learning.loops import TWICE_GAMMA, on_line
 from dist_classicrl.learning.rules.kernel import Transition
@@ -35,15 +35,16 @@ from dist_classicrl.learning.supersteps.kernels import (
     WRONG_RULE,
     begin_episode,
     come_or_go,
+    count_end,
     counter_at,
     find_target,
     gather,
     moment,
     move_entry,
+    simulate,
     steps_at_once,
 )
 from dist_classicrl.learning.supersteps.partition import owner_of, put_state, state_in
-from dist_classicrl.learning.supersteps.sums import add_exactly
 from dist_classicrl.learning.supersteps.together import (
     BEGUN_AT,
     CROSSED,
@@ -139,20 +140,12 @@ def depart_in_place(rule, simulation, partition, crew, context, asking, stretch,
         _ask_for(partition, crew, table, last, min(last + BLOCK, n_moving))
         for k in range(first, last):
             j, state, action = k - first, crew.rows[k], crew.actions[k]
+            record = records[crew.numbers[k]]
             random = mix(counter_at(stretch, done, crew.numbers[k]) + GAMMA)
-            note(simulation, crew.came, state, action)
-            memory = records[crew.numbers[k]][MEMORY : MEMORY + crew.memory_size]
-            next_state, reward, terminated = advance(
-                simulation, memory, as_key(simulation, state), action, random, n_actions
-            )
-            if is_wrong(simulation, np.int64(next_state), reward, crew.n_states):
-                crew.came[0], crew.came[1], crew.came[2] = state, action, np.int64(next_state)
-                crew.reward_that_came[0] = reward
+            if not simulate(simulation, crew, j, record, state, action, random, n_actions):
                 return WRONG_GAME
-            crew.next_states[j], crew.rewards[j] = np.int64(next_state), reward
-            crew.terminated[j] = terminated
             # What no rule asks for where an episode has come to its end is the same on all ranks.
-            crew.next_rows[j] = state if terminated else np.int64(next_state)
+            crew.next_rows[j] = state if crew.terminated[j] else crew.next_states[j]
             prefetch_values(table, crew.next_rows[j])
         for k in range(first, last):
             j, identity, state, action = k - first, crew.numbers[k], crew.rows[k], crew.actions[k]
@@ -177,12 +170,7 @@ def depart_in_place(rule, simulation, partition, crew, context, asking, stretch,
             crew.out_reals[place, TARGET] = crew.targets[k, 0]
             next_state = crew.next_states[j]
             if has_ended:
-                crew.ends[0] += 1
-                crew.ends[1] += elapsed
-                if abs(collected) < np.inf:
-                    add_exactly(crew.returns, collected)
-                else:
-                    crew.infinite[0] = collected
+                count_end(crew, elapsed, collected)
                 collected = 0.0
                 elapsed = 0
                 if truncated:

@@ -138,6 +138,33 @@ def begin_episode(simulation, crew, record, random):
 
 
 @jit_inline
+def simulate(simulation, crew, j, record, state, action, random, n_actions):
+    """Make the step of a walker, the `j`-th of its block; return whether what came of it can be."""
+    note(simulation, crew.came, state, action)
+    memory = record[MEMORY : MEMORY + crew.memory_size]
+    next_state, reward, terminated = advance(
+        simulation, memory, as_key(simulation, state), action, random, n_actions
+    )
+    if is_wrong(simulation, np.int64(next_state), reward, crew.n_states):
+        crew.came[0], crew.came[1], crew.came[2] = state, action, np.int64(next_state)
+        crew.reward_that_came[0] = reward
+        return False
+    crew.next_states[j], crew.rewards[j], crew.terminated[j] = np.int64(next_state), reward, terminated
+    return True
+
+
+@jit_inline
+def count_end(crew, elapsed, collected):
+    """Count an episode that ended."""
+    crew.ends[0] += 1
+    crew.ends[1] += elapsed
+    if abs(collected) < np.inf:
+        add_exactly(crew.returns, collected)
+    else:
+        crew.infinite[0] = collected
+
+
+@jit_inline
 def find_target(rule, first, asking, now, step, record, reals, targets, at):
     """Put the target of a step into a row of `targets`; return whether the rule gave one, and one only.
 
@@ -281,19 +308,9 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
             random = mix(counter_at(stretch, done, crew.numbers[k]) + GAMMA)
             record, action = records[crew.numbers[k]], crew.actions[k]
             state = state_in(partition, records, crew.numbers[k])
-            note(simulation, crew.came, state, action)
-            memory = record[MEMORY : MEMORY + crew.memory_size]
-            next_state, reward, terminated = advance(
-                simulation, memory, as_key(simulation, state), action, random, n_actions
-            )
-            if is_wrong(simulation, np.int64(next_state), reward, crew.n_states):
-                crew.came[0], crew.came[1], crew.came[2] = state, action, np.int64(next_state)
-                crew.reward_that_came[0] = reward
+            if not simulate(simulation, crew, j, record, state, action, random, n_actions):
                 return WRONG_GAME
-            owner = crew.rank if terminated else owner_of(partition, np.int64(next_state))
-            crew.next_states[j] = np.int64(next_state)
-            crew.rewards[j] = reward
-            crew.terminated[j] = terminated
+            owner = crew.rank if crew.terminated[j] else owner_of(partition, crew.next_states[j])
             crew.owners[j] = owner
             # No branch, which nobody could foresee: from both ends.
             crew.order[n_here] = crew.order[BLOCK - 1 - j + n_here] = j
@@ -344,12 +361,7 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
                     low = (action << 2) | ASKS
                     place = _send(partition, crew, record, identity, elapsed, next_state, low, 0.0, owner)
                     _ask(crew, k, owner, place)
-                crew.ends[0] += 1
-                crew.ends[1] += elapsed
-                if abs(collected) < np.inf:
-                    add_exactly(crew.returns, collected)
-                else:
-                    crew.infinite[0] = collected
+                count_end(crew, elapsed, collected)
                 collected = 0.0
                 elapsed = 0
                 if truncated:
