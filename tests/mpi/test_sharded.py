@@ -75,6 +75,12 @@ def test_a_further_call_goes_on_from_the_table():
     assert learner.visits.sum() <= 350_000
 
 
+def test_it_is_what_the_topology_auto_takes_for_a_large_table():
+    model = garnet(1 << 15)  # 2^17 entries
+    result = agent(topology="auto").train(model, total_steps=100_000)
+    assert result.steps == 100_000 and result.bytes_pulled < model.n_states
+
+
 def test_illegal_actions_are_never_learned():
     model = garnet()
     mask = np.ones((model.n_states, model.n_actions), bool)

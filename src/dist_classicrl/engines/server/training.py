@@ -50,7 +50,7 @@ class AsyncRoles(Roles[Worker, Server]):
         """See `Roles`."""
         run, settings = self.run, self.run.settings
         learner = self.ready_learner(self.group.rank)
-        if settings.topology != "flat":
+        if self.tree() is not None:
             warm_up_node_server(learner.table)
         return Worker(
             self.group,
@@ -124,10 +124,11 @@ class AsyncRoles(Roles[Worker, Server]):
         if settings.topology == "flat":
             return None
         if settings.merging in BY_STALENESS:  # "auto": Settings refuse a tree
-            logger.info(
-                'Maps go to the server directly: merging="%s" has to know how stale each push is.',
-                settings.merging,
-            )
+            if group.is_server:
+                logger.info(
+                    'Maps go to the server directly: merging="%s" has to know how stale each push is.',
+                    settings.merging,
+                )
             return None
         if settings.tree_group_size is not None:
             return Tree.of_groups(settings.tree_group_size, group.wire.size)

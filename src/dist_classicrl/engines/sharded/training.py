@@ -107,6 +107,10 @@ class RowsRoles(AsyncRoles):
         self.run.lend(board.settle)
         return board
 
+    def tree(self) -> None:
+        """See `AsyncRoles`: no maps are sent that could go through one."""
+        return
+
     def server(self, table: SharedTable, takes_over: bool = False) -> HostServer:
         """See `Roles`."""
         run, group = self.run, self.group
