@@ -175,8 +175,13 @@ def checked_limit(name: str, value: Any) -> float:
 
 def takes_one(function: Any) -> bool:
     """Whether a callable can be called with one argument, as far as it tells."""
+    return takes(function, 1)
+
+
+def takes(function: Any, arguments: int) -> bool:
+    """Whether a callable can be called with so many arguments, as far as it tells."""
     try:
-        inspect.signature(function).bind(None)
+        inspect.signature(function).bind(*[None] * arguments)
     except TypeError:
         return False
     except ValueError:  # a function of C whose arguments are not known

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from exchanging_ranks import play
 from pairs_pattern import ForgetfulPairs, Pairs
 
 from dist_classicrl.comm.compression import Codec
@@ -14,12 +15,13 @@ from dist_classicrl.engines.decentralized.patterns import (
     PATTERNS,
     Adder,
     ExchangePattern,
+    Step,
     Sums,
     pattern_for,
 )
 from dist_classicrl.engines.decentralized.stride import MOVING_LOAD, Stride
 from dist_classicrl.engines.engine import engine_for
-from dist_classicrl.errors import SettingsError
+from dist_classicrl.errors import ProtocolError, SettingsError
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.maps import PackedMap, PackedSums
 
@@ -217,3 +219,60 @@ def test_the_engine_is_taken_where_the_topology_says_so():
 def test_a_pattern_that_forgets_a_rank_does_not_count_it():
     found, _ = exchanged(ForgetfulPairs(), HOSTS[4])
     assert found[0].counted[0] < 4  # by which each rank finds out
+
+
+class Swap:
+    """Two ranks swap, and `end` says what they return; `step` what is sent and awaited."""
+
+    def suits(self, hosts):
+        return len(hosts) == 2
+
+    def exchange(self, place, hosts, own):
+        other = 1 - place
+        came = yield self.step(other, own)
+        others = came[other]
+        return self.end(own.plus(others) if place == 0 else others.plus(own))
+
+    def step(self, other, own):
+        return Step({other: own}, (other,))
+
+    def end(self, total):
+        return total
+
+
+@pytest.mark.parametrize("name", [*PATTERNS, "swap"])
+def test_ranks_that_exchange_rounds_have_the_same_table_with_all_steps(name):
+    parts = play(Swap() if name == "swap" else PATTERNS[name](), 2 if name == "swap" else 3)
+    for part in parts:
+        assert part.made == part.table.counts.sum() == 2 * 32 * len(parts)
+        assert part.table.values.tobytes() == parts[0].table.values.tobytes()
+        assert (part.table.values > 0.5).all()
+
+
+@pytest.mark.parametrize(
+    ("method", "does", "said"),
+    [
+        ("end", lambda self, total: None, "returns None, where the sum of all .* `return total`"),
+        ("end", lambda self, total: total.maps, "returns an object of the class PackedSums"),
+        ("exchange", lambda self, place, hosts, own: own, "gives an object of the class Sums, .* yield"),
+        ("step", lambda self, other, own: {other: own}, "yields an object of the class dict"),
+        ("step", lambda self, other, own: Step({other: own}, other), "awaits [01], where places are due"),
+        ("step", lambda self, other, own: Step({other: own}, ("1",)), "awaits an object of the class tuple"),
+        ("step", lambda self, other, own: Step({other: own}, (other, other)), "awaits a place twice"),
+        ("step", lambda self, other, own: Step([other], (other,)), "sends an object of the class list"),
+        ("step", lambda self, other, own: Step({other: own.maps}, (other,)), "sends .* where Sums are due"),
+        ("step", lambda self, other, own: Step({7: own}, (7,)), "talk to place 7, which is none"),
+    ],
+)
+def test_a_pattern_that_does_what_none_does_is_named_with_what_is_due(method, does, said):
+    pattern = type("Odd", (Swap,), {method: does})()
+    with pytest.raises(ProtocolError, match=f"The exchange pattern Odd .*{said}"):
+        play(pattern, 2)
+
+
+@pytest.mark.parametrize(
+    ("method", "does"), [("suits", lambda self: True), ("exchange", lambda self, place, own: own)]
+)
+def test_a_pattern_whose_methods_take_other_arguments_is_refused_at_once(method, does):
+    with pytest.raises(SettingsError, match=rf"method {method} of the exchange pattern Odd .* Write `def"):
+        Decentralized(type("Odd", (Swap,), {method: does})())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dist_classicrl.checks import takes
 from dist_classicrl.engines.decentralized.checks import check_decentralized
 from dist_classicrl.engines.decentralized.patterns import ExchangePattern
 from dist_classicrl.errors import SettingsError
@@ -28,7 +29,7 @@ class Decentralized:
     Raises
     ------
     SettingsError
-        If it has not both methods.
+        If it has not both methods, or one takes other arguments.
     """
 
     def __init__(self, pattern: ExchangePattern) -> None:
@@ -36,6 +37,13 @@ class Decentralized:
             raise SettingsError(
                 f"An exchange pattern is an object with methods suits and exchange, got {pattern!r}."
             )
+        for method, arguments in (("suits", ("hosts",)), ("exchange", ("place", "hosts", "own"))):
+            if not takes(getattr(pattern, method), len(arguments)):
+                named = ", ".join(arguments)
+                raise SettingsError(
+                    f"The method {method} of the exchange pattern {type(pattern).__name__} cannot be called "
+                    f"as {method}({named}). Write `def {method}(self, {named}):`."
+                )
         self._pattern = pattern
 
     @property

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 
 from dist_classicrl._random import stream_keys
+from dist_classicrl.checks import is_whole
 from dist_classicrl.comm.compression import Codec
 from dist_classicrl.comm.transport import Backoff, Channel
 from dist_classicrl.engines.decentralized.messages import Cut, Played, RoundSums
-from dist_classicrl.engines.decentralized.patterns import Adder, Exchange, ExchangePattern, Sums
+from dist_classicrl.engines.decentralized.patterns import Adder, Exchange, ExchangePattern, Step, Sums
 from dist_classicrl.engines.run import Run
 from dist_classicrl.errors import ProtocolError, RankTimeoutError
 from dist_classicrl.learning.learner import Learner, Stream
@@ -61,6 +63,13 @@ def sums_of(packed: PackedMap) -> PackedSums:
         np.where(has_target, share, 0.0),
         packed.visits.astype(np.int64),
     )
+
+
+def _named(value: Any) -> str:
+    """Return what is said of a value where something else is due; arrays would fill the screen."""
+    if value is None or is_whole(value):
+        return repr(value)
+    return f"an object of the class {type(value).__name__}"
 
 
 @dataclass(eq=False)
@@ -210,9 +219,13 @@ class RoundPart:
     def _exchange(self, own: Sums, steps: int) -> None:
         """Begin to exchange what was learned in a round of so many steps."""
         self._number += 1
-        self._under_way = under_way = _UnderWay(
-            self._pattern.exchange(self._place, self._hosts, own), steps, since=self.group.wire.now()
-        )
+        exchange = self._pattern.exchange(self._place, self._hosts, own)
+        if not isinstance(exchange, Generator):
+            raise self._misfit(
+                f"its exchange gives {_named(exchange)}, where a generator is due. Let it yield a Step, or, "
+                "where a rank has nothing to send, write `yield Step()`"
+            )
+        self._under_way = under_way = _UnderWay(exchange, steps, since=self.group.wire.now())
         self._rounds += 1
         self._step(under_way, None)
         self._advance()
@@ -268,8 +281,14 @@ class RoundPart:
         try:
             step = next(exchange) if came is None else exchange.send(came)
         except StopIteration as ended:
+            if not isinstance(ended.value, Sums):
+                raise self._misfit(
+                    f"its exchange returns {_named(ended.value)}, where the sum of all ranks is due, of the "
+                    "class Sums. End it with for instance `return total`"
+                ) from None
             under_way.total = ended.value
             return
+        self._check_step(step)
         sent: dict[int, np.ndarray] = {}
         for place, sums in step.send.items():
             if id(sums) not in sent:
@@ -280,6 +299,38 @@ class RoundPart:
         for place in step.awaits:
             self._channel(place)
         under_way.awaits, under_way.since = tuple(step.awaits), self.group.wire.now()
+
+    def _check_step(self, step: Any) -> None:
+        """Raise ProtocolError unless that is a step: sums by place, and places that are awaited."""
+        if not isinstance(step, Step):
+            raise self._misfit(
+                f"its exchange yields {_named(step)}, where a Step is due. Write for instance "
+                "`came = yield Step({other: total}, (other,))`"
+            )
+        if not isinstance(step.send, Mapping) or not all(map(is_whole, step.send)):
+            raise self._misfit(
+                f"a Step sends {_named(step.send)}, where a dictionary of Sums by the place of who gets them "
+                "is due. Write for instance `Step({other: total})`"
+            )
+        for sums in step.send.values():
+            if not isinstance(sums, Sums):
+                raise self._misfit(
+                    f"a Step sends {_named(sums)}, where Sums are due. Send what exchange is given, what has "
+                    "come, or what plus, split or joined make of them"
+                )
+        awaits = step.awaits
+        if not isinstance(awaits, Collection) or not all(map(is_whole, awaits)):
+            raise self._misfit(
+                f"a Step awaits {_named(awaits)}, where places are due. Write for instance "
+                "`Step(awaits=(other,))`"
+            )
+        if len(set(awaits)) < len(awaits):
+            raise self._misfit(f"a Step awaits a place twice, of {awaits!r}. Name each once")
+
+    def _misfit(self, what: str) -> ProtocolError:
+        return ProtocolError(
+            f"The exchange pattern {type(self._pattern).__name__} cannot be followed: {what}."
+        )
 
     def _channel(self, place: int) -> Channel:
         """Return the channel to the player at a place, which is opened when it is first needed."""
