@@ -10,7 +10,7 @@ from pairs_pattern import ForgetfulPairs, Pairs
 
 from dist_classicrl.comm.compression import Codec
 from dist_classicrl.engines.decentralized.engine import Decentralized
-from dist_classicrl.engines.decentralized.part import sums_of
+from dist_classicrl.engines.decentralized.part import marks_of, sums_of
 from dist_classicrl.engines.decentralized.patterns import (
     PATTERNS,
     Adder,
@@ -219,6 +219,34 @@ def test_the_engine_is_taken_where_the_topology_says_so():
 def test_a_pattern_that_forgets_a_rank_does_not_count_it():
     found, _ = exchanged(ForgetfulPairs(), HOSTS[4])
     assert found[0].counted[0] < 4  # by which each rank finds out
+
+
+class Twice(PATTERNS["tree"]):
+    """One rank adds up what all send it, but takes what the last one sent in place of what each did."""
+
+    def exchange(self, place, hosts, own):
+        others = tuple(range(1, len(hosts)))
+        if place:
+            came = yield Step({0: own}, (0,))
+            return came[0]
+        came = yield Step(awaits=others)
+        total = own
+        for _ in others:
+            total = total.plus(came[others[-1]])
+        yield Step(dict.fromkeys(others, total))
+        return total
+
+
+def test_a_pattern_that_counts_one_rank_for_another_is_found_out():
+    with pytest.raises(ProtocolError, match="pattern Twice has to add up .* exactly once"):
+        play(Twice(), 3)
+
+
+@pytest.mark.parametrize("players", [1, 2, 3, 4096])
+def test_the_sum_of_all_marks_is_the_same_in_any_order(players):
+    marks = marks_of(players, 7, 0, 1)
+    assert len(set(marks.tolist())) == players and (marks == np.trunc(marks)).all()
+    assert marks.sum() == sum(map(int, marks.tolist())) == marks[::-1].cumsum()[-1] < 2**53
 
 
 class Swap:

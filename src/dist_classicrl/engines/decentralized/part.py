@@ -42,6 +42,7 @@ class Count(IntEnum):
     WAITED = 5  # seconds
     PASSED = 6  # likewise, of the same time
     PAUSES = 7  # how many ranks ask for a pause
+    MARKS = 8  # see `marks_of`
 
 
 _COUNTS = len(Count) + 2  # with returns and lengths
@@ -63,6 +64,17 @@ def sums_of(packed: PackedMap) -> PackedSums:
         np.where(has_target, share, 0.0),
         packed.visits.astype(np.int64),
     )
+
+
+def marks_of(players: int, seed: int, *purpose: int | str) -> np.ndarray:
+    """Return a whole number for each of so many players, float64, whose sum is exact in any order.
+
+    A sum in which one is missing and another is there twice is another one, but by a chance of less than one
+    in 2**30 with up to a million players.
+    """
+    bits = 53 - players.bit_length()
+    marks = stream_keys(players, seed, "marks", *purpose) >> np.uint64(64 - bits)
+    return marks.astype(np.float64)
 
 
 def _named(value: Any) -> str:
@@ -123,6 +135,7 @@ class RoundPart:
         names = [group.host_of(rank) for rank in players]
         self._hosts = tuple(names.index(name) for name in names)
         self._pattern = self.pattern_for(self._hosts)
+        self._marks = marks_of(len(players), self.run.seed, self.run.generation, attempt)
         self.rates.set_workers(len(players))
         self._learner = self.ready_learner()
         self._learner.totals.take()  # of a round that somebody's death has ended
@@ -213,6 +226,7 @@ class RoundPart:
         counted[Count.EPISODES : Count.TD_ERRORS + 1] = totals
         counted[Count.WAITED], counted[Count.PASSED] = waited, passed
         counted[Count.PAUSES] = self.wants_pause()
+        counted[Count.MARKS] = self._marks[place]
         assert self._adder is not None  # from `begin`
         return Sums(sums_of(packed), counted, self._adder)
 
@@ -376,6 +390,11 @@ class RoundPart:
             made = f"{counted[0]:.0f}" if counted.size else "no"
             raise ProtocolError(
                 f"The sum of a round has {made} steps, where all ranks together made {steps}: the exchange "
+                f"pattern {type(self._pattern).__name__} has to add up what each rank gives it exactly once."
+            )
+        if counted[Count.MARKS] != self._marks.sum():
+            raise ProtocolError(
+                "The sum of a round has as many steps as all ranks made, but not those of each: the exchange "
                 f"pattern {type(self._pattern).__name__} has to add up what each rank gives it exactly once."
             )
         if not np.isfinite(total.maps.targets).all():
