@@ -478,11 +478,26 @@ def test_names_of_some_hosts_only_are_refused_on_all(world, several_ranks):
         TwoLevel(world, host="a" if world.rank else None, timeout=TIMEOUT)
 
 
+@pytest.mark.parametrize(
+    ("other", "said"), [({"method": "mpi"}, "method='mpi', check=True"), ({"check": False}, "check=False")]
+)
+def test_another_way_or_check_on_one_rank_is_refused_on_all(world, several_ranks, other, said):
+    last = world.size - 1
+    with pytest.raises(SettingsError, match=f"^rank 0: method='auto', check=True; rank {last}: .*{said}"):
+        TwoLevel(world, timeout=TIMEOUT, **(other if world.rank == last else {}))
+
+
+def test_the_same_source_as_another_type_is_the_same(world):
+    with TwoLevel(world, timeout=TIMEOUT) as levels:
+        found = levels.broadcast([world.rank], 0 if world.rank else np.int64(0))
+        assert found.tolist() == [0]
+
+
 def test_a_rank_that_does_not_come_to_an_operation_is_not_waited_for_for_ever(world, several_ranks):
     late = world.size - 1
     levels = TwoLevel(world, timeout=0.5)
     if world.rank != late:
-        with pytest.raises(RankTimeoutError, match="all ranks to do their part in a TwoLevel operation"):
+        with pytest.raises(RankTimeoutError, match=r"^Waited 0\.5 s for all ranks to do their part in a Two"):
             levels.allreduce(np.ones(3))
         with pytest.raises(SettingsError, match="This TwoLevel is closed"):
             levels.allreduce(np.ones(3))

@@ -53,16 +53,19 @@ def own_communicator(comm: Any, seconds: float, name: str, between_groups: bool 
     return duplicate(comm, seconds, what, f"Construct it {_OVER_THE_OTHERS}")
 
 
-def finish(comm: Any, request: Any, seconds: float, what: str, remedy: str, *in_use: Any) -> None:
+def finish(
+    comm: Any, request: Any, seconds: float, what: str, remedy: str, *in_use: Any, waited: float = 0.0
+) -> None:
     """Wait until an operation on `comm` is complete; MPI reads and writes what is `in_use` until then.
 
-    `what` says what is to be done, and by whom: a `RankTimeoutError` names it after so many seconds. If MPI
-    says that a rank has died, a `RankLostError` advises the `remedy`.
+    `what` says what is to be done, and by whom: a `RankTimeoutError` names it after so many seconds, and
+    counts those that were `waited` before. If MPI says that a rank has died, a `RankLostError` advises the
+    `remedy`.
     """
     from mpi4py import MPI
 
     try:
-        wait_until(lambda: request.Test() or _has_deaths(comm), seconds, what)
+        wait_until(lambda: request.Test() or _has_deaths(comm), seconds, what, waited)
         if _has_deaths(comm):
             raise _death(what, remedy)
     except BaseException as error:
@@ -88,7 +91,7 @@ def spin(comm: Any, request: Any, seconds: float, what: str, *in_use: Any) -> No
                     break
     except MPI.Exception as error:
         raise RankLostError(f"A rank died before all did {what} ({error}). {remedy}") from error
-    finish(comm, request, 0.0, f"all ranks to do {what}", remedy, *in_use)
+    finish(comm, request, 0.0, f"all ranks to do {what}", remedy, *in_use, waited=seconds)
 
 
 def give_back(

@@ -61,15 +61,18 @@ class Backoff:
         self._seconds, self._slept = _FIRST_SLEEP, 0.0
 
 
-def wait_until(ready: Callable[[], bool], seconds: float, what: str) -> None:
-    """Wait politely until `ready()`; after `seconds` raise a `RankTimeoutError`, which says for `what`."""
+def wait_until(ready: Callable[[], bool], seconds: float, what: str, waited: float = 0.0) -> None:
+    """Wait politely until `ready()`; after `seconds` raise a `RankTimeoutError`, which says for `what`.
+
+    It says for how long, too, with the seconds that were `waited` before.
+    """
     backoff = Backoff()
     deadline = time.monotonic() + seconds
     while not ready():
         if time.monotonic() > deadline:
             raise RankTimeoutError(
-                f"Waited {seconds:g} s for {what}. If that can take longer, raise timeout=; else look for a "
-                "rank that hangs."
+                f"Waited {waited + seconds:g} s for {what}. If that can take longer, raise timeout=; else "
+                "look for a rank that hangs."
             )
         backoff.wait()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.checks import OneOf, WholeNumber, YesOrNo
+from dist_classicrl.checks import OneOf, WholeNumber, YesOrNo, is_whole
 from dist_classicrl.comm.collectives import spin
 from dist_classicrl.errors import RankLostError, SettingsError
 from dist_classicrl.mpi_tools.arrays import as_numbers
@@ -47,7 +47,8 @@ class TwoLevel(Part):
     Raises
     ------
     SettingsError
-        If an argument is not what is described here, or only some ranks give a `host`.
+        If an argument is not what is described here, or only some ranks give a `host`; on all ranks, if they
+        give another `method` or `check`.
     RankTimeoutError, RankLostError
         If not every rank constructs its object within `timeout`, or one has died.
 
@@ -83,6 +84,9 @@ class TwoLevel(Part):
         self._local: Any = None
         self._leaders: Any = None
         try:
+            given = self._texts(f"method={method!r}, check={self._check}")
+            if len(set(given)) > 1:
+                raise _unlike(given)
             self._local = self._split(label)
             self._leaders = self._comm.Split(0 if self._local.Get_rank() == 0 else _undefined(), self._rank)
         except BaseException:
@@ -271,12 +275,10 @@ class TwoLevel(Part):
         except SettingsError as error:
             refusal = str(error).removesuffix(".")
         if self._check:
-            said = "".join(f"{option}={value!r}, " for option, value in options.items())
+            said = "".join(f"{option}={_plain(value)!r}, " for option, value in options.items())
             text = refusal or f"{name}({said}array of {given.dtype} {given.shape})"
             if not self._is_same_everywhere(text):
-                texts = self._texts(text)
-                unlike = [f"rank {rank}: {each}" for rank, each in enumerate(texts) if each != texts[0]]
-                raise SettingsError(f"rank 0: {texts[0]}; {'; '.join(unlike)}. Give all ranks the same.")
+                raise _unlike(self._texts(text))
         if refusal:
             raise SettingsError(f"{refusal}.")
         return given, operation
@@ -330,6 +332,19 @@ class TwoLevel(Part):
         for comm in (self._local, self._leaders, self._comm):
             if comm:
                 comm.Free()
+
+
+def _unlike(texts: list[str]) -> SettingsError:
+    """Return the error for what is not the same on all ranks, of which each has said what it gives."""
+    unlike = [f"rank {rank}: {each}" for rank, each in enumerate(texts) if each != texts[0]]
+    return SettingsError(f"rank 0: {texts[0]}; {'; '.join(unlike)}. Give all ranks the same.")
+
+
+def _plain(value: Any) -> Any:
+    """Return an option as Python's own number or text: NumPy's of the same value is no other one."""
+    if is_whole(value):
+        return int(value)
+    return str(value) if isinstance(value, str) else value
 
 
 def _checked_label(host: Any) -> str | None:
