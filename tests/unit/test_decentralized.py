@@ -277,6 +277,19 @@ def test_ranks_that_exchange_rounds_have_the_same_table_with_all_steps(name):
         assert (part.table.values > 0.5).all()
 
 
+class Sparing(Codec):
+    """Says that it made each message shorter by 10 bytes."""
+
+    def encode(self, message):
+        return super().encode(message)[0], 10
+
+
+def test_what_compression_spares_is_counted_for_each_who_gets_a_message():
+    """Two go up the tree in each round, and one that was made once comes down to both."""
+    told = [part._played() for part in play(PATTERNS["tree"](), 3, rounds=2, codec=Sparing)]
+    assert [each.bytes_saved for each in told] == [40, 20, 20]
+
+
 @pytest.mark.parametrize(
     ("method", "does", "said"),
     [

@@ -46,7 +46,8 @@ class TrainingResult(Outcome):
     bytes_saved : int
         Bytes that compression spared: those of maps that waited (what pushes would have carried, had each
         taken all entries learned since the one before, less what they did carry), and those by which messages
-        with maps and refreshes were made shorter. What was sent and this are what it would have been without.
+        with maps and refreshes were made shorter. What was sent and this are what it would have been without,
+        and what rounding put off besides, where that goes on its own at the end.
     compression_seconds : float
         What choosing, rounding, compressing and restoring took, on all ranks together.
     most_waiting : int

@@ -303,13 +303,15 @@ class RoundPart:
             under_way.total = ended.value
             return
         self._check_step(step)
-        sent: dict[int, np.ndarray] = {}
+        encoded: dict[int, tuple[np.ndarray, int]] = {}
         for place, sums in step.send.items():
-            if id(sums) not in sent:
-                sent[id(sums)], saved = self.codec.encode(RoundSums(self._number, sums.maps, sums.counted))
-                self._n_saved += saved
-            self._channel(place).send(sent[id(sums)])
-            self._n_sent += sent[id(sums)].size
+            if id(sums) not in encoded:
+                told = RoundSums(self._number, sums.maps, sums.counted)
+                encoded[id(sums)] = self.codec.encode(told)
+            message, saved = encoded[id(sums)]
+            self._channel(place).send(message)
+            self._n_sent += message.size
+            self._n_saved += saved
         for place in step.awaits:
             self._channel(place)
         under_way.awaits, under_way.since = tuple(step.awaits), self.group.wire.now()

@@ -370,8 +370,9 @@ class Worker(Working):
         pushed = self.window.push(self.carry, flush, key, steps, learned, self.codec.wants_order)
         self._waiting = table.touched[: table.n_touched[0]].copy()
         self._waiting_updates = table.updates[self._waiting]
-        # If nothing waited all would have gone, but what only waits since an earlier push went with that.
-        entries = touched - untouched - pushed.packed.size
+        # If nothing waited all would have gone, but what only waits since an earlier push went with that. At
+        # a flush there may go more than was touched: what rounding took from others, which are no such maps.
+        entries = touched - untouched - min(touched, pushed.packed.size)
         return pushed, entries * sum(part.itemsize for part in pushed.packed.parts)
 
     def _take_in(self) -> bool:
