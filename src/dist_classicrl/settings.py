@@ -72,6 +72,21 @@ class Compression(OneOf):
         return compressions.to_data(value)
 
 
+class Pattern(OneOf):
+    """Names of exchange patterns; one of a user's own is told where it goes."""
+
+    def __call__(self, name: str, value: Any) -> str:
+        """Return the name."""
+        if hasattr(value, "suits") and hasattr(value, "exchange"):
+            own = value.__name__ if isinstance(value, type) else type(value).__name__
+            raise SettingsError(
+                f"{name} must be one of {', '.join(map(repr, self.words))}, got {value!r}. An exchange "
+                "pattern of your own is given to train, as an engine: leave this out, and write "
+                f"placement=Decentralized({own}()), by dist_classicrl.engines.decentralized."
+            )
+        return super().__call__(name, value)
+
+
 class Behavior(OneOf):
     """How actions are chosen, as `dist_classicrl.rules.behaviors.to_data` takes and keeps it."""
 
@@ -226,7 +241,7 @@ class Settings(Checked):
     )
     exchange_pattern: str = _talking(
         "auto",
-        OneOf(("auto", "doubling", "ring", "tree", "two_level")),
+        Pattern(("auto", "doubling", "ring", "tree", "two_level")),
         "Who sends what to whom in a round where the topology is decentralized.",
     )
     tree_group_size: int | None = _talking(

@@ -196,6 +196,29 @@ def test_what_cannot_be_had_without_a_server_is_refused_with_what_comes_nearest(
         engine_for(Settings(topology="decentralized", **settings), 4, "auto")
 
 
+@pytest.mark.parametrize(
+    ("settings", "nearest"),
+    [
+        ({"async_updates": False}, 'Write placement="auto", or use async_updates=True'),
+        ({"max_staleness": 3}, "Write max_staleness=None"),
+        ({"merging": "order_free"}, 'Write merging="affine"'),
+        ({"topology": "tree"}, 'Write topology="decentralized", or placement="auto"'),
+        ({"topology": "auto", "tree_group_size": 4}, "Write tree_group_size=None"),
+        ({"topology": "decentralized", "exchange_pattern": "ring"}, 'Write exchange_pattern="auto"'),
+    ],
+)
+def test_what_cannot_be_had_with_a_pattern_of_ones_own_is_refused_before_training(settings, nearest):
+    own = Decentralized(Pairs())
+    with pytest.raises(SettingsError, match=f"an exchange pattern of your own.*{nearest}"):
+        engine_for(Settings(**settings), 4, own)
+
+
+@pytest.mark.parametrize("own", [Pairs(), Pairs])
+def test_a_pattern_of_ones_own_is_told_where_it_goes(own):
+    with pytest.raises(SettingsError, match=r"write placement=Decentralized\(Pairs\(\)\)"):
+        Settings(topology="decentralized", exchange_pattern=own)
+
+
 def test_other_combinations_that_cannot_be_had():
     with pytest.raises(SettingsError, match='needs several ranks.*write topology="flat"'):
         engine_for(Settings(topology="decentralized"), 1, "auto")

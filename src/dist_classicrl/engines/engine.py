@@ -67,6 +67,14 @@ class Engine(Protocol):
         """
 
 
+@runtime_checkable
+class ChecksSettings(Protocol):
+    """An engine that says before a training, and so to all ranks, what it cannot be had with."""
+
+    def check_settings(self, settings: Settings) -> None:
+        """Raise SettingsError where it cannot train with these settings."""
+
+
 @dataclass(frozen=True)
 class _BuiltIn:
     """An engine of this library: the folder of its name, imported when it trains."""
@@ -143,8 +151,7 @@ def engine_for(settings: Settings, ranks: int, placement: Any, layout: Layout = 
                 f"placement must be one of {', '.join(map(repr, PLACEMENTS))}, or an engine, which has a "
                 f"name and methods suits and train; got {placement!r}."
             )
-        engine: Engine = placement
-        return engine
+        return _checked(placement, settings)
     if placement == "sharded":
         if (why := _is_replicated_only(settings)) is not None:
             raise SettingsError(f'placement="sharded" cannot be had with {why}.')
@@ -160,7 +167,7 @@ def engine_for(settings: Settings, ranks: int, placement: Any, layout: Layout = 
         )
     for each in reversed(_registered.values()):
         if each.suits(settings, ranks):
-            return each
+            return _checked(each, settings)
     if placement == "auto" and layout.takes_owners(ranks):
         if (why := _is_replicated_only(settings)) is not None:
             raise SettingsError(f"States that are keys cannot be learned by their owners with {why}.")
@@ -231,6 +238,12 @@ def _is_replicated_only(settings: Settings) -> str | None:
             "replay_ratio=0"
         )
     return None
+
+
+def _checked(engine: Engine, settings: Settings) -> Engine:
+    if isinstance(engine, ChecksSettings):
+        engine.check_settings(settings)
+    return engine
 
 
 def _is_engine(value: Any) -> bool:

@@ -7,32 +7,55 @@ from dist_classicrl.errors import SettingsError
 from dist_classicrl.settings import Settings
 
 
-def check_decentralized(settings: Settings, asked: str = 'topology="decentralized"') -> None:
-    """Raise SettingsError where `asked` cannot be had with these settings; it says what comes nearest."""
+def check_decentralized(
+    settings: Settings, asked: str = 'topology="decentralized"', instead: str = 'topology="flat"'
+) -> None:
+    """Raise SettingsError where `asked` cannot be had with these settings; it says what comes nearest.
+
+    `instead` is what to write where these settings are to stay.
+    """
     if not settings.async_updates:
         raise SettingsError(
             f"{asked} has no place in the reproducible mode (async_updates=False), where one rank merges the "
-            'maps in a fixed order. Write topology="flat", or use async_updates=True.'
+            f"maps in a fixed order. Write {instead}, or use async_updates=True."
         )
     if settings.compression_threshold > 0.0:
         raise SettingsError(
             f"{asked} cannot be had with compression_threshold={settings.compression_threshold:g}: what "
             "waits at a rank is lost with it, and each round has to be merged whole. Write "
-            "compression_threshold=0 and compression='lossless', or topology=\"flat\"."
+            f"compression_threshold=0 and compression='lossless', or {instead}."
         )
     if (name := name_of(settings.compression)) in ("top_k", "quantized"):
         raise SettingsError(
             f'{asked} cannot be had with compression="{name}": what waits at a rank is lost with it, and '
             "each round has to be merged whole. Write compression='lossless', which changes no bit, or "
-            'topology="flat".'
+            f"{instead}."
         )
     if settings.on_error == "exclude":
         raise SettingsError(
             f'on_error="exclude" cannot be had with {asked}: a rank that has failed has steps of the round '
-            'under way, which all others wait for. Write on_error="raise", or topology="flat".'
+            f'under way, which all others wait for. Write on_error="raise", or {instead}.'
         )
     if settings.on_failure == "replace":
         raise SettingsError(
             f'on_failure="replace" cannot be had with {asked}: a replacement reaches the coordinator alone, '
-            'and no other rank. Write on_failure="continue", or topology="flat".'
+            f'and no other rank. Write on_failure="continue", or {instead}.'
+        )
+    if settings.max_staleness is not None:
+        raise SettingsError(
+            f"max_staleness={settings.max_staleness} cannot be had with {asked}: it is about the versions of "
+            f"one server, and there is none. Write max_staleness=None, or {instead}."
+        )
+    if settings.merging != "affine":
+        raise SettingsError(
+            f'merging="{settings.merging}" cannot be had with {asked}: it says how a server merges, and '
+            f'there is none. Write merging="affine", or {instead}.'
+        )
+    if settings.topology == "tree" or settings.tree_group_size is not None:
+        given, without = 'topology="tree"', 'topology="decentralized"'
+        if settings.tree_group_size is not None:
+            given, without = f"tree_group_size={settings.tree_group_size}", "tree_group_size=None"
+        raise SettingsError(
+            f"{given} cannot be had with {asked}: maps go by that, and through no tree of servers. Write "
+            f"{without}, or {instead}."
         )

@@ -55,9 +55,18 @@ class Decentralized:
         """Whether it can train with these settings on so many ranks, where it is registered."""
         return settings.async_updates and ranks > 1
 
+    def check_settings(self, settings: Settings) -> None:
+        """See `ChecksSettings`."""
+        asked = "an exchange pattern of your own"
+        check_decentralized(settings, asked, instead='placement="auto"')
+        if settings.exchange_pattern != "auto":
+            raise SettingsError(
+                f'exchange_pattern="{settings.exchange_pattern}" cannot be had with {asked}, which is '
+                'another one. Write exchange_pattern="auto", or placement="auto".'
+            )
+
     def train(self, run: Run, group: Group | None, start: Setup | Entry | None) -> Outcome:
         """See `Engine`."""
         from dist_classicrl.engines.decentralized.training import train
 
-        check_decentralized(run.settings, "an exchange pattern of your own")
         return train(run, group, start, self._pattern)
