@@ -133,6 +133,25 @@ def test_an_interrupted_epoch_goes_on_where_it_was(world, uneven):
     assert (resumed.epoch, resumed.state()) == (2, whole.state())
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("uneven", ["keep", "drop", "pad"])
+def test_ranks_that_have_taken_equally_many_batches_tell_the_same_state(world, alone, uneven, size):
+    length = 2 * world.size + 1  # with "keep" rank 0 has 3, the others 2
+    sampler = DistributedSampler(length, world, uneven=uneven)
+    batches = [(batch.tolist(), sampler.state()) for batch in sampler.batches(size)]
+    told = world.allgather(batches)
+    taken = []
+    for together in zip(*told, strict=False):
+        taken += sum((batch for batch, _ in together), [])
+        state = together[0][1]
+        assert all(other == state for _, other in together)
+        successor = DistributedSampler(length, alone, uneven=uneven)
+        successor.restore(state)
+        rest = [] if state["taken"] == length else next(successor.batches(length), np.zeros(0)).tolist()
+        assert set(taken + rest) == set(range(length))
+        assert len(taken + rest) == length or uneven == "pad"
+
+
 def test_another_number_of_ranks_takes_what_is_left_of_an_epoch(world, alone):
     sampler = DistributedSampler(103, world, seed=5)
     batches = sampler.batches(4)
@@ -151,6 +170,9 @@ def test_another_number_of_ranks_takes_what_is_left_of_an_epoch(world, alone):
         ({"taken": 11}, "taken must be at most length"),
         ({"epoch": -1}, "epoch must be a whole number"),
         ({"more": 1}, "state must be what state"),
+        ({"length": np.arange(2)}, "sampler with length=array"),
+        ({"uneven": np.array(["keep", "drop"])}, "sampler with uneven=array"),
+        ({"taken": np.arange(2)}, "taken must be a whole number"),
     ],
 )
 def test_a_state_of_another_sampler_is_refused(world, change, said):

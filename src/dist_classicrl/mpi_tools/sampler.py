@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.checks import OneOf, checked_whole
+from dist_classicrl.checks import OneOf, checked_whole, is_whole
 from dist_classicrl.comm.collectives import checked_communicator
 from dist_classicrl.errors import SettingsError
 
@@ -61,9 +61,13 @@ class DistributedSampler:
         self.uneven = OneOf(UNEVEN)("uneven", uneven)
         own = checked_communicator(comm)
         self._rank, self._size = own.Get_rank(), own.Get_size()
-        self._epoch = 0
-        self._begun_at = 0  # places of the epoch that were taken before its rest was shared out
+        self._stand(0, 0)
+
+    def _stand(self, epoch: int, begun_at: int) -> None:
+        """Be where so many places of an epoch are taken, before the rest is shared out."""
+        self._epoch, self._begun_at = epoch, begun_at
         self._taken = 0  # samples of its share of that rest that this rank has taken
+        self._was_short = False  # whether the last batch had fewer than it could: all shares are used up
 
     @property
     def epoch(self) -> int:
@@ -107,8 +111,9 @@ class DistributedSampler:
         while self._taken < len(share):
             batch = share[self._taken : self._taken + size].copy()
             self._taken += len(batch)
+            self._was_short = len(batch) < size
             yield batch
-        self._epoch, self._begun_at, self._taken = self._epoch + 1, 0, 0
+        self._stand(self._epoch + 1, 0)
 
     def state(self) -> dict[str, Any]:
         """Return where this rank stands, for `restore`, as plain data for JSON.
@@ -120,6 +125,8 @@ class DistributedSampler:
             ``"taken"``. The same on all ranks that have taken equally many batches.
         """
         taken = min(self._begun_at + self._taken * self._size, self.length)
+        if self._was_short and self.uneven == "keep":
+            taken = self.length  # a rank whose share has a sample more has taken that in the same batch
         return {**self._kept(), "epoch": self._epoch, "taken": taken}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -139,7 +146,7 @@ class DistributedSampler:
                 f"state must be what state() returned, with {', '.join(wanted)}; got {state!r}."
             )
         for name, own in self._kept().items():
-            if state[name] != own:
+            if not _is_same(state[name], own):
                 raise SettingsError(
                     f"The state is of a sampler with {name}={state[name]!r}, and this one has {own!r}. "
                     "Make it with the same arguments."
@@ -147,7 +154,7 @@ class DistributedSampler:
         epoch, taken = (checked_whole(name, state[name], 0) for name in ("epoch", "taken"))
         if taken > self.length:
             raise SettingsError(f"taken must be at most length ({self.length}), got {taken}.")
-        self._epoch, self._begun_at, self._taken = epoch, taken, 0
+        self._stand(epoch, taken)
 
     def _kept(self) -> dict[str, Any]:
         return {"length": self.length, "seed": self.seed, "uneven": self.uneven}
@@ -162,3 +169,10 @@ class DistributedSampler:
         elif rest and self.uneven == "pad":
             left = np.concatenate([left, np.resize(order, self._size - rest)])
         return left[self._rank :: self._size].copy()
+
+
+def _is_same(given: Any, own: int | str) -> bool:
+    """Whether an argument in a state is that of this sampler; arrays and the like are none."""
+    if isinstance(own, str):
+        return isinstance(given, str) and given == own
+    return is_whole(given) and bool(given == own)
