@@ -112,6 +112,18 @@ def test_a_process_alone_has_nobody_to_exchange_with(world, make_agent, alone, l
         make_agent(**SETTINGS, comm=alone).train(lake, total_steps=1000)
 
 
+def test_each_rank_is_a_worker_also_the_one_that_coordinates(world, several_ranks, make_agent, lake):
+    for settings in ({"topology": "decentralized"}, {}):
+        placement = "auto" if settings else Decentralized(Star())
+        agent = make_agent(**settings, min_workers=world.size)
+        assert agent.train(lake, total_steps=1000, placement=placement).workers == world.size
+        more = world.size + 1
+        with pytest.raises(
+            SettingsError, match=f"asks for {more} workers, but {world.size} ranks learn. Sta"
+        ):
+            make_agent(**settings, min_workers=more).train(lake, total_steps=1000, placement=placement)
+
+
 class Listener(BaseCallback):
     """Notes how many steps each report has, and how many visits the table then; may end the run."""
 

@@ -2,6 +2,8 @@
 
 import itertools
 import math
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,9 +21,12 @@ from dist_classicrl.engines.decentralized.patterns import (
     Sums,
     pattern_for,
 )
+from dist_classicrl.engines.decentralized.server import Coordinator
 from dist_classicrl.engines.decentralized.stride import MOVING_LOAD, Stride
 from dist_classicrl.engines.engine import engine_for
-from dist_classicrl.errors import ProtocolError, SettingsError
+from dist_classicrl.engines.roles.members import Members
+from dist_classicrl.engines.run import LossPolicy
+from dist_classicrl.errors import ProtocolError, RankLostError, SettingsError
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.maps import PackedMap, PackedSums
 
@@ -242,6 +247,20 @@ def test_the_engine_is_taken_where_the_topology_says_so():
 def test_a_pattern_that_forgets_a_rank_does_not_count_it():
     found, _ = exchanged(ForgetfulPairs(), HOSTS[4])
     assert found[0].counted[0] < 4  # by which each rank finds out
+
+
+@pytest.mark.parametrize(
+    ("learns", "min_workers", "ends"), [(True, 2, False), (True, 3, True), (False, 2, True)]
+)
+def test_a_rank_that_coordinates_and_learns_counts_as_a_worker_when_one_is_lost(learns, min_workers, ends):
+    members = SimpleNamespace(
+        policy=LossPolicy(min_workers=min_workers),
+        peers=SimpleNamespace(learners=["one"]),
+        service=SimpleNamespace(learns=learns),
+    )
+    with pytest.raises(RankLostError, match="fewer than min_workers") if ends else nullcontext():
+        Members._check_policy(members, 2, "silent")
+    assert Coordinator.learns
 
 
 class Twice(PATTERNS["tree"]):

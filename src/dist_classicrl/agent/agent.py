@@ -196,7 +196,7 @@ class DistAsyncQLearning:
         its place, where MPI can start one. "abort": the run ends with `RankLostError`, after a checkpoint.
     min_workers : int
         With fewer workers no run begins, and one that a loss leaves with fewer ends with `RankLostError`. 0:
-        the server goes on alone if it must.
+        the server goes on alone if it must. Where the topology is decentralized each rank is a worker.
     max_replacements : int
         Most processes that one call of `train` starts where `on_failure` is "replace".
     on_error : str

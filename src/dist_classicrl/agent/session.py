@@ -24,7 +24,7 @@ from dist_classicrl.callbacks.shown import REPORT_SECONDS, ShownTraining
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.checkpoint.storage import Storage
 from dist_classicrl.comm import envelope
-from dist_classicrl.engines.engine import Engine, Layout, engine_for, engine_named, learns_in_rows
+from dist_classicrl.engines.engine import Engine, Layout, all_learn, engine_for, engine_named, learns_in_rows
 from dist_classicrl.engines.outcome import Outcome, Tally
 from dist_classicrl.engines.progress import Observer
 from dist_classicrl.engines.run import LossPolicy, Resumed, Run
@@ -151,8 +151,10 @@ class Session:
         try:
             steps = asked.checked_steps(state.steps, len(agreement.members))
             state.check_values()
-            self._check_workers(ranks, len(agreement.members) - 1)
-            engine_for(state.settings, ranks, asked.placement)  # what is asked for is said to be wrong first
+            # What is asked for is said to be wrong first.
+            self._check_workers(
+                ranks, len(agreement.members), engine_for(state.settings, ranks, asked.placement)
+            )
             if error is None:
                 source = state.look_at(asked.env)
                 until_training.callback(source.close)
@@ -222,15 +224,22 @@ class Session:
         entries, is_keyed = source.n_states * source.n_actions, source.keys is not None
         return Layout(entries, len(hosts), source.simulator is not None, is_keyed)
 
-    def _check_workers(self, ranks: int, workers: int) -> None:
+    def _check_workers(self, ranks: int, members: int, engine: Engine) -> None:
         """Check that as many workers begin as the settings ask for."""
         least = self.state.settings.min_workers
-        if ranks - 1 < least:
-            given = "1 process trains alone" if ranks == 1 else f"{ranks} ranks are a server and {ranks - 1}"
+        serving = int(not all_learn(engine))
+        if ranks - serving < least:
+            asked, given = f"a server and {least} workers", f"{ranks} ranks are a server and {ranks - 1}"
+            if ranks == 1:
+                given = "1 process trains alone"
+            elif not serving:
+                asked, given = f"{least} workers", f"{ranks} ranks learn"
+            needed = least + serving
             raise SettingsError(
-                f"min_workers={least} asks for a server and {least} workers, but {given}. Start {least + 1} "
-                f"ranks, for instance with `mpirun -n {least + 1}`, or lower min_workers."
+                f"min_workers={least} asks for {asked}, but {given}. Start {needed} ranks, for instance with "
+                f"`mpirun -n {needed}`, or lower min_workers."
             )
+        workers = members - serving
         if workers < least:
             raise RankLostError(
                 f"Ranks were lost before the first step, which leaves {workers} workers: fewer than "

@@ -81,6 +81,7 @@ class _BuiltIn:
 
     name: str
     suits: Callable[[Settings, int], bool]
+    all_learn: bool = False
 
     def train(self, run: Run, group: Group | None, start: Setup | Entry | None) -> Outcome:
         """Train as `training.py` in its folder does."""
@@ -99,7 +100,11 @@ _BUILT_IN: tuple[Engine, ...] = (
     _SHARDED,
     _SUPERSTEPS,
     _LOCAL,
-    _BuiltIn("decentralized", lambda settings, ranks: settings.async_updates and _has_no_server(settings)),
+    _BuiltIn(
+        "decentralized",
+        lambda settings, ranks: settings.async_updates and _has_no_server(settings),
+        all_learn=True,
+    ),
     _BuiltIn("server", lambda settings, ranks: settings.async_updates),
     _BuiltIn("rounds", lambda settings, ranks: True),
 )
@@ -185,6 +190,11 @@ def engine_for(settings: Settings, ranks: int, placement: Any, layout: Layout = 
         )
         return _SHARDED
     return next(engine for engine in _BUILT_IN if engine.suits(settings, ranks))
+
+
+def all_learn(engine: Engine) -> bool:
+    """Whether each rank is a worker with this engine, also the one that serves, as an engine may say."""
+    return bool(getattr(engine, "all_learn", False))
 
 
 def learns_in_rows(engine: Engine, settings: Settings, layout: Layout, placement: Any) -> bool:

@@ -32,6 +32,8 @@ class Decentralized:
         If it has not both methods, or one takes other arguments.
     """
 
+    all_learn = True
+
     def __init__(self, pattern: ExchangePattern) -> None:
         if not isinstance(pattern, ExchangePattern) or isinstance(pattern, type):
             raise SettingsError(

@@ -47,6 +47,7 @@ class Coordinator(Serving[Client]):
     """Coordinates one call of `train`, and learns as one of the players."""
 
     can_rescue = True
+    learns = True
 
     part: RoundPart = field(kw_only=True)
     cut: Cut = field(kw_only=True)

@@ -6,7 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
@@ -35,6 +35,9 @@ Client = TypeVar("Client")
 
 class Service(ABC, Generic[Client]):
     """What an engine does when its workers change: `Members` calls it from within the server's own loop."""
+
+    learns: ClassVar[bool] = False
+    """Whether this rank learns as the workers do: then it counts for `min_workers`."""
 
     @abstractmethod
     def new_client(self, is_first: bool) -> Client:
@@ -249,7 +252,7 @@ class Members(Generic[Client]):
 
     def _check_policy(self, rank: int, why: str) -> None:
         """Check that the run may go on without `rank`, which was lost."""
-        policy, left = self.policy, len(self.peers.learners)
+        policy, left = self.policy, len(self.peers.learners) + self.service.learns
         if policy.on_failure == "abort":
             raise RankLostError(
                 f'Rank {rank} is lost ({why}), and on_failure="abort" ends the run then. "continue" goes on '
