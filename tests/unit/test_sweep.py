@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -18,6 +19,7 @@ import pytest
 from dist_classicrl import DistAsyncQLearning, Study, Sweep, TabularMDP
 from dist_classicrl.cli.main import main
 from dist_classicrl.cli.shown_study import teller
+from dist_classicrl.cli.study_file import read_study
 from dist_classicrl.errors import MissingExtraError, StudyError
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.sweep import Range, SuccessiveHalving
@@ -202,6 +204,46 @@ def test_another_study_in_the_folder_is_refused_and_stays(whole):
     with pytest.raises(StudyError, match="environments"):
         Sweep(other, 2_000, 3, vary=VARY, points=4, eval_episodes=5, folder=whole.folder).run(1)
     assert tables(whole.folder) == before
+
+
+class Walk(gymnasium.Env):
+    """Three steps to a goal that pays `reward`; Gymnasium knows nothing of it."""
+
+    observation_space, action_space = gymnasium.spaces.Discrete(4), gymnasium.spaces.Discrete(2)
+
+    def __init__(self, reward=1.0):
+        self.reward, self.place = reward, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = 0
+        return 0, {}
+
+    def step(self, action):
+        self.place = min(3, self.place + int(action))
+        return self.place, self.reward * (self.place == 3), self.place == 3, False, {}
+
+
+def test_a_study_of_an_environment_with_other_arguments_is_another_one(tmp_path):
+    def begun(env):
+        given = Sweep({"walk": env}, 100, 2, points=1, folder=tmp_path)
+        given.begin()
+        return given.plan.environments["walk"]
+
+    assert begun(partial(Walk, reward=1.0)) == begun(partial(Walk, reward=1.0))
+    for other in (partial(Walk, reward=2.0), partial(Walk, 1.0), partial(Walk), Walk):
+        with pytest.raises(StudyError, match="holds a study with other environments"):
+            begun(other)
+    # Where nothing was given, and where Gymnasium tells, a folder of old goes on.
+    for env in (partial(Walk), partial(gymnasium.make, "FrozenLake-v1", is_slippery=False)):
+        assert "{" not in Sweep({"walk": env}, 100, 2, points=1).plan.environments["walk"]
+    file = tmp_path / "study.toml"
+    text = f'environment = "{__name__}:Walk"\ntotal_steps = 100\n[environment_arguments]\nreward = '
+    told = set()
+    for reward in ("1.0", "2.0"):
+        file.write_text(text + reward)
+        told |= set(Sweep(**{**read_study(file), "points": 1}).plan.environments.values())
+    assert len(told) == 2
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{}", '{"seeds": 3}', "{", "\x00"])

@@ -54,7 +54,7 @@ class Plan:
     Attributes
     ----------
     environments : mapping of str to str
-        What each is: its name, and a fingerprint of its process.
+        What each is: its name, a fingerprint of its process, and arguments that this cannot tell.
     variants : sequence of dict
         Settings of the agent for each, those that all share included. None for those that a search by what
         came out has not decided.

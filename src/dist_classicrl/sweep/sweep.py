@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import os
 import signal
@@ -17,8 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import gymnasium
+
 from dist_classicrl._hints import launched, task_of_environment, usable_cores
 from dist_classicrl.checks import is_whole
+from dist_classicrl.environments.stepped.description import plain
 from dist_classicrl.errors import StudyError
 from dist_classicrl.sweep.arrivals import Arrivals
 from dist_classicrl.sweep.compiling import once_on_each_host
@@ -41,7 +45,7 @@ from dist_classicrl.sweep.study import Study, score_of
 from dist_classicrl.sweep.trial import Laboratory, looked_at
 
 if TYPE_CHECKING:
-    from dist_classicrl.environments.resolve import EnvLike
+    from dist_classicrl.environments.resolve import EnvLike, Source
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +154,7 @@ class Sweep:
         self._costs = {name: 1.0 if look.simulator else float(STEPPED_COST) for name, look in looks.items()}
         self._stopping = early_stopping
         self.plan = Plan(
-            environments={name: f"{look.name} {look.fingerprint}" for name, look in looks.items()},
+            environments={name: _told_of(self._environments[name], look) for name, look in looks.items()},
             variants=[None] * len(made) if is_sampled else tuple(made),
             varied=tuple(varied),
             seeds=checked_seeds(seeds),
@@ -446,3 +450,17 @@ def _environments(env: Any) -> dict[str, Any]:
 
 def _name_of(env: Any) -> str:
     return looked_at(env).name
+
+
+def _told_of(env: Any, look: Source) -> str:
+    """Return what an environment is, as a plan keeps it.
+
+    The fingerprint of one that is stepped cannot tell what a class or function of the user's was given. What
+    Gymnasium makes has that in its spec.
+    """
+    told = f"{look.name} {look.fingerprint}"
+    is_seen = look.stepped is None or not isinstance(env, partial)
+    if is_seen or env.func in (gymnasium.make, gymnasium.make_vec) or not (env.args or env.keywords):
+        return told
+    given = [plain(env.args), plain(env.keywords)] if env.args else plain(env.keywords)
+    return f"{told} {json.dumps(given, sort_keys=True)}"
