@@ -135,6 +135,36 @@ def test_the_program_plays_as_predict_does_without_any_library(tmp_path):
     assert wrong == {name: [] for name in CASES} and libraries == []
 
 
+class Told(gymnasium.Env):
+    """Steps that cost 1 each, where one of three actions is forbidden in each state, as info tells."""
+
+    observation_space, action_space = spaces.Discrete(4), spaces.Discrete(3)
+
+    def _info(self):
+        return {"action_mask": np.array([self.place != each for each in (0, 2, 1)], np.int8)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = 0
+        return 0, self._info()
+
+    def step(self, action):
+        assert self._info()["action_mask"][action], "an illegal action"
+        self.place += 1
+        return self.place, -1.0, self.place == 3, False, self._info()
+
+
+def test_the_program_plays_what_was_tried_where_masks_were_told_as_states_were_met(tmp_path):
+    agent = DistAsyncQLearning(seed=1)
+    agent.train(Told, total_steps=200, progress_bar=False)
+    act = module_at(export(state_of(agent), tmp_path / "told.py", Told))["act"]
+    assert agent.q_table[:3].argmax(axis=1).tolist() == [0, 2, 1]  # all others have cost something
+    for state in range(4):
+        assert act(state) == agent.predict(state)
+        for mask in ([1, 1, 0], [0, 1, 1], [1, 0, 1], [1, 1, 1]):
+            assert act(state, mask) == agent.predict(state, mask)
+
+
 def module_at(path):
     known = {}
     exec(path.read_text(), known)

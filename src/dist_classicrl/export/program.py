@@ -112,8 +112,13 @@ def program(policy: Policy, title: str, module: str) -> Iterator[str]:
     yield f"# How many entries the tuples on these ways have.\n_ENTRIES = {_entries(parts)}\n\n"
     yield "# The actions of each state, the best first.\n_BEST_FIRST = "
     yield from write(policy, _ranking)
-    yield "\n# 1 for each legal action of each state; nothing where all are.\n_LEGAL = "
-    if policy.legal is None:
+    is_told = policy.legal is None and policy.has_told_masks
+    if is_told:
+        yield "\n# 1 for each action that was tried in a state: masks were told only as states were met."
+    else:
+        yield "\n# 1 for each legal action of each state; nothing where all are."
+    yield "\n_LEGAL = "
+    if policy.legal is None and not is_told:
         yield "()\n"
     else:
         yield from write(policy, _legal)
@@ -149,8 +154,7 @@ def _ranking(policy: Policy, first: int, last: int) -> np.ndarray:
 
 
 def _legal(policy: Policy, first: int, last: int) -> np.ndarray:
-    assert policy.legal is not None  # asked for only where it is there
-    return policy.legal[first:last].astype(np.int64)
+    return policy.allowed(first, last).astype(np.int64)
 
 
 _Rows = Callable[[Policy, int, int], np.ndarray]

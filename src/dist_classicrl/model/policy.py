@@ -118,7 +118,7 @@ class Policy:
         """
         greedy = np.empty(self.n_states, np.int64)
         for first in range(0, self.n_states, _CHUNK):
-            greedy[first : first + _CHUNK] = self._allowed(first).argmax(axis=1)
+            greedy[first : first + _CHUNK] = self._allowed(first, first + _CHUNK).argmax(axis=1)
         return _read_only(greedy)
 
     @cached_property
@@ -129,14 +129,24 @@ class Policy:
             values[~self.legal.any(axis=1)] = 0.0
         return _read_only(values)
 
-    def _allowed(self, first: int) -> np.ndarray:
-        """Return the values of a chunk of states, with -inf where an action is illegal."""
-        values = self.q[first : first + _CHUNK].astype(np.float64)
+    def allowed(self, first: int, last: int) -> np.ndarray:
+        """Return which actions may be played from state `first` to before `last`, bool (states, actions).
+
+        Those that are legal; where masks were told only as states were met, those that were tried. None where
+        a game has ended.
+        """
         if self.legal is not None:
-            legal = self.legal[first : first + _CHUNK]
+            return self.legal[first:last]
+        return self._allowed(first, last) > -np.inf
+
+    def _allowed(self, first: int, last: int) -> np.ndarray:
+        """Return the values of a chunk of states, with -inf where an action is illegal."""
+        values = self.q[first:last].astype(np.float64)
+        if self.legal is not None:
+            legal = self.legal[first:last]
             values[~legal & legal.any(axis=1, keepdims=True)] = -np.inf
         elif self.has_told_masks:
-            values[~tried(values, self.visits[first : first + _CHUNK], self.initial_value)] = -np.inf
+            values[~tried(values, self.visits[first:last], self.initial_value)] = -np.inf
         return values
 
     @cached_property
