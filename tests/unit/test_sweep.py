@@ -356,6 +356,60 @@ def test_a_run_that_fails_costs_itself_and_can_be_made_again(whole, tmp_path, mo
     assert tables(tmp_path) == tables(whole.folder)
 
 
+def test_who_makes_failed_runs_again_takes_nothing_from_others_at_work(whole, tmp_path):
+    def record(run, error=None):
+        made = next(iter(StudyFolder(whole.folder).records().values()))
+        return {**made, "key": f"{run}-2000", "run": run, "error": error}
+
+    def errors(folder):
+        return {key.partition("-")[0]: each["error"] for key, each in folder.records().items()}
+
+    reader, folder = StudyFolder(tmp_path), StudyFolder(tmp_path)
+    a_sweep(tmp_path).begin()
+    with Member(folder) as before:
+        before.keep(record(0, "before"))
+        before.keep(record(1, "before"))
+        assert errors(reader) == {"0": "before", "1": "before"}
+        with Member(folder) as first, Member(StudyFolder(tmp_path)) as second:
+            assert first.forget_failed() and errors(reader) == {} and reader.withdrawn == 2
+            before.keep(record(2))  # into the file that it has had open
+            first.keep(record(0))
+            first.keep(record(1, "once more"))
+            # It comes later than the other, which has made the same runs again: what that came to stands.
+            assert not second.forget_failed()
+            assert errors(reader) == {"2": None, "0": None, "1": "once more"} == errors(StudyFolder(tmp_path))
+        assert sorted(each["runs"] for each in reader.makers()) == [1, 2]
+        with Member(StudyFolder(tmp_path)) as later:
+            assert later.forget_failed() and errors(reader) == {"2": None, "0": None}
+            before.keep(record(1, "at last"))
+            assert errors(reader)["1"] == "at last" == errors(StudyFolder(tmp_path))["1"]
+
+
+def test_a_run_that_somebody_has_made_again_meanwhile_is_made_at_the_end(whole, tmp_path, monkeypatch):
+    real, numbers = Laboratory._trained, []
+
+    def trained(self, trial):
+        numbers.append(trial.number)
+        if numbers == [0]:
+            raise RuntimeError("no luck")
+        if len(numbers) == 12:
+            with Member(StudyFolder(tmp_path)) as other:
+                assert other.forget_failed()
+        return real(self, trial)
+
+    monkeypatch.setattr(Laboratory, "_trained", trained)
+    monkeypatch.setattr(Laboratory, "compile", lambda self, made: None)
+    study = a_sweep(tmp_path).run(1)
+    assert numbers == [*range(12), 0] and (study.done, study.failed) == (12, 0)
+    assert tables(tmp_path) == tables(whole.folder)
+
+
+def test_records_that_are_taken_away_while_they_are_made_are_missed(tmp_path, monkeypatch):
+    monkeypatch.setattr(Member, "keep", lambda self, record: None)
+    with pytest.raises(StudyError, match="run 0 .* is not there"):
+        a_sweep(tmp_path, vary={}).run(1)
+
+
 def test_a_long_run_goes_on_from_its_checkpoint_to_the_same_record(tmp_path, monkeypatch):
     def made(folder, interrupt=None):
         sweep = Sweep(GARNET, 40_000, seeds=1, points=8, eval_episodes=5, folder=folder)

@@ -37,6 +37,7 @@ class Arrivals:
         self._plan, self._stopping, self._folder = plan, stopping, folder
         self._propose, self._is_claimed = propose, is_claimed
         self._complete: dict[_Job, float] = {}  # with the mean score, of the runs that are all made
+        self._withdrawn = 0
 
     def jobs(self) -> Iterator[list[Trial]]:
         """Yield what is left to make, what is to be made first in front; nothing if all is made.
@@ -106,6 +107,9 @@ class Arrivals:
 
     def _score(self, job: _Job) -> float | None:
         """Return the mean score of runs that are all made, NaN where one has failed; None if not all are."""
+        if self._folder.withdrawn != self._withdrawn:  # somebody makes failed runs once more
+            self._withdrawn = self._folder.withdrawn
+            self._complete.clear()
         if job not in self._complete:
             records: Mapping[str, Any] = self._folder.records_read
             theirs = [records.get(trial.key) for trial in self._trials(job)]

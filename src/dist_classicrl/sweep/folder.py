@@ -4,7 +4,8 @@ There is no server and no lock. A process that takes runs makes a claim, a file 
 by a hard link, which NFS does as well; and it appends what came out to a file of its own. A claim counts
 while its owner shows that it lives, by the time of its file; then another process makes the next claim on the
 same runs. Two that make the same run by accident write the same record, of which one is read: no result
-depends on who did what and when.
+depends on who did what and when. Nothing that was written is changed: who makes failed runs once more writes
+down which records count no longer.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from dist_classicrl.sweep.records import records_in
 
 PLAN = "study.json"
 _PROPOSED = "proposed"
+_RETRIES = "retries"
 _BEAT_SECONDS = 5.0
 _MAKER = "maker"  # of the line in a file of records that tells of the process
 _SILENCE_SECONDS = 60.0  # several beats: NFS may show a file as it was some seconds ago
@@ -41,11 +44,17 @@ class StudyFolder:
         self.path = Path(path)
         self._read: dict[str, int] = {}  # how far each file of records was read
         self._records: dict[str, dict[str, Any]] = {}
+        #: Of each run all records of failures, by who made it and how many of his came before.
+        self._failures: dict[str, dict[tuple[str, int], dict[str, Any]]] = {}
+        self._retries: dict[str, set[str]] = {}  # the runs that each process has made count no longer
+        self._forgotten: set[tuple[str, str, int]] = set()  # maker, run and number of a failure
+        #: How many records have been found that count no longer, or that others have replaced.
+        self.withdrawn = 0
 
     def begin(self, plan: Mapping[str, Any]) -> None:
         """Make the folder, or find the same study there; StudyError if it holds another one."""
         try:
-            for name in ("claims", "members", "records", _PROPOSED):
+            for name in ("claims", "members", "records", _PROPOSED, _RETRIES):
                 (self.path / name).mkdir(parents=True, exist_ok=True)
             text = json.dumps(plan, sort_keys=True, indent=1)
             with suppress(FileExistsError):
@@ -111,21 +120,26 @@ class StudyFolder:
         """The records that `records` has found last."""
         return self._records
 
-    def forget_failed(self) -> None:
-        """Forget the records and claims of runs that have failed, so that they are made again.
+    def forget_failed(self, name: str, lives: Callable[[str], bool]) -> bool:
+        """Let runs that have failed count as not made, so that they are made again; return whether any has.
 
-        Nobody may work in the folder meanwhile.
+        Not those which another process that `lives` has let count so before: it, or who works with it, has
+        made them again since. `name` is that of this process, which does so only once.
         """
-        failed = {key for key, record in self.records().items() if record["error"] is not None}
-        if not failed:
-            return
-        for path in (self.path / "records").glob("*.jsonl"):
-            lines = read_regular(path).splitlines(keepends=True)
-            kept = [line for line in lines if not any(one["key"] in failed for one in records_in(line))]
-            with whole_file(path) as file:
-                file.write(b"".join(kept))
-        self._read.clear()
-        self._records.clear()
+        self.records()
+        self._withdraw()  # what is known to be made again was let count so before
+        others = set().union(*(keys for other, keys in self._retries.items() if lives(other)))
+        failed = [
+            [maker, key, number]
+            for key, record in self._records.items()
+            if record["error"] is not None and key not in others
+            for maker, number in self._failures[key]
+        ]
+        if failed:
+            with written(self.path), whole_file(self.path / _RETRIES / f"{name}.json") as file:
+                file.write(json.dumps(failed).encode())
+            self._withdraw()
+        return bool(failed)
 
     def records(self) -> dict[str, dict[str, Any]]:
         """Return the records of all runs that are known, by the key of the run; reads only what is new."""
@@ -134,13 +148,66 @@ class StudyFolder:
         return self._records
 
     def news(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield who made it and what came out, of each run that is known now and was not before."""
+        """Yield who made it and what came out, of each run that is known now and was not before.
+
+        A run that failed comes once more when it has been made again.
+        """
+        self._withdraw()
         with suppress(FileNotFoundError):
             for path in sorted((self.path / "records").glob("*.jsonl")):
                 for record in self._news(path):
-                    if record["key"] not in self._records:
-                        self._records[record["key"]] = record
+                    if self._takes(path.stem, record):
                         yield path.stem, record
+
+    def _takes(self, maker: str, record: dict[str, Any]) -> bool:
+        """Take in a record, and return whether it counts: what ended well does so in place of a failure."""
+        key = record["key"]
+        known = self._records.get(key)
+        if record["error"] is not None:
+            failures = self._failures.setdefault(key, {})
+            number = sum(one == maker for one, _ in failures)
+            failures[maker, number] = record
+            if known is not None or (maker, key, number) in self._forgotten:
+                return False
+        elif known is not None:
+            if known["error"] is None:
+                return False
+            self.withdrawn += 1
+        self._records[key] = record
+        return True
+
+    def _withdraw(self) -> None:
+        """Find out which records of failures count no longer."""
+        for path in (self.path / _RETRIES).glob("*.json"):
+            if path.stem in self._retries:
+                continue
+            try:
+                forgotten = {
+                    (str(maker), str(key), int(n)) for maker, key, n in json.loads(read_regular(path))
+                }
+            except (OSError, ValueError, TypeError):  # its host was lost before that was on disk
+                forgotten = set()
+            self._retries[path.stem] = {key for _, key, _ in forgotten}
+            self._forgotten |= forgotten
+            for key in self._retries[path.stem]:
+                self._count_anew(key)
+
+    def _count_anew(self, key: str) -> None:
+        """Let the first failure of a run count that was not forgotten, if it did not end well."""
+        known = self._records.get(key)
+        if known is None or known["error"] is None:
+            return
+        left = (
+            each for by, each in self._failures[key].items() if (by[0], key, by[1]) not in self._forgotten
+        )
+        counting = next(left, None)
+        if counting is known:
+            return
+        self.withdrawn += 1
+        if counting is None:
+            del self._records[key]
+        else:
+            self._records[key] = counting
 
     def _news(self, path: Path) -> Iterator[dict[str, Any]]:
         begin = self._read.get(path.name, 0)
@@ -155,12 +222,14 @@ class StudyFolder:
     def makers(self) -> list[dict[str, Any]]:
         """Return what is known of each process that made runs, and how many `runs` it wrote down."""
         found = []
+        self._withdraw()
+        forgotten = Counter(maker for maker, *_ in self._forgotten)
         for path in sorted((self.path / "records").glob("*.jsonl")):
             data = read_regular(path)
             head, _, _ = data.partition(b"\n")
             try:
                 about = json.loads(head)[_MAKER]
-                found.append({"runs": sum(1 for _ in records_in(data)), **about})
+                found.append({"runs": sum(1 for _ in records_in(data)) - forgotten[path.stem], **about})
             except (ValueError, TypeError, KeyError):  # its host was lost before that was on disk
                 continue
         return found
@@ -249,6 +318,19 @@ class Member:
         before, since = self._seen.get(owner, (changed, now))
         self._seen[owner] = (changed, since if changed == before else now)
         return now - self._seen[owner][1] < self._silence
+
+    def forget_failed(self) -> bool:
+        """Let runs that have failed count as not made, see `StudyFolder.forget_failed`."""
+        return self._folder.forget_failed(self.name, self._is_at_work)
+
+    def _is_at_work(self, other: str) -> bool:
+        """Whether another process lives, by a first look."""
+        with suppress(OSError):
+            # By one clock, if the folder is another host's.
+            os.utime(self._file)
+            silent = self._file.stat().st_mtime - (self._folder.path / "members" / other).stat().st_mtime
+            return silent < self._silence and self._lives(other)
+        return False
 
     def keep(self, record: Mapping[str, Any]) -> None:
         """Write down what came out of a run; StudyError where there is no room for it."""

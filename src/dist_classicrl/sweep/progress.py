@@ -42,7 +42,8 @@ class ShownSweep:
         self._progress, self._total, self._folder = progress, total, folder
         self._began = self._then = time.monotonic()
         self._before = self._seen = len(folder.records())
-        self._failed = sum(record["error"] is not None for record in folder.records().values())
+        self._failed = _failed(folder)
+        self._withdrawn = folder.withdrawn
         self._steps = 0  # of the runs that ended since
 
     def tick(self, at_end: bool = False) -> None:
@@ -55,6 +56,9 @@ class ShownSweep:
         for record in islice(records.values(), self._seen, None):
             self._steps += record.get("steps", 0)
             self._failed += record["error"] is not None
+        if self._folder.withdrawn != self._withdrawn:  # somebody makes failed runs once more
+            self._withdrawn, self._failed = self._folder.withdrawn, _failed(self._folder)
+            self._before = min(self._before, len(records))
         self._seen = len(records)
         fresh, passed = self._seen - self._before, max(now - self._began, 1e-9)
         # An asynchronous halving makes some more than are planned.
@@ -70,3 +74,7 @@ class ShownSweep:
                 0.0 if at_end else left,
             )
         )
+
+
+def _failed(folder: StudyFolder) -> int:
+    return sum(record["error"] is not None for record in folder.records_read.values())

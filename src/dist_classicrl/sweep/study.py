@@ -64,7 +64,7 @@ class Study:
         self.folder = Path(folder)
         self._files = StudyFolder(self.folder)
         self._made_rows: list[dict[str, Any]] = []
-        self._rows_of = 0  # records of which these rows are
+        self._rows_of = (0, 0)  # records of which these rows are, and those that others have replaced
         data = self._files.plan()
         try:
             self.plan = Plan.of_dict(data)
@@ -142,7 +142,7 @@ class Study:
 
     def _rows(self) -> list[dict[str, Any]]:
         """Return `rows`, made anew only where there are more records than before."""
-        known = len(self._files.records())
+        known = (len(self._files.records()), self._files.withdrawn)
         self._learn_settings()
         if known != self._rows_of:
             self._made_rows = [self._row(record, stopped) for record, stopped in self._records()]

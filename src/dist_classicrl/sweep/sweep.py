@@ -249,10 +249,9 @@ class Sweep:
         if not is_whole(count) or count < 1:
             raise StudyError(f"processes must be a whole number of 1 or more, got {processes!r}.")
         folder = self.begin()
-        if retry_failed:
-            folder.forget_failed()
         laboratory = Laboratory(self.plan, self._environments, self.folder)
         with Member(folder) as member:  # it shows that it lives while it compiles
+            has_forgotten = retry_failed and member.forget_failed()
             # Before there are helpers, which have it all then.
             once_on_each_host(self.folder / "members", partial(laboratory.compile, folder.records()))
             with _out_of_collections(), helpers() as those, _ended_by_interrupt():
@@ -271,7 +270,7 @@ class Sweep:
                 self._work(laboratory, tick, folder, member)
                 shown.tick(at_end=True)
         study = Study(self.folder)
-        if not task_of_environment():
+        if has_forgotten or not task_of_environment():  # others may have written theirs before
             study.write_tables()
         return study
 
@@ -307,19 +306,28 @@ class Sweep:
         tick: Callable[[], None],
     ) -> None:
         """Take part in making these runs, and return when all of them are made by someone."""
-        left = self.plan.parcels(trials, self._costs)
+        parcels = left = self.plan.parcels(trials, self._costs)
+        withdrawn = -1
         while left:
             waiting: list[Parcel] = []
             records = folder.records()
             for parcel in left:
-                if all(trial.key in records for trial in parcel.trials):
+                if not _not_there([parcel], records):
                     continue
                 if not self._make_parcel(parcel, laboratory, member, folder, tick):
                     waiting.append(parcel)
             if waiting and len(waiting) == len(left):
                 time.sleep(_POLL_SECONDS)
                 tick()
-            left = waiting
+            left = waiting or _not_there(parcels, folder.records())
+            if left and not waiting:  # somebody has them made again, or they are lost
+                if folder.withdrawn == withdrawn:
+                    raise StudyError(
+                        f"What came out of run {left[0].trials[0].number} or of one after it was written to "
+                        f"{folder.path / 'records'} and is not there. Leave the files of a study under way "
+                        "as they are: the same study with the same folder makes what is missing."
+                    )
+                withdrawn = folder.withdrawn
 
     def _make_parcel(
         self,
@@ -450,6 +458,11 @@ def _environments(env: Any) -> dict[str, Any]:
 
 def _name_of(env: Any) -> str:
     return looked_at(env).name
+
+
+def _not_there(parcels: Sequence[Parcel], records: Mapping[str, Any]) -> list[Parcel]:
+    """Return the parcels that hold a run without a record."""
+    return [parcel for parcel in parcels if not all(trial.key in records for trial in parcel.trials)]
 
 
 def _told_of(env: Any, look: Source) -> str:

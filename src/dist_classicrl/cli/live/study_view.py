@@ -55,7 +55,8 @@ class StudyView:
         self._study: Study | None = None
         self._by_settings: dict[tuple[str, str], _Scores] = {}
         self._failures: list[str] = []
-        self._done = self._failed = 0
+        self._done = 0
+        self._failed: set[str] = set()  # runs, which may be made again
         self._of_members: Counter[str] = Counter()
         self._began = time.monotonic()
         self._is_first_look = True  # what is there then has been made before
@@ -74,8 +75,9 @@ class StudyView:
             self._of_members[member] += 1
             if not self._is_first_look:
                 self._recent.append((now, member, record.get("steps", 0)))
+            self._failed.discard(record["key"])
             if record["error"] is not None:
-                self._failed += 1
+                self._failed.add(record["key"])
                 self._failures = [*self._failures[-20:], f"run {record['run']}: {record['error']}"]
                 continue
             self._done += 1
@@ -125,7 +127,7 @@ class StudyView:
         from rich.table import Table
         from rich.text import Text
 
-        total, made = study.trainings, self._done + self._failed
+        total, made = study.trainings, self._done + len(self._failed)
         passed = min(_RATE_SECONDS, time.monotonic() - self._began)
         per_second = len(self._recent) / passed if passed > 0.0 else 0.0
         steps = sum(each for *_, each in self._recent) / passed if passed > 0.0 else 0.0
@@ -135,7 +137,7 @@ class StudyView:
         line.add_column(justify="right", no_wrap=True)
         share = math.floor(100 * made / total)
         line.add_row(ProgressBar(total=total, completed=made), Text(f"{share}%  {left} left"))
-        failed = f"{self._failed:,} failed  " if self._failed else ""
+        failed = f"{len(self._failed):,} failed  " if self._failed else ""
         numbers = (
             f"{made:,}/{total:,} runs  {failed}{total - made:,} left  {per_second:.3g} runs/s  "
             f"{short(steps)} steps/s"
