@@ -72,6 +72,17 @@ def test_new_seeds_are_run_until_it_is_decided_also_after_a_kill(study, capsys, 
     assert "was begun with level=0.05" in capsys.readouterr().err
 
 
+def test_settings_are_compared_in_any_order_also_those_that_are_twice_in_a_study(tmp_path, capsys):
+    text = STUDY.replace("[0.3, 0.0]", "[0.3, 0.3, 0.0]").replace("seeds = 4", "seeds = 1")
+    folder = made(tmp_path, text.replace("20_000", "2_000"))
+    twice, other = "epsilon=0.3 (settings 1)", "epsilon=0.0"
+    until = [*UNTIL[:2], "1", *UNTIL[3:], "--processes", "1"]
+    there = told(capsys, folder, twice, other, *until)
+    assert there["verdicts"][0]["seeds"] == 6
+    assert told(capsys, folder, other, twice, *until) == there
+    assert len([*(folder / "new_seeds").iterdir()]) == 1
+
+
 def test_new_seeds_that_fail_decide_nothing(study, capsys, monkeypatch):
     def failing(self, trial):
         raise RuntimeError("no luck")

@@ -40,7 +40,8 @@ def compare_on_new_seeds(
     sweep : Sweep
         Of the study, whose runs need not all be made.
     names : sequence of str, optional
-        Settings as `Study.name_of` has them; by default all that the study has and that were not stopped.
+        Settings as `Study.name_of` has them, in any order; by default all that the study has and that were
+        not stopped.
     stages, seeds_per_stage, level, permutations
         Those of `AdaStop`. A comparison that was begun keeps its own.
     processes, progress, retry_failed
@@ -59,10 +60,9 @@ def compare_on_new_seeds(
     unknown = [name for name in chosen if name not in variants]
     if unknown:
         raise StudyError(f"The study has no settings {unknown[0]!r}. It has {', '.join(variants)}.")
+    chosen.sort(key=variants.__getitem__)  # however they are typed, they are the same comparison
     test = AdaStop(chosen, stages, seeds_per_stage, level, permutations)
-    folder = (
-        sweep.folder / _FOLDER / "-".join(str(number) for number in sorted(map(variants.__getitem__, chosen)))
-    )
+    folder = sweep.folder / _FOLDER / "-".join(str(variants[name]) for name in chosen)
     first_seed = max(study.plan.seeds) + 1
     _begin(
         folder,
@@ -75,10 +75,10 @@ def compare_on_new_seeds(
         },
     )
     stage = 0
-    while test.undecided:
+    while needed := test.undecided:
         begin = first_seed + stage * seeds_per_stage
         part = sweep.part(
-            [study.plan.variants[variants[name]] for name in test.undecided],
+            [study.plan.variants[variants[name]] for name in needed],
             range(begin, begin + seeds_per_stage),
             folder / f"stage-{stage}",
         )
@@ -89,8 +89,11 @@ def compare_on_new_seeds(
                 f"and without them nothing can be decided. The first: {failed[0]['error']} Make them once "
                 "more with --retry-failed, or retry_failed=True."
             )
-        scores = made.scores()
-        test.add({name: {task: each[name] for task, each in scores.items()} for name in test.undecided})
+        # By their places: settings have other names where fewer are beside them.
+        scores: dict[str, Any] = {name: {task: [] for task in made.environments} for name in needed}
+        for row in made.rows():
+            scores[needed[row["variant"]]][row["environment"]].append(row["score"])
+        test.add(scores)
         stage += 1
     return test.verdicts
 
