@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dist_classicrl import Study, Sweep, TabularMDP
+from dist_classicrl.cli.live.study_view import StudyView
 from dist_classicrl.errors import MissingExtraError, StudyError
 from dist_classicrl.sweep import Range, SuccessiveHalving
 from dist_classicrl.sweep.folder import StudyFolder
@@ -105,6 +106,17 @@ def test_each_run_of_a_search_is_what_it_is_in_any_study(tmp_path):
         theirs = [row for row in study.rows() if row["variant"] == number]
         for row, other in zip(theirs, again.rows(), strict=True):
             assert all(row[key] == other[key] for key in other if key not in (*TIMES, "run", "variant"))
+
+
+def test_settings_that_are_proposed_later_are_shown_while_a_search_is_under_way(tmp_path):
+    sweep = a_sweep(tmp_path, n_variants=2, vary={"epsilon": Range(0.1, 0.3)})
+    sweep.begin()
+    view, before = StudyView(tmp_path, "Ctrl-C ends it"), Study(tmp_path)
+    view.picture([])
+    study = sweep.run(1)
+    assert before.group_of(0) == study.group_of(0) == (GARNET.name, study.name_of(0))
+    view.picture([])
+    assert sorted(view._by_settings) == sorted((GARNET.name, study.name_of(number)) for number in (0, 1))
 
 
 def test_settings_that_are_proposed_twice_keep_names_of_their_own(tmp_path):

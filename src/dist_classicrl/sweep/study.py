@@ -126,6 +126,8 @@ class Study:
     def group_of(self, run: int) -> tuple[str, str]:
         """Return the environment of a run, and its settings as words."""
         trial = self.plan.trial(run)
+        if trial.variant not in self._names:
+            self._learn_settings()
         return trial.environment, self.name_of(trial.variant)
 
     def rows(self) -> list[dict[str, Any]]:
