@@ -20,7 +20,7 @@ from dist_classicrl import DistAsyncQLearning, Study, Sweep, TabularMDP
 from dist_classicrl.cli.main import main
 from dist_classicrl.cli.shown_study import teller
 from dist_classicrl.cli.study_file import read_study
-from dist_classicrl.errors import MissingExtraError, StudyError
+from dist_classicrl.errors import MissingExtraError, StudyError, TrainingStopped, WorkerLeft
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.sweep import Range, SuccessiveHalving
 from dist_classicrl.sweep import trial as trial_module
@@ -354,6 +354,39 @@ def test_a_run_that_fails_costs_itself_and_can_be_made_again(whole, tmp_path, mo
     assert [each["runs"] for each in study.makers()] in ([11, 1], [1, 11])
     assert {each["host"] for each in study.makers()} == {socket.gethostname()}
     assert tables(tmp_path) == tables(whole.folder)
+
+
+def test_an_environment_that_exits_costs_its_run_and_a_signal_ends_the_study(whole, tmp_path, monkeypatch):
+    real, raised = Laboratory._trained, [SystemExit(3)]
+
+    def exits(self, trial):
+        if trial.number == 7:
+            raise raised[-1]
+        return real(self, trial)
+
+    def ended(*_):
+        raise SystemExit(143)
+
+    def is_told_to_end(self, trial):
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Laboratory, "compile", lambda self, made: None)
+    monkeypatch.setattr(Laboratory, "_trained", exits)
+    study = a_sweep(tmp_path).run(1)
+    assert study.done == 11 and study.rows()[7]["error"] == "SystemExit: 3"
+    monkeypatch.setattr(Laboratory, "_trained", is_told_to_end)
+    before = signal.signal(signal.SIGTERM, ended)
+    try:
+        with pytest.raises(SystemExit, match="143"):
+            a_sweep(tmp_path).run(1, retry_failed=True)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    for stopped in (TrainingStopped(75, "a signal", None, 1), WorkerLeft(1)):
+        monkeypatch.setattr(
+            Laboratory, "_trained", lambda *_, stopped=stopped: (_ for _ in ()).throw(stopped)
+        )
+        with pytest.raises(type(stopped)):
+            a_sweep(tmp_path).run(1, retry_failed=True)
 
 
 def test_who_makes_failed_runs_again_takes_nothing_from_others_at_work(whole, tmp_path):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import signal
 import time
+import traceback
 from collections.abc import Container, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -20,7 +22,7 @@ from dist_classicrl.agent.agent import DistAsyncQLearning
 from dist_classicrl.callbacks.base import BaseCallback
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.resolve import Source, resolve
-from dist_classicrl.errors import DistClassicRLError
+from dist_classicrl.errors import DistClassicRLError, TrainingStopped, WorkerLeft
 from dist_classicrl.evaluation.exact import exact_value
 from dist_classicrl.settings import Settings
 from dist_classicrl.sweep.compiling import kind_of
@@ -101,7 +103,10 @@ class Laboratory:
         record: dict[str, Any] = {"key": trial.key, "run": trial.number, "error": None}
         try:
             record |= self._trained(trial)
-        except Exception as error:  # of a user's environment or of ours: it costs this run alone
+        except (Exception, SystemExit) as error:
+            if isinstance(error, (TrainingStopped, WorkerLeft)) or _is_of_signal(error):
+                raise
+            # Of a user's environment or of ours: it costs this run alone.
             record["error"] = f"{type(error).__name__}: {error}"
         record["seconds"] = time.perf_counter() - started
         return record
@@ -202,6 +207,14 @@ def _random_value(model: TabularMDP, discount: float) -> float:
     legal = model.legal_pairs().astype(np.float64)
     legal[legal.sum(axis=1) == 0.0] = 1.0
     return model.start_value(model.policy_value(legal / legal.sum(axis=1, keepdims=True), discount))
+
+
+def _is_of_signal(error: BaseException) -> bool:
+    """Whether a SystemExit came from what somebody lets a signal do, to end this process."""
+    if not isinstance(error, SystemExit):
+        return False
+    handlers = [getattr(signal.getsignal(each), "__code__", None) for each in signal.valid_signals()]
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def _number(value: float) -> float | None:
