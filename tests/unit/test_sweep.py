@@ -103,6 +103,40 @@ def test_a_range_without_order_is_refused(ends):
 
 
 @pytest.mark.parametrize(
+    "given, word",
+    [
+        ((0, 10**20), r"2\*\*63 - 1.* write 0.0 and 1e\+20"),
+        ((0, 10**400), "one finite number to another, got 0.0 and inf"),
+        ((0, 10**5_000), "one finite number"),
+        ((0.1, 1.0, "false"), "log of a range must be True or False.*got 'false'"),
+        ((0.1, 1.0, 1), "log of a range"),
+    ],
+)
+def test_a_range_that_cannot_be_drawn_from_is_refused(given, word):
+    with pytest.raises(StudyError, match=word):
+        Range(*given)
+
+
+def test_a_range_of_all_whole_numbers_can_be_drawn_from():
+    for log in (False, True):
+        numbers = [each["a"] for each in variants({"a": Range(1, 2**63 - 1, log)}, "random", 50)]
+        assert all(isinstance(each, int) and 1 <= each < 2**63 for each in numbers) and max(numbers) > 2**55
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"vary": dict.fromkeys("abcdefghijkl", range(100))},
+        {"vary": {"a": Range(0.1, 1.0)}, "search": "random", "n_variants": 10**12},
+        {"vary": {"a": range(5_000_001)}, "seeds": 2},
+    ],
+)
+def test_more_runs_than_a_study_may_have_are_counted_and_not_listed(tmp_path, changes):
+    with pytest.raises(StudyError, match="at most 10,000,000 runs, got .*Give fewer seeds"):
+        a_sweep(tmp_path / "study", **changes)
+
+
+@pytest.mark.parametrize(
     "changes, word",
     [
         ({"total_steps": 0}, "total_steps"),

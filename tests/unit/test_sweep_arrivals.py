@@ -131,6 +131,8 @@ def test_settings_that_are_proposed_twice_keep_names_of_their_own(tmp_path):
     [
         ({"n_variants": None}, StudyError, "n_variants"),
         ({"vary": {"epsilon": 3}}, StudyError, "list of values"),
+        ({"vary": {"learning_rate": Range(0.5, 1.3)}}, StudyError, "learning_rate.*got 1.3"),
+        ({"vary": {"learning_rate": Range(-1e-9, 1.0)}}, StudyError, "learning_rate.*-1e-09"),
         ({"early_stopping": SuccessiveHalving()}, StudyError, "asynchronous=True"),
     ],
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.checks import is_real, is_whole
+from dist_classicrl.checks import as_float, is_flag, is_real, is_whole
 from dist_classicrl.errors import StudyError
 
 
@@ -23,7 +23,8 @@ class Range:
     Raises
     ------
     StudyError
-        If the ends are no finite numbers in this order, or are to be logarithmic and not positive.
+        If the ends are no finite numbers in this order, whole ones have more than 64 bits, or they are to be
+        logarithmic and not positive.
     """
 
     low: float
@@ -31,24 +32,42 @@ class Range:
     log: bool = False
 
     def __post_init__(self) -> None:
-        if not (is_real(self.low) and is_real(self.high) and math.isfinite(self.high - self.low)):
-            raise StudyError(f"A range goes from one finite number to another, got {self}.")
+        ends = [as_float(each) if is_real(each) else each for each in (self.low, self.high)]
+        if not (all(map(is_real, ends)) and math.isfinite(ends[1] - ends[0])):
+            raise StudyError(
+                f"A range goes from one finite number to another, got {ends[0]!r} and {ends[1]!r}. Write for "
+                "instance Range(0.01, 1.0)."
+            )
+        if not is_flag(self.log):
+            raise StudyError(
+                f"log of a range must be True or False, in a study's file true or false, got {self.log!r}."
+            )
+        if self._is_whole and not all(-(2**63) <= each < 2**63 for each in (self.low, self.high)):
+            raise StudyError(
+                f"Whole numbers of a range are from -2**63 to 2**63 - 1, got {self.low} and {self.high}. For "
+                f"others write {float(self.low)!r} and {float(self.high)!r}."
+            )
         if not self.low < self.high or self.log and self.low <= 0:
             least = "above 0 and " if self.log else ""
             raise StudyError(
                 f"The ends of a range are {least}in order, got {self}. Write for instance Range(0.01, 1.0)."
             )
 
+    @property
+    def _is_whole(self) -> bool:
+        return is_whole(self.low) and is_whole(self.high)
+
     def draw(self, rng: np.random.Generator) -> float | int:
         """Return one of the numbers."""
         if self.log:
             value = float(np.exp(rng.uniform(math.log(self.low), math.log(self.high))))
-        elif is_whole(self.low) and is_whole(self.high):
+        elif self._is_whole:
             return int(rng.integers(int(self.low), int(self.high), endpoint=True))
         else:
-            value = float(rng.uniform(self.low, self.high))
-        value = min(max(value, float(self.low)), float(self.high))
-        return round(value) if is_whole(self.low) and is_whole(self.high) else value
+            value = float(rng.uniform(float(self.low), float(self.high)))
+        if self._is_whole:
+            return min(max(round(value), int(self.low)), int(self.high))
+        return min(max(value, float(self.low)), float(self.high))
 
 
 def variants(
@@ -69,17 +88,26 @@ def variants(
     StudyError
         If these do not fit together.
     """
-    check_space(vary)
+    count = n_tried(vary, search, n_variants, seed)
     if search == "grid":
-        return _grid(vary, n_variants)
-    if search != "random":
-        raise StudyError(f'search must be "grid", "random" or "tpe", got {search!r}.')
-    check_draws(n_variants, seed)
+        return [dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())]
     drawn = []
-    for number in range(int(n_variants or 0)):
+    for number in range(count):
         rng = np.random.default_rng((int(seed), number))
         drawn.append({name: _drawn(values, rng) for name, values in vary.items()})
     return drawn
+
+
+def n_tried(vary: Mapping[str, Any], search: str, n_variants: int | None, seed: int) -> int:
+    """Return how many settings `variants` returns, however many that are; StudyError as there."""
+    check_space(vary)
+    if search == "grid":
+        check_grid(vary, n_variants)
+        return math.prod(map(len, vary.values()))
+    if search != "random":
+        raise StudyError(f'search must be "grid", "random" or "tpe", got {search!r}.')
+    check_draws(n_variants, seed)
+    return int(n_variants or 0)
 
 
 def check_space(vary: Mapping[str, Any]) -> None:
@@ -103,7 +131,8 @@ def check_draws(n_variants: int | None, seed: int) -> None:
         raise StudyError(f"The seed of a random search is a whole number of 0 or more, got {seed!r}.")
 
 
-def _grid(vary: Mapping[str, Any], n_variants: int | None) -> list[dict[str, Any]]:
+def check_grid(vary: Mapping[str, Any], n_variants: int | None) -> None:
+    """Raise `StudyError` if a grid has a `Range`, or is to have a number of settings of its own."""
     ranges = [name for name, values in vary.items() if isinstance(values, Range)]
     if ranges:
         raise StudyError(
@@ -114,7 +143,6 @@ def _grid(vary: Mapping[str, Any], n_variants: int | None) -> list[dict[str, Any
         raise StudyError(
             f'n_variants={n_variants!r} belongs to search="random": a grid has all combinations.'
         )
-    return [dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())]
 
 
 def _drawn(values: Any, rng: np.random.Generator) -> Any:

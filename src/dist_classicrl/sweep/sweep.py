@@ -40,7 +40,7 @@ from dist_classicrl.sweep.plan import (
 from dist_classicrl.sweep.processes import helpers
 from dist_classicrl.sweep.progress import ShownSweep, SweepProgress
 from dist_classicrl.sweep.sampling import SAMPLERS, Told, proposed, require_optuna, values_of
-from dist_classicrl.sweep.search import Range, variants
+from dist_classicrl.sweep.search import Range, n_tried, variants
 from dist_classicrl.sweep.study import Study, score_of
 from dist_classicrl.sweep.trial import Laboratory, looked_at
 
@@ -138,8 +138,21 @@ class Sweep:
                     f'search="{search}" proposes settings one after the other, so that a rung never ends. '
                     "Write SuccessiveHalving(asynchronous=True)."
                 )
-        tried = variants(varied, "random" if is_sampled else search, n_variants, search_seed)
-        made = [{**common, **each} for each in tried]
+        how: Any = (varied, "random" if is_sampled else search, n_variants, search_seed)
+        checked = checked_seeds(seeds)
+        n_runs = n_tried(*how) * len(checked) * len(self._environments)
+        if n_runs > _MOST_RUNS:
+            raise StudyError(
+                f"A study has at most {_MOST_RUNS:,} runs, got {n_runs:,}. Give fewer seeds, or vary fewer "
+                "values."
+            )
+        made = [{**common, **each} for each in variants(*how)]
+        if is_sampled:  # what is proposed later is from one end of a range to the other
+            ranges = {name: values for name, values in varied.items() if isinstance(values, Range)}
+            lowest = {**made[0], **{name: values.low for name, values in ranges.items()}}
+            checked_settings(lowest)
+            for name, values in ranges.items():
+                checked_settings({**lowest, name: values.high})
         for each in made:
             checked_settings(each)
         looks = {
@@ -157,15 +170,13 @@ class Sweep:
             environments={name: _told_of(self._environments[name], look) for name, look in looks.items()},
             variants=[None] * len(made) if is_sampled else tuple(made),
             varied=tuple(varied),
-            seeds=checked_seeds(seeds),
+            seeds=checked,
             total_steps=int(total_steps),
             points=int(points),
             eval_episodes=int(eval_episodes),
             stopping=None if early_stopping is None else early_stopping.to_dict(),
             search=self._searched(search, len(made), search_seed) if is_sampled else None,
         )
-        if self.plan.n_runs > _MOST_RUNS:
-            raise StudyError(f"A study has at most {_MOST_RUNS:,} runs, got {self.plan.n_runs:,}.")
         if folder is None:
             if launched():
                 raise StudyError("Several ranks need one folder= for the study, which all of them see.")
@@ -175,7 +186,7 @@ class Sweep:
     def _searched(self, search: str, n_variants: int, seed: int) -> dict[str, Any]:
         """Return what a search goes through as plain data."""
         space = {
-            name: {"low": values.low, "high": values.high, "log": values.log}
+            name: {"low": values.low, "high": values.high, "log": bool(values.log)}
             if isinstance(values, Range)
             else [described({**self._common, name: value})[name] for value in values]
             for name, values in self._vary.items()
