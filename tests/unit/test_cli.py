@@ -10,10 +10,12 @@ from dist_classicrl.cli import main as module
 from dist_classicrl.cli.main import COMMANDS, cli, main
 from dist_classicrl.errors import (
     CheckpointError,
+    DeviceError,
     LauncherError,
     RankLostError,
     RemoteRankError,
     SettingsError,
+    StateLimitError,
     TrainingInterrupted,
     TrainingStopped,
 )
@@ -81,7 +83,10 @@ def test_an_unknown_command_without_a_likeness_is_answered_by_all(capsys):
 
 @pytest.mark.parametrize(
     "error",
-    [SettingsError("no such thing"), CheckpointError("no such thing"), LauncherError("no such thing")],
+    [
+        kind("no such thing")
+        for kind in (SettingsError, CheckpointError, DeviceError, LauncherError, StateLimitError)
+    ],
 )
 def test_what_the_user_has_to_change_is_status_2_without_a_traceback(raising, capsys, error):
     assert raising(error) == 2

@@ -12,11 +12,13 @@ import click
 from dist_classicrl import errors as named
 from dist_classicrl._hints import rank_of_environment
 from dist_classicrl.errors import (
+    DeviceError,
     DistClassicRLError,
     LauncherError,
     NotTrainedError,
     RemoteRankError,
     SingletonError,
+    StateLimitError,
 )
 from dist_classicrl.process.stop import INTERRUPTED as INTERRUPTED
 
@@ -32,7 +34,7 @@ EXIT_STATUS = (
     "else, with a traceback."
 )
 
-_OF_USER = (ValueError, LauncherError, NotTrainedError, SingletonError)
+_OF_USER = (ValueError, DeviceError, LauncherError, NotTrainedError, SingletonError, StateLimitError)
 _OF_FILES = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 _FIRST_WORD_SECONDS = 3.0
 
