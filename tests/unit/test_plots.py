@@ -85,6 +85,18 @@ def test_an_error_that_falls_by_far_is_on_a_logarithmic_axis(tmp_path):
     assert [axes.get_yscale() for axes in figure.axes] == ["linear", "log", "linear", "linear"]
 
 
+def test_names_are_no_formulas_and_powers_of_ten_are(tmp_path):
+    lines = [hand_made.report(1000 * i, i, td_error=10.0**-i) for i in range(1, 6)]
+    metrics = read_metrics(hand_made.write(tmp_path / "a$_$b", lines))
+    figure, _ = plot_curves(metrics, x="steps", title="a$_$b")
+    save(figure, tmp_path / "one.svg")
+    assert "<!-- a$_$b -->" in (tmp_path / "one.svg").read_text()
+    powers = [text for text in figure.axes[1].get_yticklabels(which="both") if "$" in text.get_text()]
+    assert len(powers) >= 5 and all(text.get_parse_math() for text in powers)
+    several, _ = plot_several_runs([metrics, metrics], names=["a$_$b", "$^$"])
+    save(several, tmp_path / "two.png")
+
+
 def test_what_cannot_be_drawn_is_said_with_the_name_of_the_run(tmp_path):
     empty = read_metrics(hand_made.write(tmp_path / "empty", []))
     with pytest.raises(PlotError, match="records of runs/x hold no report"):

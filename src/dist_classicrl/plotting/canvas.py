@@ -13,6 +13,7 @@ from dist_classicrl.checks import checked_path
 from dist_classicrl.errors import MissingExtraError, PlotError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure, FigureBase, SubFigure
 
 _P = ParamSpec("_P")
@@ -42,6 +43,7 @@ _STYLES = ("-", ":", "-.", (0, (5, 1)))  # one after the other where there are m
 _STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
     "axes.edgecolor": "#555555",
+    "axes.formatter.use_mathtext": False,
     "axes.grid": True,
     "axes.labelsize": 11,
     "axes.spines.right": False,
@@ -53,6 +55,7 @@ _STYLE: dict[Any, Any] = {
     "legend.fontsize": 10,
     "legend.frameon": False,
     "lines.solid_capstyle": "round",
+    "text.parse_math": False,  # names of folders, settings and environments are no formulas
     "xtick.color": "#333333",
     "ytick.color": "#333333",
 }
@@ -128,6 +131,13 @@ def quantity(unit: str = "") -> Any:
     from matplotlib.ticker import EngFormatter
 
     return EngFormatter(unit=unit)
+
+
+def use_log_scale(axes: Axes) -> None:
+    """Make the vertical axis logarithmic. Its numbers are powers of ten, which matplotlib has as formulas."""
+    axes.set_yscale("log")
+    for tick in (*axes.yaxis.get_major_ticks(), *axes.yaxis.get_minor_ticks()):
+        tick.label1.set_parse_math(True)
 
 
 def time_unit(seconds: float) -> tuple[float, str]:

@@ -295,7 +295,7 @@ def _finish_panel(axes: Axes, panel: Panel, axis: str, label: str, is_beside: bo
     if panel.from_zero:
         axes.set_ylim(bottom=0)
     elif panel.may_be_log and 0.0 < _LOG_FROM * least < most < np.inf:
-        axes.set_yscale("log")
+        canvas.use_log_scale(axes)
     if panel.column == "steps_per_second":
         axes.yaxis.set_major_formatter(canvas.quantity())
     if axis == "steps":
