@@ -19,7 +19,7 @@ import pytest
 from dist_classicrl import DistAsyncQLearning, Study, Sweep, TabularMDP
 from dist_classicrl.cli.main import main
 from dist_classicrl.cli.shown_study import teller
-from dist_classicrl.cli.study_file import read_study
+from dist_classicrl.cli.study_file import keep_study_file, read_study
 from dist_classicrl.errors import MissingExtraError, StudyError, TrainingStopped, WorkerLeft
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.sweep import Range, SuccessiveHalving
@@ -359,6 +359,37 @@ def test_a_study_without_room_for_its_records_says_so(tmp_path, monkeypatch):
         os.fsync(0)
     with pytest.raises(StudyError, match="No space left on device"):
         sweep.run(1)
+    monkeypatch.undo()
+    member = Member(StudyFolder(tmp_path))
+    file = tmp_path / "study.toml"
+    file.touch()
+    with member:
+        monkeypatch.setattr(os, "replace", lambda *_: full(0))
+        for write in (
+            lambda: member.claim("0-1"),
+            Member(StudyFolder(tmp_path)).__enter__,
+            lambda: keep_study_file(file, tmp_path),
+            lambda: StudyFolder(tmp_path).propose(0, {"settings": {}}),
+        ):
+            with pytest.raises(StudyError, match="No space left on device.*Make room"):
+                write()
+        monkeypatch.undo()
+        assert member.claim("0-1")
+
+
+def test_a_study_is_made_and_shown_where_standard_output_is_closed(tmp_path):
+    file = tmp_path / "study.toml"
+    file.write_text('environment = "FrozenLake-v1"\ntotal_steps = 200\nseeds = 2\n')
+    words = [sys.executable, "-m", "dist_classicrl"]
+    close = 'exec "$@" >&-'
+    for more in (
+        ["sweep", file, "--out", tmp_path / "made", "--processes", "2"],
+        ["show", tmp_path / "made"],
+    ):
+        done = subprocess.run(
+            ["sh", "-c", close, "sh", *words, *map(str, more)], stderr=subprocess.PIPE, text=True, timeout=120
+        )
+        assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
 
 
 def test_a_folder_of_another_program_is_refused(tmp_path):

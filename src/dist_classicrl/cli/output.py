@@ -16,7 +16,7 @@ _NUMBER = re.compile(r"[-+]?[\d.,]+(e[-+]?\d+)?(%| [kM])?|-|")
 def show_table(headers: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
     """Write a table to standard output, with numbers to the right."""
     to_the_right = [all(_NUMBER.fullmatch(row[column]) for row in rows) for column in range(len(headers))]
-    if not sys.stdout.isatty():
+    if sys.stdout is None or not sys.stdout.isatty():  # there is none after `>&-`
         _show_plain(headers, rows, title, to_the_right)
         return
     from rich.box import SIMPLE_HEAD

@@ -14,6 +14,7 @@ from dist_classicrl.cli.option_types import Choice, Kind, Whole
 from dist_classicrl.cli.options import OF_SETTINGS
 from dist_classicrl.environments import named
 from dist_classicrl.errors import StudyError
+from dist_classicrl.sweep.folder import written
 from dist_classicrl.sweep.halving import SuccessiveHalving
 from dist_classicrl.sweep.search import Range
 
@@ -61,9 +62,9 @@ def read_study(path: Path) -> dict[str, Any]:
 
 
 def keep_study_file(file: Path, folder: Path) -> None:
-    """Keep a study's file in its folder, from which `sweep_of` makes it again."""
+    """Keep a study's file in its folder, from which `sweep_of` makes it again; StudyError without room."""
     data = read_regular(file)
-    with whole_file(folder / _KEPT) as kept:
+    with written(folder), whole_file(folder / _KEPT) as kept:
         kept.write(data)
 
 

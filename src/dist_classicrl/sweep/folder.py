@@ -105,7 +105,7 @@ class StudyFolder:
 
     def propose(self, number: int, data: Mapping[str, Any]) -> None:
         """Decide settings, if nobody has: `proposed` has what counts."""
-        with suppress(FileExistsError):
+        with written(self.path), suppress(FileExistsError):
             make_once(self._proposed(number), json.dumps(data, sort_keys=True))
 
     def _proposed(self, number: int) -> Path:
@@ -253,7 +253,7 @@ class Member:
 
     def __enter__(self) -> Member:
         about = {"host": socket.gethostname(), "pid": os.getpid(), "start": _start_of(os.getpid())}
-        with whole_file(self._file) as file:
+        with written(self._folder.path), whole_file(self._file) as file:
             file.write(json.dumps(about).encode())
         self._beat.start()
         return self
@@ -285,12 +285,14 @@ class Member:
                 return False
             self._folder.records()
         mark = claims / f".{self.name}"
-        if not mark.exists():
-            mark.write_text(self.name)
-        try:
-            os.link(mark, claims / f"{parcel}.{number + 1}")
-        except FileExistsError:
-            return False
+        with written(self._folder.path):
+            if not mark.exists():
+                with whole_file(mark) as file:  # half a name would be nobody's
+                    file.write(self.name.encode())
+            try:
+                os.link(mark, claims / f"{parcel}.{number + 1}")
+            except FileExistsError:
+                return False
         return True
 
     def _last_claim(self, claims: Path, parcel: str) -> tuple[int, str | None]:
@@ -356,7 +358,7 @@ def written(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StudyError(
-            f"What came out of runs cannot be written to {folder} ({error.strerror}). Make room there, or "
+            f"What a study writes down cannot be written to {folder} ({error.strerror}). Make room there, or "
             "let this user write to it: the same study with the same folder goes on with what is there."
         ) from error
 

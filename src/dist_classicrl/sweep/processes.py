@@ -25,8 +25,9 @@ class Helpers:
     def start(self, work: Callable[[], None]) -> None:
         """Let a new process do `work`, which knows all that this one does, and end."""
         parent = os.getpid()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:  # as after `>&-`
+                stream.flush()
         with warnings.catch_warnings():
             # Threads that numerical libraries have begun are no part of what the new process does.
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -46,7 +47,7 @@ class Helpers:
         except BaseException:
             traceback.print_exc()
         finally:
-            with suppress(OSError, ValueError):
+            with suppress(OSError, ValueError, AttributeError):
                 sys.stderr.flush()
             os._exit(status)
 
