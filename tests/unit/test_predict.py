@@ -41,6 +41,25 @@ def test_a_mask_in_the_observation_is_followed():
     assert agent.predict({"at": 1}) == 0
 
 
+def test_the_masks_in_a_list_of_observations_are_followed():
+    agent = DistAsyncQLearning(state_size=3, action_size=2)
+    seen = spaces.Dict({"at": spaces.Discrete(3), "action_mask": spaces.MultiBinary(2)})
+    state_of(agent).observations = SpaceIndex(seen, mask_key="action_mask")
+    agent.q_table = [[1.0, 0.0]] * 3
+    batch = [{"at": 1, "action_mask": np.array(mask, np.int8)} for mask in ([0, 1], [1, 1], [1, 0])]
+    for chosen in (agent.predict(batch), agent.policy(batch)):
+        assert chosen.tolist() == [1, 0, 0]
+    np.testing.assert_array_equal(agent.action_values(batch), [agent.action_values(one) for one in batch])
+    assert agent.state_values(batch).tolist() == [0.0, 1.0, 1.0]
+    assert agent.predict([{"at": 1}, {"at": 2}]).tolist() == [0, 0]
+    with pytest.raises(
+        SettingsError, match="2 of 3 observations have an 'action_mask', and number 1 has none"
+    ):
+        agent.predict([batch[0], {"at": 1}, batch[2]])
+    with pytest.raises(SettingsError, match=r"action_mask must have shape \(2, 2\)"):
+        agent.predict([batch[0], {"at": 1, "action_mask": np.ones(3, np.int8)}])
+
+
 def test_a_loaded_agent_can_be_told_its_environment(tmp_path):
     agent = DistAsyncQLearning(seed=2, n_envs=2)
     agent.train("Blackjack-v1", total_steps=2_000)

@@ -742,8 +742,8 @@ class DistAsyncQLearning:
             for a batch of actions: as a vector environment gives them, or an array or list of states.
         action_mask : array_like of bool, shape (actions of the environment,), optional
             Legal actions, one row per observation of a batch. By default what the observation says, if it is
-            a dict with an `action_mask` and `use_action_mask` is not False, or else what is known of a
-            compiled environment; otherwise all.
+            a dict with an `action_mask`, or a list of such, and `use_action_mask` is not False, or else what
+            is known of a compiled environment; otherwise all.
 
         Raises
         ------

@@ -82,8 +82,8 @@ class Lookup:
     ) -> np.ndarray:
         """Return the rows of values with -inf at what is illegal."""
         values = self.rows(states)
-        if action_mask is None and self.obeys_masks and isinstance(observation, dict):
-            action_mask = observation.get(MASK_KEY)
+        if action_mask is None and self.obeys_masks:
+            action_mask = _mask_told_by(observation)
         if action_mask is not None:
             values[~self._checked_mask(action_mask, values if is_batch else values[0])] = -np.inf
         elif self.legal is not None:
@@ -103,6 +103,23 @@ class Lookup:
                 f"action, got {mask.dtype} of shape {mask.shape}."
             )
         return np.atleast_2d(mask.astype(bool))
+
+
+def _mask_told_by(observation: Any) -> Any:
+    """Return the mask in a Dict observation, or those in a list of them, a row each; None: there is none."""
+    if isinstance(observation, dict):
+        return observation.get(MASK_KEY)
+    is_list = isinstance(observation, (list, tuple)) and all(isinstance(each, dict) for each in observation)
+    masks = [each.get(MASK_KEY) for each in observation] if is_list else []
+    lacking = [number for number, mask in enumerate(masks) if mask is None]
+    if len(lacking) == len(masks):
+        return None
+    if lacking:
+        raise SettingsError(
+            f"{len(masks) - len(lacking)} of {len(masks)} observations have an '{MASK_KEY}', and number "
+            f"{lacking[0]} has none. Give one in each of them or in none, or all as the argument action_mask."
+        )
+    return masks
 
 
 def tried(values: np.ndarray, visits: np.ndarray, initial: float) -> np.ndarray:
