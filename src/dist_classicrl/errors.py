@@ -75,7 +75,15 @@ class SpaceError(EnvError):
 
 
 class StateLimitError(DistClassicRLError, RuntimeError):
-    """A game whose states are keys has come to more of them than there may be. What was learned is kept."""
+    """A game whose states are keys has come to more of them than there may be. What was learned is kept.
+
+    Attributes
+    ----------
+    steps : int or None
+        Environment steps that the agent had learned by then, which are kept; None where nothing was.
+    """
+
+    steps: int | None = None
 
 
 # Starting jobs

@@ -160,13 +160,18 @@ def test_the_limit_is_of_all_ranks_together(world, alone, make_agent, folder, ex
         single.train(game(), total_steps=1_000_000, **PLACED)
     assert len(single.q_table) > 80
     agent = make_agent(**settings)
-    with pytest.raises(Exception, match="more than 80 states"):
+    with pytest.raises(StateLimitError, match="^walk has come to more than 80 states") as caught:
         agent.train(game(), total_steps=1_000_000, checkpoint_dir=folder, **PLACED)
+    assert agent.steps == caught.value.steps == single.steps
     if world.rank == 0:
-        assert digest(agent) == digest(single) and agent.steps == single.steps
+        assert digest(agent) == digest(single)
         saved = type(agent).load_model(folder)
         assert digest(saved) == digest(single) and saved.steps == single.steps
     world.barrier()
+    for each, more in ((single, {}), (agent, {"checkpoint_dir": folder})):
+        each.max_states = 10_000
+        each.train(game(), total_steps=20_000, **PLACED, **more)
+    assert set(world.allgather((agent.steps, digest(agent)))) == {(single.steps, digest(single))}
 
 
 @pytest.mark.parametrize(

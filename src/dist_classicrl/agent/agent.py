@@ -532,6 +532,9 @@ class DistAsyncQLearning:
             If the environment cannot be learned in.
         DivergenceError
             If values, or sums of rewards, grow beyond what the table and the records can hold.
+        StateLimitError
+            On all ranks, if the states are keys and there come more of them than `max_states`, or memory,
+            allows. What was learned is kept: raise `max_states` and call `train` again.
         EnvMismatchError
             If the table was learned in another one, and `new_env` does not allow it.
         SingletonError

@@ -254,11 +254,12 @@ class Session:
         del settings["device"]  # some ranks may learn on cards, and others on cores
         settings["learning_rate"] = to_dict(without_call(state.settings.learning_rate))
         settings["behavior"] = behaviors.without_call(settings["behavior"])
+        rows = f"{state.shape.n_rows} rows" if state.keyed is None else "a row for each key"
         placement = asked.placement if isinstance(asked.placement, str) else "engine"
         return {
             **settings,
             "table": list(state.shape.of_table) if state.keyed is None else ["keys", state.shape.n_actions],
-            "tables of the rule": f"{contents(settings['algorithm'])}: {state.shape.n_rows} rows",
+            "tables of the rule": f"{contents(settings['algorithm'])}: {rows}",
             "environment": source.identity.text,
             "new_env": bool(asked.new_env),
             "total_steps": steps if asked.names_total else None,
@@ -408,7 +409,8 @@ class Session:
     def _keep_what_is_there(self, run: Run, corner: Corner, error: BaseException) -> None:
         """Bring the agent to where a call was ended by an error.
 
-        A process alone has all that it learned. Of several ranks the server has, if they stopped in order.
+        A process alone has all that it learned. Of several ranks the server has, if they stopped in order:
+        then all know how many steps these are, and have its table in the next call.
         """
         state = self.state
         if (
@@ -420,7 +422,9 @@ class Session:
             state.steps = run.start + run.kept
         else:
             state.behind = state.digests()[0]
-        if isinstance(error, TrainingStopped):
+        if isinstance(error, StateLimitError) and self.group is None:
+            error.steps = state.steps
+        if isinstance(error, (TrainingStopped, StateLimitError)) and error.steps is not None:
             state.steps = error.steps
         state.requested = state.steps
         state.pending = None

@@ -23,6 +23,7 @@ from dist_classicrl.errors import (
     RankMismatchError,
     RemoteRankError,
     SettingsError,
+    StateLimitError,
     TrainingInterrupted,
     TrainingStopped,
     WorkerLeft,
@@ -208,7 +209,7 @@ def _ended_in_order(group: Group) -> Iterator[None]:
         if process_exit.fault_tolerant():  # else MPI ends the job where a process ends by itself
             process_exit.note_losses()
         raise
-    except (TrainingStopped, RemoteRankError, RankMismatchError):
+    except (TrainingStopped, StateLimitError, RemoteRankError, RankMismatchError):
         clean = True
         raise
     finally:

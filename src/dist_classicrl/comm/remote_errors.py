@@ -19,7 +19,7 @@ from weakref import WeakSet
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import message
 from dist_classicrl.comm.transport import Channel
-from dist_classicrl.errors import CutOffError, RemoteRankError
+from dist_classicrl.errors import CutOffError, RemoteRankError, StateLimitError
 from dist_classicrl.process import exit as process_exit
 
 _GRACE_SECONDS = 10.0
@@ -30,13 +30,14 @@ _FORWARD_SECONDS = 0.1
 @message(Kind.FAILED)
 @dataclass(frozen=True)
 class Failed:
-    """An exception was raised on a rank; the fields are the arguments of `RemoteRankError`."""
+    """An exception was raised on a rank; the fields but for the last are those of `RemoteRankError`."""
 
     rank: int
     host: str
     summary: str
     remote_traceback: str
     is_cut_off: bool
+    kept: int = -1  # of a `StateLimitError` that ends the run in order: the steps of all that are kept
 
     @classmethod
     def of(cls, error: BaseException, rank: int) -> Failed:
@@ -49,10 +50,16 @@ class Failed:
             traceback.format_exception_only(type(error), error)[-1].strip(),
             "".join(traceback.format_exception(type(error), error, error.__traceback__)),
             isinstance(error, CutOffError),
+            error.steps if isinstance(error, StateLimitError) and error.steps is not None else -1,
         )
 
-    def error(self) -> RemoteRankError:
+    def error(self) -> RemoteRankError | StateLimitError:
         """Return what is raised on the other ranks."""
+        if self.kept >= 0:
+            full = StateLimitError(self.summary.partition(": ")[2])
+            full.steps = self.kept
+            mark_as_told_elsewhere(full)
+            return full
         return RemoteRankError(self.rank, self.host, self.summary, self.remote_traceback, self.is_cut_off)
 
 

@@ -31,6 +31,7 @@ from dist_classicrl.errors import (
     CutOffError,
     DivergenceError,
     RankTimeoutError,
+    StateLimitError,
     TrainingStopped,
     WorkerLeft,
 )
@@ -312,6 +313,9 @@ class Participant(Generic[W, S]):
             raise
         except TrainingStopped as stopped:  # while this rank learned alone
             tell_stopped(self.group.wire, server.channels, stopped, 0.0)
+            raise
+        except StateLimitError as full:
+            full.steps = server.position.steps  # which all ranks are told
             raise
         except Exception:
             if saver is not None and server.can_rescue:
