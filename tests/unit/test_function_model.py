@@ -17,12 +17,14 @@ from dist_classicrl.environments.simulate import CompiledSimulator, compile_mode
 from dist_classicrl.errors import (
     ActionMaskError,
     ConvergenceError,
+    EnvError,
     ModelError,
     OutsideSpaceError,
     RewardError,
     SettingsError,
 )
 from dist_classicrl.evaluation.exact import exact_value
+from dist_classicrl.rules import DynaQ, PrioritizedSweeping
 
 MASK = np.array([[may_order.py_func(STOCK, state, action) for action in range(5)] for state in range(6)])
 CASES = {
@@ -257,6 +259,30 @@ def test_it_is_learned_with_tables_and_without(legal):
         agent.train(env, total_steps=10_000)
         learned.append(agent.q_table)
     np.testing.assert_array_equal(*learned)
+
+
+@numba.njit
+def around(data, state, action, outcome):
+    return 0.5 * (outcome < 2), (state + 1 + outcome * action) % 9, 1.0, False
+
+
+def test_rules_that_look_at_a_model_do_so_where_nothing_is_stored():
+    ring = TabularMDP.from_function(
+        around, n_states=9, n_actions=2, n_outcomes=3, max_episode_steps=20, name="ring", tables=False
+    )
+
+    def train(model, **settings):
+        DistAsyncQLearning(seed=1, **settings).train(model, total_steps=200)
+
+    train(ring, algorithm="differential_q_learning")
+    with pytest.raises(EnvError, match=r"stock has outcomes that terminate.*tables=True\)"):
+        train(lazy("stock"), algorithm="differential_q_learning")
+    for rule in (DynaQ, PrioritizedSweeping):
+        train(ring, algorithm=rule(successors=2))
+        with pytest.raises(SettingsError, match="successors=1 are fewer .* than a pair of ring has, 2"):
+            train(ring, algorithm=rule(successors=1))
+    with pytest.raises(SettingsError, match="of which nothing is stored, .*tables=True"):
+        train(ring, exploring_starts=True)
 
 
 def test_starts_are_drawn_as_they_are_given():

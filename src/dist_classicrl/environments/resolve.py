@@ -110,6 +110,12 @@ def with_exploring_starts(source: Source) -> Source:
             f"{source.name} has none: it begins where it begins. Give a TabularMDP, or leave it at False and "
             'explore otherwise, with behavior="ucb" or an initial_value= for instance.'
         )
+    if isinstance(simulator.model, FunctionMDP):
+        raise SettingsError(
+            "exploring_starts=True lets episodes begin in each state that one can act in, and of "
+            f"{source.name}, of which nothing is stored, it is not known which these are. Write "
+            "TabularMDP.from_function(..., tables=True), or leave exploring_starts at False."
+        )
     acts = simulator.model.reachable_pairs().any(axis=1)
     model = replace(simulator.model, start_prob=acts / acts.sum())
     return replace(source, simulator=replace(simulator, tables=CompiledSimulator.from_model(model).tables))

@@ -131,7 +131,7 @@ def _gather(transition: Any, n_outcomes: int) -> Any:
 def _packing(allowed: Any, gather: Any) -> tuple[Any, ...]:
     @jit_closure()
     def survey(place, low, high, work, fault, found):
-        """Do what `Source.survey` does; stop at an outcome that is wrong."""
+        """Do what `Source.survey` does, and note whether an outcome terminates; stop at one that is wrong."""
         for i in range(low, high):
             state = _state_of(place, i)
             for action in range(place.n_actions):
@@ -146,6 +146,8 @@ def _packing(allowed: Any, gather: Any) -> tuple[Any, ...]:
                     if not fits_compact(work, size):
                         found[2] = 1
                     found[3] = max(found[3], size)
+                    for number in range(size):
+                        found[4] |= work.target[number] & 1
 
     @jit_closure()
     def count(place, low, high, work, fault, sizes, is_of_slots):

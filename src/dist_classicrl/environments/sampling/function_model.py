@@ -179,6 +179,22 @@ class FunctionMDP:
         rows = Rows(states, self.n_states)
         in_ranges(lambda low, high: _Outcomes(self).survey(rows, low, high), rows.n)
 
+    @cached_property
+    def _surveyed(self) -> np.ndarray:
+        """What the survey finds in each range of all states."""
+        rows, source = Rows(None, self.n_states), _Outcomes(self)
+        return np.array(in_ranges(lambda low, high: source.survey(rows, low, high), rows.n))
+
+    @property
+    def most_outcomes(self) -> int:
+        """The most outcomes that a pair has, for which all are looked at, once; raises as `check`."""
+        return int(self._surveyed[:, 3].max())
+
+    @property
+    def terminates(self) -> bool:
+        """Whether an outcome of a legal pair ends an episode; likewise."""
+        return bool(self._surveyed[:, 4].any())
+
     @property
     def has_mask(self) -> bool:
         """Whether not every action may be legal everywhere."""
@@ -414,7 +430,7 @@ class _Outcomes:
 
     def survey(self, rows: Rows, low: int, high: int) -> np.ndarray:
         """See `Source`."""
-        found = np.zeros(4, np.int64)
+        found = np.zeros(5, np.int64)  # the last: whether an outcome terminates
         self._do(self._checked.survey, rows, low, high, found)
         return found
 
