@@ -2,6 +2,7 @@
 
 import math
 import os
+import shutil
 import signal
 from dataclasses import replace
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from dist_classicrl._random import GAMMA
 from dist_classicrl.errors import (
     ActionMaskError,
     CheckpointError,
+    CheckpointMismatchError,
     DivergenceError,
     OutsideSpaceError,
     SettingsError,
@@ -471,6 +473,32 @@ def test_an_agent_that_was_stopped_goes_on_as_if_nothing_had_been(tmp_path):
     np.testing.assert_array_equal(resumed.q_table, whole_one.q_table)
     np.testing.assert_array_equal(resumed.visits, whole_one.visits)
     assert (result.episodes, result.mean_return) == (expected.episodes, expected.mean_return)
+
+
+def test_a_call_goes_on_with_as_many_walkers_as_it_began_with(tmp_path):
+    def stop(progress):
+        if progress.steps >= 100_000:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    def script(walkers, calls=2, **more):
+        places._agents.clear()
+        one = agent()
+        kept = {"checkpoint_dir": tmp_path, "placement": "sharded", "stop_signals": ["SIGUSR1"]}
+        for steps, each in ((10_000, 256), (300_000, walkers))[-calls:]:
+            one.train(garnet(), total_steps=steps, walkers=each, **kept, **more)
+        return one
+
+    with pytest.raises(TrainingStopped):
+        script(64, progress=stop)
+    with pytest.raises(CheckpointMismatchError, match="walkers: 64 there, 128 here"):
+        script(128)
+    assert script(128, strict=False).visits.sum() == 310_000
+    shutil.rmtree(tmp_path)
+    with pytest.raises(TrainingStopped):
+        script(64, calls=1, progress=stop)
+    with pytest.raises(CheckpointMismatchError, match="walkers: 64 there, 128 here"):
+        script(128, calls=1)
+    assert script(128, calls=1, strict=False).visits.sum() == 300_000
 
 
 def test_what_an_agent_learns_alone_any_number_of_shares_learns():

@@ -13,7 +13,7 @@ import numpy as np
 
 from dist_classicrl import schedules
 from dist_classicrl.agent.agreement import Agreement
-from dist_classicrl.agent.checkpoints import find, put_table_back, take_up
+from dist_classicrl.agent.checkpoints import check_walkers, find, put_table_back, take_up
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.comm import envelope
 from dist_classicrl.engines.outcome import Counters, Tally
@@ -81,17 +81,19 @@ def begin_call(
     watch: StopWatch | None,
     agreement: Agreement,
     in_rows: bool = False,
+    walkers: int | None = None,
 ) -> tuple[Beginning, Place | None]:
     """Bring the agents of all ranks to where a call of `total` steps begins.
 
     Return that, and where this rank saves the call. `in_rows`: the engine sees to it that all have the table.
+    `walkers`: so many are saved with it, where there are some.
     """
     found: Beginning | None = None
     place: Place | None = None
     error: BaseException | None = None
     if agreement.is_head:
         try:
-            found, place = find_out(state, source, total, ranks, plan, watch)
+            found, place = find_out(state, source, total, ranks, plan, watch, walkers)
         except BaseException as caught:  # whatever it is, the others must hear of it
             error = caught
     own = state.digests() if len(agreement.members) > 1 else []
@@ -140,6 +142,7 @@ def find_out(
     ranks: int,
     plan: CheckpointPlan | None,
     watch: StopWatch | None,
+    walkers: int | None = None,
 ) -> tuple[Beginning, Place | None]:
     """Find out where a call begins and ends, on the rank that serves; take up a checkpoint if there is one.
 
@@ -154,11 +157,13 @@ def find_out(
     place, has_loaded = None, False
     if plan is not None and total > 0:
         place = state.places.of(plan)
-        found = None if place.is_looked_through else find(state, source, place, plan, asked)
+        found = None if place.is_looked_through else find(state, source, place, plan, asked, walkers)
+        if found is None:
+            check_walkers(state, begin, walkers, plan.strict)
         steps, read = (state.steps, place.read) if found is None else (found.steps, found.name)
         finished = state.finished if found is None else found.finished
         if steps < end_of(finished, begin, asked) and not place.claim(read):
-            found = find(state, source, place, plan, asked)
+            found = find(state, source, place, plan, asked, walkers)
         # Nothing can fail from here on: the agent is as before, or as the checkpoint has it.
         if found is not None:
             take_up(state, place, found)

@@ -53,10 +53,18 @@ class Found:
     pending: Pending  # the rest, with the table
 
 
-def find(state: AgentState, source: Source, place: Place, plan: CheckpointPlan, asked: int) -> Found | None:
+def find(
+    state: AgentState,
+    source: Source,
+    place: Place,
+    plan: CheckpointPlan,
+    asked: int,
+    walkers: int | None = None,
+) -> Found | None:
     """Return the newest checkpoint of the agent's place, if there is one to go on from; change nothing.
 
-    It is for a call in `source` that was to end at global step `asked`.
+    It is for a call in `source` that was to end at global step `asked`, with so many `walkers` if there are
+    some.
 
     CheckpointError where there are some and none is good, or `plan` asks for one and there is none;
     CheckpointMismatchError where it is of something else than the agent is to learn.
@@ -74,7 +82,7 @@ def find(state: AgentState, source: Source, place: Place, plan: CheckpointPlan, 
         raise _refused(saved, fault)
     if _is_outdated(state, place, saved):
         return None
-    fits = _check(state, source, saved, plan.strict, asked)
+    fits = _check(state, source, saved, plan.strict, asked, walkers)
     body, arrays = saved.body, saved.arrays
     if (state.keyed is None) != ("keys" not in arrays):
         raise CheckpointMismatchError(
@@ -206,7 +214,9 @@ def _refused(saved: Saved, fault: str) -> CheckpointError:
     )
 
 
-def _check(state: AgentState, source: Source, saved: Saved, strict: bool, asked: int) -> bool:
+def _check(
+    state: AgentState, source: Source, saved: Saved, strict: bool, asked: int, walkers: int | None
+) -> bool:
     """Return whether all of a checkpoint fits, or only its table.
 
     CheckpointMismatchError where `strict` and something differs, or the agent is further than the checkpoint.
@@ -219,14 +229,13 @@ def _check(state: AgentState, source: Source, saved: Saved, strict: bool, asked:
         both.append(("device", there.get("device", "cpu"), here["device"]))
     both.append(("environment", _environment_of_call(state, body, asked), source.identity.text))
     both.append(("table", saved.arrays["q_table"].shape, _shape_of(state, saved.arrays).of_table))
+    if walkers is not None and body["call"]["begin"] == state.requested < body["steps"]:
+        both.append(("walkers", _walkers_of(saved, walkers), walkers))
     if settings.seed is not None:
         both.append(("seed", body["seed"], settings.seed))
     differing = [f"{name}: {one!r} there, {other!r} here" for name, one, other in both if one != other]
     if differing and strict:
-        raise CheckpointMismatchError(
-            f"The checkpoint {saved.url} is of something else: {'; '.join(differing)}. Give this training a "
-            "checkpoint_dir of its own, or write strict=False to take over as much of the table as fits."
-        )
+        raise _mismatch(saved.url, "; ".join(differing))
     if state.steps > body["steps"]:
         raise CheckpointMismatchError(
             f"The checkpoint {saved.url} has {body['steps']} steps, and this agent has made {state.steps} "
@@ -236,6 +245,39 @@ def _check(state: AgentState, source: Source, saved: Saved, strict: bool, asked:
     if differing:
         logger.warning("Taking over what fits of %s, which differs: %s.", saved.url, "; ".join(differing))
     return not differing
+
+
+def _walkers_of(saved: Saved, usual: int) -> int:
+    """Return how many walkers a checkpoint holds, `usual` where it holds none."""
+    array = saved.arrays.get("walkers")
+    is_there = array is not None and array.ndim == 3 and saved.body["mode"] == "supersteps"
+    return array.shape[1] if array is not None and is_there else usual
+
+
+def _mismatch(url: str, differing: str) -> CheckpointMismatchError:
+    return CheckpointMismatchError(
+        f"The checkpoint {url} is of something else: {differing}. Give this training a checkpoint_dir of its "
+        "own, or write strict=False to take over as much of the table as fits."
+    )
+
+
+def check_walkers(state: AgentState, begin: int, walkers: int | None, strict: bool) -> None:
+    """Check that a call which goes on from a checkpoint taken up before has as many walkers as it had there.
+
+    Else new episodes begin, or CheckpointMismatchError where `strict`.
+    """
+    pending = state.pending
+    if pending is None or walkers is None or not begin == pending.begin < state.steps:
+        return
+    resumed = pending.resumed
+    there = resumed.learners.get(0, {}).get("walkers") if resumed.mode == "supersteps" else None
+    if there is None or len(there) == walkers:
+        return
+    differing = f"walkers: {len(there)} there, {walkers} here"
+    if strict:
+        raise _mismatch(resumed.checkpoint, differing)
+    logger.warning("New episodes begin, since %s differs: %s.", resumed.checkpoint, differing)
+    state.pending = replace(pending, resumed=replace(resumed, learners={}))
 
 
 def _environment_of_call(state: AgentState, body: Mapping[str, Any], asked: int) -> str:

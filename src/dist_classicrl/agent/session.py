@@ -84,8 +84,9 @@ class Session:
         with ExitStack() as until_training:
             source, engine, total, device = self._settle(agreement, ranks, error, until_training)
             in_rows = self._in_rows(source, engine)
+            walkers = self._walkers(source, engine)
             beginning, place = begin_call(
-                state, source, total, ranks, self.plan, self.watch, agreement, in_rows
+                state, source, total, ranks, self.plan, self.watch, agreement, in_rows, walkers
             )
             if state.steps >= beginning.end:
                 state.take_note_of(source)
@@ -218,6 +219,14 @@ class Session:
         state = self.state
         layout = self._layout(source)
         return state.fills(source) and learns_in_rows(engine, state.settings, layout, self.asked.placement)
+
+    def _walkers(self, source: Source, engine: Engine) -> int | None:
+        """Return how many walkers there are whose state is saved; None where these are no walkers."""
+        if engine.name != "supersteps" or source.simulator is None:
+            return None
+        from dist_classicrl.learning.supersteps.share import WALKERS  # loads what others never need
+
+        return int(self.asked.walkers or WALKERS)
 
     def _layout(self, source: Source) -> Layout:
         hosts = {0} if self.group is None else {self.group.host_of(rank) for rank in self.group.view.members}
