@@ -9,7 +9,13 @@ import pytest
 from dist_classicrl._jit import jit, jit_for
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.learning.supersteps.numbering import number_of, numbering, set_numbers
-from dist_classicrl.learning.supersteps.partition import find_own, owned_by, owner_of, row_of
+from dist_classicrl.learning.supersteps.partition import (
+    check_partition,
+    find_own,
+    owned_by,
+    owner_of,
+    row_of,
+)
 from dist_classicrl.learning.supersteps.sums import PARTS, add_exactly, carried, sum_of
 
 
@@ -115,6 +121,44 @@ def test_a_state_that_is_given_to_no_rank_is_told(in_place):
         SettingsError, match=r"partition gives state 1 to 1, .* from 0 to 0, for each of the 10"
     ):
         owned_by(thirds, 10, 0, 1, in_place=in_place)
+
+
+@numba.njit
+def with_another(state, other):
+    return other
+
+
+@numba.njit
+def two_at_once(state):
+    return state, 0
+
+
+@numba.njit
+def in_parts(state):
+    return state * 0.01
+
+
+@numba.njit
+def nothing(state):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (with_another, "with_another cannot be compiled for that. Numba says why"),
+        (two_at_once, r"a whole number: two_at_once returns Tuple\(int64"),
+        (in_parts, "a whole number: in_parts returns float64"),
+        (nothing, "a whole number: nothing returns none"),
+    ],
+)
+def test_a_partition_of_another_form_is_refused(function, told):
+    with pytest.raises(SettingsError, match=f"state of the type int64, and return the rank.*{told}"):
+        check_partition(function)
+    with pytest.raises(SettingsError, match=told):
+        owned_by(function, 10, 0, 2)
+    with pytest.raises(SettingsError, match="state of the type uint64"):
+        owned_by(function, 0, 0, 2, keys=np.dtype(np.uint64))
 
 
 def test_a_hash_divides_evenly():

@@ -165,6 +165,16 @@ def as_called_by_kernels(function: Any, check: bool) -> Any:
     return numba.jit(**options)(function.py_func)
 
 
+def result_type(function: Any, arguments: tuple[Any, ...]) -> Any:
+    """Return the numba type of what a user's jitted function returns for arguments of these types.
+
+    NumbaError or TypeError where it cannot be called with them.
+    """
+    called = as_called_by_kernels(function, False)
+    called.compile(arguments)
+    return called.overloads[arguments].signature.return_type
+
+
 def class_of_its_own(kind: type, *functions: Any) -> Any:
     """Return a class derived of a NamedTuple, by which jitted code can tell its tuples from all others.
 

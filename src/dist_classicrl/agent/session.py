@@ -167,7 +167,7 @@ class Session:
                 check_source(state.settings, source)
                 check_behavior(source, state.settings, engine.name)
                 card, _ = self._card(source, engine, ranks, steps)
-                check_asked(engine.name, asked.walkers, asked.partition)
+                check_asked(engine.name, asked.walkers, asked.partition, source.keys)
                 if engine.name == "supersteps":
                     check_supersteps(source, state.settings, asked.walkers)
                 on_cards = int(card is not None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.learning.rules import check_travels, find
@@ -13,13 +15,16 @@ from dist_classicrl.settings import Settings
 from dist_classicrl.tables.large_table import FROM_ENTRIES
 
 
-def check_asked(engine: str, walkers: Any, partition: Any) -> None:
-    """Raise SettingsError where `walkers` or `partition` cannot be, or would do nothing with this engine."""
+def check_asked(engine: str, walkers: Any, partition: Any, keys: np.dtype | None = None) -> None:
+    """Raise SettingsError where `walkers` or `partition` cannot be, or would do nothing with this engine.
+
+    `keys` is the type of states that are keys.
+    """
     if walkers is not None:
         from dist_classicrl.learning.supersteps.share import check_walkers  # loads what others never need
 
         check_walkers(walkers)
-    check_partition(partition)
+    check_partition(partition, keys)
     if engine == "supersteps":
         return
     for name, given, usual in (("walkers", walkers, None), ("partition", partition, "hash")):

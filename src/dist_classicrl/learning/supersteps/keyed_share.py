@@ -32,7 +32,7 @@ class KeyedShare(Share):
     """
 
     def _own(self, partition: Any) -> KeyedTable:
-        check_partition(partition)
+        check_partition(partition, self._game.keys)
         if partition == "range":
             raise SettingsError(
                 f"{self._game.name} has keys as states, which partition='range' cannot divide: nobody "
@@ -41,7 +41,8 @@ class KeyedShare(Share):
             )
         settings = self._problem.settings
         self.most: int | None = settings.max_states
-        self._owners = owned_by(partition, 0, self._rank, self.ranks, self._is_alone).arrays
+        keys = self._game.keys
+        self._owners = owned_by(partition, 0, self._rank, self.ranks, self._is_alone, keys=keys).arrays
         self._wrong = np.zeros(3, np.int64)
         self._is_over = False
         # What a superstep adds beyond the limit has room, too, wherever it comes.

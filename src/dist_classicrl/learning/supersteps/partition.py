@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba import types
+from numba.core.errors import NumbaError
 
 from dist_classicrl._jit import (
     as_called_by_kernels,
@@ -22,6 +25,7 @@ from dist_classicrl._jit import (
     jit_for,
     jit_inline,
     overloads,
+    result_type,
 )
 from dist_classicrl._random import SHIFT_32, mix, stream_key
 from dist_classicrl.environments.keyed import as_key
@@ -346,13 +350,32 @@ def _own(partition, rank, ranks, n_states, words):
     return -1
 
 
-def check_partition(partition: Any) -> None:
-    """Raise SettingsError unless states can be divided so."""
+def check_partition(partition: Any, keys: np.dtype | None = None) -> None:
+    """Raise SettingsError unless states can be divided so; `keys` is their type where they are keys."""
     is_function = callable(partition) and is_compiled(partition)
     if not (is_function or (isinstance(partition, str) and partition in ("hash", "range"))):
         raise SettingsError(
             'partition must be "hash", "range", or a function compiled with numba.njit that returns the rank '
             f"which owns a state; got {partition!r}."
+        )
+    if hasattr(partition, "py_func"):
+        _check_function(partition, types.uint64 if keys == np.uint64 else types.int64)
+
+
+@cache
+def _check_function(function: Any, taken: Any) -> None:
+    """Raise SettingsError unless a jitted function takes a state of this type, and returns a whole number."""
+    what = f"partition must take a state of the type {taken}, and return the rank which owns it"
+    try:
+        given = result_type(function, (taken,))
+    except (NumbaError, TypeError) as error:
+        raise SettingsError(
+            f"{what}: {function.__name__} cannot be compiled for that. Numba says why: {error}"
+        ) from error
+    if not isinstance(given, (types.Integer, types.Boolean)):
+        raise SettingsError(
+            f"{what}, a whole number: {function.__name__} returns {given}. Divide with //, and write "
+            "np.int64(...) around the rank."
         )
 
 
@@ -368,18 +391,24 @@ class Owned:
 
 
 def owned_by(
-    partition: Any, n_states: int, rank: int, ranks: int, is_alone: bool = False, in_place: bool = False
+    partition: Any,
+    n_states: int,
+    rank: int,
+    ranks: int,
+    is_alone: bool = False,
+    in_place: bool = False,
+    keys: np.dtype | None = None,
 ) -> Owned:
     """Return what `rank` owns of so many states.
 
     `partition` is "hash", which divides them evenly, "range", or a jitted function that returns the owner of
     a state. SettingsError if it is something else, or what it returns is no rank. `is_alone`: there never is
     another rank. `in_place`: the rows of all ranks are in one table, each where its state is. A `Holding` is
-    always so.
+    always so. `keys`: the type of states that are keys, of which `n_states` is 0.
     """
     if isinstance(partition, Holding):
         return Owned(Held(_slots_of(partition, n_states), partition.owners), None)
-    check_partition(partition)
+    check_partition(partition, keys)
     is_function = not isinstance(partition, str)
     if is_alone and not is_function:
         return Owned(All(), None)
