@@ -387,6 +387,26 @@ def test_of_a_state_that_was_never_met_the_game_tells_what_is_legal():
     assert agent.predict(key, action_mask=[0, 0, 0, 1, 0]) == 3
 
 
+def test_a_loaded_agent_has_to_be_told_the_game_to_know_what_is_legal_elsewhere(tmp_path):
+    game = scrambled(garnet(forbidden=True))
+    agent = DistAsyncQLearning(seed=3)
+    agent.train(game, total_steps=32)
+    known = int(agent.q_table.states[0])
+    unknown = next(key for key in keys_of(np.arange(40)).tolist() if key not in agent.q_table)
+    path = agent.save_model(tmp_path / "model.npz")
+    loaded = DistAsyncQLearning.load_model(path)
+    for ask in (loaded.predict, loaded.action_values, loaded.policy):
+        ask(known)
+        for given in (unknown, [known, unknown]):
+            with pytest.raises(SettingsError, match=rf"state {unknown} was .* load_model\(path, env=...\)"):
+                ask(given)
+    assert loaded.state_values([unknown]).tolist() == [0.0]
+    assert loaded.predict(unknown, action_mask=[0, 0, 0, 1, 0]) == 3
+    told = DistAsyncQLearning.load_model(path, env=game)
+    for one in (told.predict, told.policy):
+        assert one([known, unknown]).tolist() == agent.predict([known, unknown]).tolist()
+
+
 @pytest.mark.parametrize("given", [1.5, "a", -1, 1 << 64, (1, 2), [[1]], None, [1, 2.5]])
 def test_what_is_no_key_is_refused(trained, given):
     with pytest.raises(OutsideSpaceError, match="whole number"):

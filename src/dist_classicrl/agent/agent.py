@@ -793,8 +793,10 @@ class DistAsyncQLearning:
         comm : mpi4py.MPI.Comm, optional
             As in the constructor.
         env : optional
-            The environment that was trained in, as in `train`. Only files that were written before they kept
-            the spaces need it, so that `predict` can take its observations and number its actions.
+            The environment that was trained in, as in `train`. A game whose states are keys and that forbids
+            actions is needed for `predict` and `action_values` of states that were never met; and files that
+            were written before they kept the spaces need their environment, to take its observations and
+            number its actions.
 
         Raises
         ------

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dist_classicrl.environments.keyed import legal_actions
-from dist_classicrl.errors import OutsideSpaceError
+from dist_classicrl.errors import OutsideSpaceError, SettingsError
 from dist_classicrl.model.lookup import Lookup, as_array, tried
 from dist_classicrl.tables.keys import find_rows, slots_of
 
@@ -218,6 +218,29 @@ class KeyedLookup(Lookup):
         object.__setattr__(self, "game", game)
 
     game: CompiledSimulator | None
+
+    def action_values(self, observation: Any, action_mask: Any = None) -> np.ndarray:
+        """See `Lookup`; SettingsError where it is not known which actions are legal."""
+        self._check_known(observation, action_mask)
+        return super().action_values(observation, action_mask)
+
+    def choose(self, observation: Any, action_mask: Any = None) -> Any:
+        """See `Lookup`; SettingsError where it is not known which actions are legal."""
+        self._check_known(observation, action_mask)
+        return super().choose(observation, action_mask)
+
+    def _check_known(self, observation: Any, action_mask: Any) -> None:
+        if action_mask is not None or self.legal is None or self.game is not None:
+            return
+        states, is_batch = self._states(observation)
+        unknown = np.flatnonzero(states == self.n_states - 1)
+        if unknown.size:
+            given = observation[unknown[0]] if is_batch else observation
+            raise SettingsError(
+                f"The state {given} was never met, and which actions are legal there the game alone can "
+                "tell, which is not known here. Write load_model(path, env=...), with the game that was "
+                "trained in, or give an action_mask."
+            )
 
     def _legal_values(
         self, states: np.ndarray, is_batch: bool, observation: Any, action_mask: Any
