@@ -444,6 +444,15 @@ def unknown_data(data, state, action, outcome):
 
 
 @numba.njit
+def too_many(data, state, action, outcome, other):
+    return 1.0, 0, 0.0, False
+
+
+class Unreadable(NamedTuple):
+    stock: object
+
+
+@numba.njit
 def no_state(data, random):
     return 0.5
 
@@ -465,6 +474,8 @@ def no_truth(data, state, action):
         ({"transition": three_values}, "transition returns .* It must return four values"),
         ({"transition": float_states}, "transition returns .* the next state .a whole number"),
         ({"transition": unknown_data}, "transition cannot be compiled .* Numba says why"),
+        ({"transition": too_many}, "transition cannot be compiled .* function takes 5 arguments"),
+        ({"data": Unreadable({})}, "data.stock is dict, which compiled code cannot read"),
         ({"data": {"capacity": 4}}, "data must be a NamedTuple .* got dict"),
         ({"n_states": 0}, "n_states is 0"),
         ({"n_states": 2**30}, "at most 1073741823 states"),

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -232,6 +233,10 @@ def no_bool(data, key, action):
     return "no"
 
 
+class Unreadable(NamedTuple):
+    board: object
+
+
 def game(**changes):
     given = dict(n_actions=2, data=Corridor(9, 1), reset=reset_corridor, step=step_corridor, memory_size=1)
     return CompiledSimulator.game("bad", **{**given, "keyed": True, **changes})
@@ -248,6 +253,8 @@ def game(**changes):
         (dict(n_states=9), SettingsError, "n_states=9"),
         (dict(keyed=False, n_states=9, legal=no_bool), ActionMaskError, "only keyed=True"),
         (dict(n_actions=None), SettingsError, "n_actions"),
+        (dict(step=no_bool), ModelError, "step cannot be compiled .* takes 3 arguments"),
+        (dict(data=Unreadable({})), ModelError, "data.board is dict, which compiled code cannot read"),
     ],
 )
 def test_bad_games_are_refused(changes, error, said):

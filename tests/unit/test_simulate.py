@@ -359,6 +359,11 @@ def test_games_that_cannot_run_are_refused():
         walk(model=3)
     with pytest.raises(ActionMaskError, match=r"legal has shape \(2, 5\), it must be .* \(5, 2\)"):
         walk(legal=np.ones((2, 5), bool))
+    with pytest.raises(ModelError, match="legal is no array"):
+        walk(legal=[[1, 0], [1]])
+    for wrong in (np.full((5, 2), 7.5), [["a", "b"]] * 5):
+        with pytest.raises(ActionMaskError, match="legal holds something other than True and False"):
+            walk(legal=wrong)
 
 
 def test_fingerprints_tell_processes_apart():

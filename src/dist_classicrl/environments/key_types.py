@@ -9,7 +9,7 @@ import numpy as np
 from numba import types
 from numba.core.errors import NumbaError
 
-from dist_classicrl._jit import as_called_by_kernels
+from dist_classicrl._jit import result_type
 from dist_classicrl.errors import ModelError
 
 _SIGNED, _UNSIGNED = np.dtype(np.int64), np.dtype(np.uint64)
@@ -20,7 +20,7 @@ def key_type(name: str, data: Any, reset: Any, step: Any, legal: Any = None) -> 
 
     ModelError where `reset` or `step` gives anything else, or `legal` no bool.
     """
-    kind, memory, random = numba.typeof(data), types.int64[::1], types.uint64
+    kind, memory, random = data_type(name, data), types.int64[::1], types.uint64
     first = _returned(name, "reset", reset, (kind, memory, random))
     _check_key(name, "reset", first)
     for taken in (types.uint64,) if first == types.uint64 else (types.int64, types.uint64):
@@ -42,16 +42,27 @@ def key_type(name: str, data: Any, reset: Any, step: Any, legal: Any = None) -> 
     return _UNSIGNED if taken == types.uint64 else _SIGNED
 
 
+def data_type(name: str, data: Any) -> Any:
+    """Return the numba type of what functions are given as `data`; ModelError where there is none."""
+    for field, value in zip(data._fields, data, strict=True):
+        try:
+            numba.typeof(value)
+        except (ValueError, TypeError, NumbaError) as error:
+            raise ModelError(
+                f"{name}: data.{field} is {type(value).__name__}, which compiled code cannot read. data "
+                f"holds arrays of numbers, numbers, and tuples of such. Numba says why: {error}"
+            ) from error
+    return numba.typeof(data)
+
+
 def _returned(name: str, role: str, function: Any, arguments: tuple[Any, ...]) -> Any:
-    called = as_called_by_kernels(function, False)
     try:
-        called.compile(arguments)
-    except (NumbaError, NotImplementedError) as error:
+        return result_type(function, arguments)
+    except (NumbaError, NotImplementedError, TypeError) as error:
         raise ModelError(
             f"{name}: {role} cannot be compiled for arguments of the types {arguments[1:]}. Numba says why: "
             f"{error}"
         ) from error
-    return called.overloads[arguments].signature.return_type
 
 
 def _check_key(name: str, role: str, given: Any) -> None:

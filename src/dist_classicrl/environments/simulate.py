@@ -17,6 +17,7 @@ import numpy as np
 from dist_classicrl._jit import as_called_by_kernels, class_of_its_own, is_of_package, overloads
 from dist_classicrl.checks import Or, WholeNumber, YesOrNo
 from dist_classicrl.environments.key_types import key_type
+from dist_classicrl.environments.model_checks import as_array
 from dist_classicrl.environments.sampling import alias
 from dist_classicrl.environments.sampling.alias import ModelTables as ModelTables
 from dist_classicrl.environments.sampling.function_source import add_function, add_values
@@ -169,9 +170,10 @@ class CompiledSimulator:
         SettingsError
             If a number is not allowed.
         ModelError
-            If `data` is no NamedTuple, a function is not jitted, or a key is no 64-bit whole number.
+            If `data` is no NamedTuple of what compiled code can read, a function is not jitted or takes other
+            arguments, a key is no 64-bit whole number, or `legal` is no array.
         ActionMaskError
-            If `legal` has another shape than (n_states, n_actions).
+            If `legal` has another shape than (n_states, n_actions), or holds other things than bools.
         """
         keyed = YesOrNo()("keyed", keyed)
         if keyed and (n_states is not None or model is not None):
@@ -210,12 +212,18 @@ class CompiledSimulator:
                     f"{name}: legal is a function, which only keyed=True takes. Give an array of bools, of "
                     f"the shape {(n_states, n_actions)}."
                 )
-            mask = np.ascontiguousarray(legal, dtype=bool)
-            if mask.shape != (n_states, n_actions):
+            given = as_array(f"{name}: legal", legal)
+            if given.shape != (n_states, n_actions):
                 raise ActionMaskError(
-                    f"{name}: legal has shape {mask.shape}, it must be (n_states, n_actions) = "
+                    f"{name}: legal has shape {given.shape}, it must be (n_states, n_actions) = "
                     f"{(n_states, n_actions)}."
                 )
+            if given.dtype.kind not in "biuf" or not np.isin(given, (0, 1)).all():
+                raise ActionMaskError(
+                    f"{name}: legal holds something other than True and False, or 1 and 0. Give an array of "
+                    "bools, True where an action is legal."
+                )
+            mask = np.ascontiguousarray(given, dtype=bool)
         keys = key_type(name, data, **functions) if keyed else None
         numbers = (name, "keyed" if keyed else n_states, n_actions, memory_size, max_episode_steps)
         return cls(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 from numba import types
 from numba.core.errors import NumbaError
 
-from dist_classicrl._jit import as_called_by_kernels
+from dist_classicrl._jit import result_type
+from dist_classicrl.environments.key_types import data_type
 from dist_classicrl.environments.model_checks import PROBABILITY_TOLERANCE
 from dist_classicrl.environments.sampling.function_kernels import CHANCE, REWARD, STATE
 from dist_classicrl.errors import ModelError, OutsideSpaceError, RewardError
@@ -59,16 +59,14 @@ def _returned(name: str, role: str, function: Any, data: Any, *arguments: Any) -
         raise ModelError(
             f"{name}: {role} must be compiled with numba.njit, got {function!r}. Put @numba.njit above it."
         )
-    called = as_called_by_kernels(function, False)
-    kinds = (numba.typeof(data), *arguments)
+    kind = data_type(name, data)
     try:
-        called.compile(kinds)
-    except (NumbaError, NotImplementedError) as error:
+        return result_type(function, (kind, *arguments))
+    except (NumbaError, NotImplementedError, TypeError) as error:
         raise ModelError(
             f"{name}: {role} cannot be compiled for data and arguments of the types {arguments}. Numba says "
             f"why: {error}"
         ) from error
-    return called.overloads[kinds].signature.return_type
 
 
 def check_fault(name: str, fault: np.ndarray, n_states: int) -> None:
