@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,9 +13,6 @@ from dist_classicrl.learning.state import State
 from dist_classicrl.learning.supersteps import sums
 from dist_classicrl.learning.supersteps.letters import Post, new_post
 from dist_classicrl.learning.supersteps.partition import STATE_SHIFT
-
-if TYPE_CHECKING:
-    from dist_classicrl.learning.supersteps.together import Boxes
 
 # Words of a record: who and how far; where, by which action, and what is asked; the reward; the return.
 # A state that is a key is the last word of all, see `put_state`.
@@ -83,22 +80,22 @@ def new_crew(
     time_limit: int,
     rank: int,
     ranks: int,
-    boxes: Boxes | None,
+    written: tuple[np.ndarray, np.ndarray] | None,
 ) -> Crew:
     """Return the arrays of `rank` of so many, where nobody has begun.
 
     A record has so many `words`, of which a game's hidden state takes `memory_size`, and what is `remembered`
     of a walker so many whole numbers and real ones; a reply or letter has `width` numbers; so many steps may
-    wait. `boxes` are where records are written for others.
+    wait. `written` is where records for others are written, and where each rank's begin; None: in new arrays.
     """
     # A reply to who lets steps wait is never read.
     n, of_targets = walkers, width if waits is None else 1
     records = _records(n, words)
-    if boxes is None:
+    if written is None:
         # Who moves may ask one rank for a target, and come to another.
         out, starts = _records(2 * n * ranks if ranks > 1 else 0, words), 2 * n * np.arange(ranks)
     else:
-        out, starts = boxes.records, boxes.out_starts
+        out, starts = written
     return Crew(
         records=records,
         reals=records.view(np.float64),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dist_classicrl._jit import jit, jit_inline
+from dist_classicrl._jit import jit
 from dist_classicrl._random import GAMMA, mix
 from dist_classicrl.environments.keyed import as_key
 from dist_classicrl.environments.simulate import prefetch_outcome
@@ -38,13 +38,14 @@ from dist_classicrl.learning.supersteps.kernels import (
     count_end,
     counter_at,
     find_target,
+    find_walkers,
     gather,
     moment,
     move_entry,
     simulate,
     steps_at_once,
 )
-from dist_classicrl.learning.supersteps.partition import owner_of, put_state, state_in
+from dist_classicrl.learning.supersteps.partition import owner_of, put_state
 from dist_classicrl.learning.supersteps.together import (
     BEGUN_AT,
     CROSSED,
@@ -103,14 +104,6 @@ def _begin_own(simulation, partition, crew, stretch, done, size):
     return FINE
 
 
-@jit_inline
-def _ask_for(partition, crew, table, first, last):
-    """Ask for the rows of some walkers."""
-    for k in range(first, last):
-        crew.rows[k] = state_in(partition, crew.records, crew.numbers[k])
-        prefetch_values(table, crew.rows[k])
-
-
 @jit
 def depart_in_place(rule, simulation, partition, crew, context, asking, stretch, done, size):
     """Let this rank's walkers among the first `size` act, and tell the targets to the owners of the entries.
@@ -127,7 +120,7 @@ def depart_in_place(rule, simulation, partition, crew, context, asking, stretch,
             return wrong
     n_moving = gather(crew, size)
     crew.sizes[MOVED] = n_moving
-    _ask_for(partition, crew, table, np.int64(0), min(BLOCK, n_moving))
+    find_walkers(partition, crew, table, np.int64(0), min(BLOCK, n_moving))
     for first in range(0, n_moving, BLOCK):
         last = min(first + BLOCK, n_moving)
         for k in range(first, last):
@@ -137,7 +130,7 @@ def depart_in_place(rule, simulation, partition, crew, context, asking, stretch,
             action = choose(context.behavior, rule, context, row, epsilon, mix(at))
             crew.actions[k] = action
             prefetch_outcome(simulation, as_key(simulation, row), action, mix(at + GAMMA), n_actions)
-        _ask_for(partition, crew, table, last, min(last + BLOCK, n_moving))
+        find_walkers(partition, crew, table, last, min(last + BLOCK, n_moving))
         for k in range(first, last):
             j, state, action = k - first, crew.rows[k], crew.actions[k]
             record = records[crew.numbers[k]]

@@ -246,7 +246,7 @@ def _begin_walkers(simulation, partition, crew, stretch, done, size):
 
 
 @jit_inline
-def _find(partition, crew, table, first, last):
+def find_walkers(partition, crew, table, first, last):
     """Find the rows of some walkers and ask for them."""
     for k in range(first, last):
         look_for(partition, crew.records, crew.numbers[min(k + BLOCK, crew.sizes[MOVED] - 1)])
@@ -271,7 +271,7 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
             return wrong
     n_moving = gather(crew, size)
     crew.sizes[MOVED], crew.sizes[ASKED] = n_moving, 0
-    _find(partition, crew, table, np.int64(0), min(BLOCK, n_moving))
+    find_walkers(partition, crew, table, np.int64(0), min(BLOCK, n_moving))
     for first in range(0, n_moving, BLOCK):
         last = min(first + BLOCK, n_moving)
         for k in range(first, last):
@@ -301,7 +301,7 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
             ):
                 return WRONG_RULE
             prefetch_outcome(simulation, as_key(simulation, state), action, mix(at + GAMMA), n_actions)
-        _find(partition, crew, table, last, min(last + BLOCK, n_moving))
+        find_walkers(partition, crew, table, last, min(last + BLOCK, n_moving))
         n_here = 0
         for k in range(first, last):
             j = k - first

@@ -200,7 +200,7 @@ class Share:
             simulator.max_episode_steps or NEVER,
             self._rank,
             self.ranks,
-            self._boxes,
+            None if self._boxes is None else (self._boxes.records, self._boxes.out_starts),
         )
         parts = type(simulator.tables), problem.rule.parameters, self._kind_of_partition
         self._depart = jit_for(kernels.depart, *parts)
