@@ -44,12 +44,12 @@ def problem(name: str) -> TabularMDP:
     return TabularMDP.garnet(1000, 4, 5, seed=0)
 
 
-def learner_in(source: Source, settings: Settings, workers: int = 1) -> Learner:
-    """Return a learner with walker 0, compiled, as one of so many workers has it."""
+def learner_in(source: Source, settings: Settings, workers: int = 1, is_alone: bool = False) -> Learner:
+    """Return a learner with walker 0, compiled, as one of so many workers has it, or who `is_alone`."""
     from dist_classicrl.learning.kinds import new_learner, problem_of
     from dist_classicrl.learning.rates import Rates
 
-    learner = new_learner(problem_of(source, settings, Rates(settings, workers)))
+    learner = new_learner(problem_of(source, settings, Rates(settings, workers), is_alone=is_alone))
     learner.add(0, source, 0)
     return learner
 

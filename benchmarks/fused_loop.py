@@ -1,9 +1,10 @@
-"""The package's training loop, its affine maps and visit counts included, against a plain C loop.
+"""The package's training loop, its visit counts included, against a plain C loop.
 
 The C loop is compiled when this runs, with ``gcc -O3 -march=native``. Both use SplitMix64 with the same
 draws, the same alias tables, the same table layout (float64, state * actions + action), the same fair
 tie-breaking and, for per-visit step sizes, the same step-size table with a count per entry. The package is
-called as a worker calls it: stretches of 50,000 steps, each followed by packing the maps. Before it is timed,
+called as a process alone calls it, which keeps no affine maps, and as a worker calls it: stretches of 50,000
+steps, each followed by packing the maps. Before it is timed,
 the C loop is compiled once more without contraction to fused multiply-adds, which Python's compiler does not
 do either, and must learn the same values.
 
@@ -211,20 +212,25 @@ class CLearner:
 
 
 class PackageLearner:
-    """A table that the package learns, as a worker does."""
+    """A table that the package learns, as a worker does, or a process alone."""
 
-    def __init__(self, source: Source, step_size: Any) -> None:
+    def __init__(self, source: Source, step_size: Any, is_alone: bool = False) -> None:
         settings = Settings(learning_rate=step_size, epsilon=EPSILON, discount_factor=DISCOUNT)
-        self._learner = common.learner_in(source, settings)
+        self._learner = common.learner_in(source, settings, is_alone=is_alone)
         self.table = self._learner.table
-        self.table.pack()
+        self._is_alone = is_alone
+        self._pack()
+
+    def _pack(self) -> None:
+        if not self._is_alone:
+            self.table.pack()
 
     def learn(self, key: int, steps: int, chunk: int) -> None:
-        """Learn `steps` steps of stream `key`, packing the maps after each chunk."""
+        """Learn `steps` steps of stream `key`, packing the maps after each chunk if they are kept."""
         stream = Stream(np.uint64(key), 0)
         while stream.used < steps:
             self._learner.learn(0, stream, chunk)
-            self.table.pack()
+            self._pack()
 
 
 def measure(name: str, step_size: str, steps: int, chunk: int, rounds: int, folder: str) -> dict[str, Any]:
@@ -237,12 +243,13 @@ def measure(name: str, step_size: str, steps: int, chunk: int, rounds: int, fold
     rate = STEP_SIZES[step_size]
     actions = f"-DN_ACTIONS={simulator.n_actions}"
     twin = CLearner(build(folder, f"twin{simulator.n_actions}", "-ffp-contract=off"), simulator, rate)
-    package = PackageLearner(source, rate)
+    package = PackageLearner(source, rate, is_alone=True)
     for learner in (twin, package):
         learner.learn(int(stream_key(0, "check")), 2_000_000, chunk)
     difference = float(np.abs(twin.q - package.table.q).max())
     learners: dict[str, Any] = {
-        "package": PackageLearner(source, rate),
+        "package": PackageLearner(source, rate, is_alone=True),
+        "worker": PackageLearner(source, rate),
         "c": CLearner(build(folder, "plain"), simulator, rate),
         "c_fixed": CLearner(build(folder, f"fixed{simulator.n_actions}", actions), simulator, rate),
     }
@@ -261,6 +268,7 @@ def measure(name: str, step_size: str, steps: int, chunk: int, rounds: int, fold
         "steps_per_second": {label: steps / float(np.median(found)) for label, found in seconds.items()},
         "ratio": common.median_ratio(seconds["c"], seconds["package"]),
         "ratio_fixed": common.median_ratio(seconds["c_fixed"], seconds["package"]),
+        "ratio_worker": common.median_ratio(seconds["c"], seconds["worker"]),
         "largest_difference": difference,
     }
 
@@ -287,6 +295,7 @@ def main() -> None:
             "C, M/s",
             "package / C",
             "package / C, actions fixed",
+            "worker / C",
             "|dQ|",
         ],
         [
@@ -297,6 +306,7 @@ def main() -> None:
                 f"{row['steps_per_second']['c'] / 1e6:.1f}",
                 f"{row['ratio']:.2f}",
                 f"{row['ratio_fixed']:.2f}",
+                f"{row['ratio_worker']:.2f}",
                 f"{row['largest_difference']:.0e}",
             ]
             for row in rows

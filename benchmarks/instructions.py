@@ -35,18 +35,18 @@ TOLERANCE = 0.03
 BEFORE = 300_000  # steps after which a table is no longer all ties
 
 
-def learner_of(problem: str, **settings: Any) -> tuple[Learner, Stream]:
+def learner_of(problem: str, is_alone: bool = False, **settings: Any) -> tuple[Learner, Stream]:
     """Return a learner that has learned for a while, and its stream."""
     chosen = Settings(epsilon=0.3, **settings)
-    learner = common.learner_in(resolve(common.problem(problem), 1, None), chosen)
+    learner = common.learner_in(resolve(common.problem(problem), 1, None), chosen, is_alone=is_alone)
     stream = Stream(stream_key(0, "instructions"), 0)
     learner.learn(0, stream, BEFORE)
     return learner, stream
 
 
-def learning(problem: str, **settings: Any) -> Callable[[int], None]:
+def learning(problem: str, **given: Any) -> Callable[[int], None]:
     """Return what makes so many steps."""
-    learner, stream = learner_of(problem, **settings)
+    learner, stream = learner_of(problem, **given)
     return lambda steps: learner.learn(0, stream, steps)
 
 
@@ -80,6 +80,10 @@ LOOPS: dict[str, tuple[Callable[[], Callable[[int], None]], int]] = {
     "learn Garnet, n^-0.7": (lambda: learning(common.GARNET, learning_rate=PerVisit(0.7)), 50_000),
     "apply": (lambda: handling_pushes("apply"), 200_000),
     "re-base": (lambda: handling_pushes("re-base"), 200_000),
+    "learn FrozenLake 8x8 alone, n^-0.7": (
+        lambda: learning(common.FROZEN_LAKE, is_alone=True, learning_rate=PerVisit(0.7)),
+        50_000,
+    ),
     "learn FrozenLake 8x8": (lambda: learning(common.FROZEN_LAKE, learning_rate=0.1), 50_000),
     "learn FrozenLake 8x8, replay": (
         lambda: learning(common.FROZEN_LAKE, learning_rate=0.1, replay_ratio=1.0),
@@ -87,8 +91,9 @@ LOOPS: dict[str, tuple[Callable[[], Callable[[int], None]], int]] = {
     ),
     "learn Taxi, n^-0.7": (lambda: learning(common.TAXI, learning_rate=PerVisit(0.7)), 50_000),
 }
-GUARDED = tuple(LOOPS)[:4]
-"""Of which the test compares the counts: one kind of learning, so that it compiles little."""
+GUARDED = tuple(LOOPS)[:5]
+"""Of which the test compares the counts: one kind of learning, with maps and without, so that it compiles
+little."""
 
 
 def run_parts(names: Sequence[str]) -> None:

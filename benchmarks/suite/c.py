@@ -45,7 +45,8 @@ def run(case: str, effort: Effort, _: Peers, folder: str) -> dict[str, Any]:
     assert simulator is not None and simulator.tables.first is None
     names = ("C", "C, number of actions fixed")
     candidates: dict[str, Callable[[int], Measured]] = {
-        "ours": timed(fused_loop.PackageLearner(source, rate), effort.seconds)
+        "ours": timed(fused_loop.PackageLearner(source, rate, is_alone=True), effort.seconds),
+        "ours, as a worker": timed(fused_loop.PackageLearner(source, rate), effort.seconds),
     }
     if shutil.which("gcc") is None:
         return measure(
@@ -55,7 +56,7 @@ def run(case: str, effort: Effort, _: Peers, folder: str) -> dict[str, Any]:
         "twin": fused_loop.CLearner(
             fused_loop.build(folder, f"{case}-twin".replace(" ", "-"), "-ffp-contract=off"), simulator, rate
         ),
-        "package": fused_loop.PackageLearner(source, rate),
+        "package": fused_loop.PackageLearner(source, rate, is_alone=True),
     }
     for learner in learners.values():
         learner.learn(int(stream_key(0, "check")), CHECKED, CHUNK)

@@ -33,8 +33,9 @@ def loops(folder: str) -> Iterator[tuple[str, str, Callable[[int], object]]]:
         simulator = source.simulator
         assert simulator is not None
         fixed = f"-DN_ACTIONS={simulator.n_actions}"
-        ours = fused_loop.PackageLearner(source, rate)
-        yield name, "ours", lambda steps, ours=ours: ours.learn(key, steps, CHUNK)
+        for label, is_alone in (("ours", True), ("ours, as a worker", False)):
+            ours = fused_loop.PackageLearner(source, rate, is_alone)
+            yield name, label, lambda steps, ours=ours: ours.learn(key, steps, CHUNK)
         for label, options in (("C", ()), ("C, number of actions fixed", (fixed,))):
             library = f"{name}{len(options)}".replace(" ", "-")
             twin = fused_loop.CLearner(fused_loop.build(folder, library, MARCH, *options), simulator, rate)

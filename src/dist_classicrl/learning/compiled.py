@@ -234,8 +234,9 @@ class CompiledLearner:
 
     def _check_not_stuck(self, states: np.ndarray) -> None:
         n_tables = len(self._rule.tables)
-        updates = self.table.updates[: n_tables * self.table.n_states * self.table.n_actions]
-        rows = updates.reshape(n_tables, self.table.n_states, -1)
+        updates = self.table.updates if self.table.with_maps else self.table.visits
+        acted = updates[: n_tables * self.table.n_states * self.table.n_actions]
+        rows = acted.reshape(n_tables, self.table.n_states, -1)
         stuck_there(states, np.asarray(rows[:, states].any(axis=(0, 2))))
 
     def state(self, walker: int) -> State:

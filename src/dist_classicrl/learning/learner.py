@@ -232,8 +232,9 @@ class Problem:
 
     @cached_property
     def table(self) -> Any:
-        """The rows, or else a new `LocalTable`, of which maps can be taken."""
+        """The rows, or else a new `LocalTable`, of which maps can be taken if somebody may ask for them."""
         if self.rows is not None:
             return self.rows
         with_replays = self.settings.replay_ratio > 0.0
-        return LocalTable(*self.shape.of_table, self.dtype, self.legal, with_replays, self.shape)
+        is_bare = self.is_alone and self.source.simulator is not None and self.card is None
+        return LocalTable(*self.shape.of_table, self.dtype, self.legal, with_replays, self.shape, not is_bare)

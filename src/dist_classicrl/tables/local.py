@@ -26,7 +26,8 @@ class LocalTable:
     whatever it is. `legal`, bool of shape (n_states, n_actions), has the legal actions where they depend on
     the state alone: the others are -inf here and never learned. Maps tell replayed updates from visits
     `with_replays`. `shape` says how many tables of this size there are, and what is shared besides; by
-    default one table and nothing.
+    default one table and nothing. Without maps, `with_maps`, there is nothing to be packed, and a step takes
+    a fifth less: for who has the table to itself, and learns the same values.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class LocalTable:
         legal: np.ndarray | None = None,
         with_replays: bool = False,
         shape: TableShape | None = None,
+        with_maps: bool = True,
     ) -> None:
         shape = TableShape(n_states, n_actions) if shape is None else shape
         size, rows = shape.size, shape.n_rows
@@ -47,11 +49,13 @@ class LocalTable:
         self.q = np.zeros(size)
         self.best = np.zeros(rows)
         self.greedy = np.zeros(rows, np.int32)
-        self.weight = np.ones(size)
-        self.shift = np.zeros(size)
-        self.updates = np.zeros(size, np.int64)
+        self.with_maps = with_maps
+        mapped = size if with_maps else 0
+        self.weight = np.ones(mapped)
+        self.shift = np.zeros(mapped)
+        self.updates = np.zeros(mapped, np.int64)
         self.visits = np.zeros(size, np.int64)
-        self.touched = np.zeros(size + 1, np.int64)
+        self.touched = np.zeros(mapped + 1, np.int64)
         self.n_touched = np.zeros(1, np.int64)
         self.base = np.zeros(size, dtype)
         self.limit = float(np.finfo(dtype).max)
@@ -72,11 +76,11 @@ class LocalTable:
             self.q,
             self.best,
             self.greedy,
-            self.weight,
-            self.shift,
-            self.updates,
+            self.weight if with_maps else None,
+            self.shift if with_maps else None,
+            self.updates if with_maps else None,
             self.visits,
-            self.touched,
+            self.touched if with_maps else None,
             self.n_touched,
             lists,
             (0,) * n_actions if n_actions <= UNROLLED_ACTIONS else None,
@@ -95,7 +99,8 @@ class LocalTable:
 
         `exact` is what `exact()` gave, where learning is to go on from there and not from `values`.
         """
-        kernels.reset_maps(self.arrays)
+        if self.with_maps:
+            kernels.reset_maps(self.arrays)
         self.residual = self._base_rows = None
         self.base[:] = values
         self.q[:] = values if exact is None else exact
@@ -229,9 +234,21 @@ class LocalTable:
         The values here are exact: to apply maps would only add rounding. DivergenceError if one has grown
         beyond what the table can hold; then nothing is written.
         """
+        if not self.with_maps:
+            self._settle_whole(values, counts)
+            return
         lost = kernels.settle_maps(self.arrays, self.limit, values, counts)
         if lost >= 0:
             raise self.diverged(int(lost))
+
+    def _settle_whole(self, values: np.ndarray, counts: np.ndarray) -> None:
+        is_fine = np.abs(self.q) <= self.limit
+        if self.illegal is not None:
+            is_fine |= self.illegal
+        if not is_fine.all():
+            raise self.diverged(int(np.argmin(is_fine)))
+        np.copyto(values, self.q, casting="same_kind", where=True if self.illegal is None else ~self.illegal)
+        np.copyto(counts, self.visits)
 
     def diverged(self, entry: int) -> DivergenceError:
         """Return the error for an entry that has grown beyond what the server's table can hold."""

@@ -43,13 +43,14 @@ class TableArrays(NamedTuple):
         The maximum of each row and where it is, -1 where several are equal. In a compiled environment
         ``best`` is 0 where no action is legal: nothing can be collected there. Whoever changes ``q`` keeps
         both up to date, so that the next action does not wait for a search.
-    weight, shift : ndarray(float64), shape (R * A,)
-        The affine map that the updates since the last push make.
-    updates : ndarray(int64), shape (R * A,)
+    weight, shift : None or ndarray(float64), shape (R * A,)
+        The affine map that the updates since the last push make. None, as the next and `touched`, where
+        nobody asks for maps.
+    updates : None or ndarray(int64), shape (R * A,)
         Visits in the low 32 bits, replayed updates in the high 32; not 0 means touched.
     visits : ndarray(int64), shape (R * A,)
         The visits known besides those, the clock of per-visit step sizes.
-    touched : ndarray(int64), shape (R * A + 1,)
+    touched : None or ndarray(int64), shape (R * A + 1,)
     n_touched : ndarray(int64), shape (1,)
         The touched entries, in the order of their first touch.
     legal : None or (ndarray(int32), shape (S,), ndarray(int32), shape (S * A,))
@@ -62,11 +63,11 @@ class TableArrays(NamedTuple):
     q: np.ndarray
     best: np.ndarray
     greedy: np.ndarray
-    weight: np.ndarray
-    shift: np.ndarray
-    updates: np.ndarray
+    weight: np.ndarray | None
+    shift: np.ndarray | None
+    updates: np.ndarray | None
     visits: np.ndarray
-    touched: np.ndarray
+    touched: np.ndarray | None
     n_touched: np.ndarray
     legal: tuple[np.ndarray, np.ndarray] | None
     row_shape: tuple[int, ...] | None
@@ -220,7 +221,7 @@ def learn_each_of_row(table, row, target, step_size, counts_as, touched):
     return touched
 
 
-# Tables whose updates are kept as maps
+# Tables whose updates may be kept as maps
 
 
 @jit_inline
@@ -262,18 +263,38 @@ def _any_greedy_action(table, row, random):
 
 @jit_inline
 def _visits_of(table, row, action):
-    at = _entry(table, row, action)
-    return table.visits[at] + (table.updates[at] & VISIT_MASK)
+    return _all_visits(table.visits, table.updates, _entry(table, row, action))
+
+
+@jit_inline
+def _all_visits(visits, updates, at):
+    return visits[at] if updates is None else visits[at] + (updates[at] & VISIT_MASK)
 
 
 @jit_inline
 def _count(table, row, action, counts_as, touched):
-    entry = row * actions_of(table) + action
+    return _count_entry(table, table.updates, row * actions_of(table) + action, counts_as, touched)
+
+
+@jit_inline
+def _count_entry(table, updates, entry, counts_as, touched):
     at = np.uint64(entry)
+    if updates is None:
+        table.visits[at] += counts_as & VISIT_MASK
+        return touched
     table.touched[np.uint64(touched)] = entry
-    known = table.updates[at]
-    table.updates[at] = known + counts_as
+    known = updates[at]
+    updates[at] = known + counts_as
     return touched + (known == 0)
+
+
+@jit_inline
+def _compose(weight, shift, at, keep, moved):
+    """Compose the map (keep, moved) after that of an entry, if there is one."""
+    if weight is not None:
+        kept = weight[at] * keep
+        weight[at] = kept if kept > _SMALLEST_WEIGHT else 0.0  # denormals are a hundred times slower
+        shift[at] = keep * shift[at] + moved
 
 
 @jit_inline
@@ -314,15 +335,12 @@ def pick_among_best(q, top, first, n_actions, random):
 @jit_inline
 def _learn_target(table, row, action, target, step_size):
     """Compose the map; the row's maximum follows."""
-    q, best, greedy, weight, shift = table.q, table.best, table.greedy, table.weight, table.shift
+    q, best, greedy = table.q, table.best, table.greedy
     at = _entry(table, row, action)
-    keep = 1.0 - step_size
     old = q[at]
     new = old + step_size * (target - old)
     q[at] = new
-    kept = weight[at] * keep
-    weight[at] = kept if kept > _SMALLEST_WEIGHT else 0.0  # denormal numbers are a hundred times slower
-    shift[at] = keep * shift[at] + step_size * target
+    _compose(table.weight, table.shift, at, 1.0 - step_size, step_size * target)
     top = best[np.uint64(row)]
     if new != old and (old == top or new >= top):
         refresh_row(q, best, greedy, row, actions_of(table))
@@ -331,16 +349,12 @@ def _learn_target(table, row, action, target, step_size):
 @jit_inline
 def _learn_row(table, row, target, step_size, counts_as, touched):
     """Compose the maps; the row's maximum follows, which is known where all values are the same."""
-    q, weight, shift, updates = table.q, table.weight, table.shift, table.updates
+    q = table.q
     n_actions = actions_of(table)
     first, keep, moved = row * n_actions, 1.0 - step_size, step_size * target
     for action in range(n_actions):
-        at = np.uint64(first + action)
-        if _can_be_played(table.legal, q[at]):
-            table.touched[np.uint64(touched)] = first + action
-            known = updates[at]
-            updates[at] = known + counts_as
-            touched += known == 0
+        if _can_be_played(table.legal, q[np.uint64(first + action)]):
+            touched = _count_entry(table, table.updates, first + action, counts_as, touched)
     old = q[np.uint64(first)]
     top = old + step_size * (target - old)
     is_same = n_actions > 1
@@ -351,9 +365,7 @@ def _learn_row(table, row, target, step_size, counts_as, touched):
             new = old + step_size * (target - old)
             q[at] = new
             is_same &= new == top
-            kept = weight[at] * keep
-            weight[at] = kept if kept > _SMALLEST_WEIGHT else 0.0
-            shift[at] = keep * shift[at] + moved
+            _compose(table.weight, table.shift, at, keep, moved)
         else:
             is_same = False
     if is_same:
@@ -372,7 +384,7 @@ def _can_be_played(legal, value):
 def _add_amount(table, row, action, amount):
     at = _entry(table, row, action)
     table.q[at] += amount
-    table.shift[at] += amount
+    _compose(table.weight, table.shift, at, 1.0, amount)
 
 
 ROW_FUNCTIONS[TableArrays] = RowFunctions(
