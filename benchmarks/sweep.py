@@ -68,7 +68,7 @@ class Kernels:
 
     def __init__(self) -> None:
         self.kernel = self.exact = 0.0
-        run_game, judged, run = compiled.run_game, trial._judged, trial.Laboratory.run
+        run_game, judged, run = compiled.run_game, trial.judged, trial.Laboratory.run
 
         def timed_game(simulator: Any, came: Any, reward: Any, kernel: Any, *arguments: Any) -> None:
             def timed_kernel(*given: Any) -> Any:
@@ -100,7 +100,7 @@ class Kernels:
             }
 
         compiled.run_game = episodes.run_game = timed_game  # type: ignore[attr-defined]
-        trial._judged = timed_judged
+        trial.judged = timed_judged
         trial.Laboratory.run = noted_run  # type: ignore[method-assign]
 
 

@@ -3,13 +3,16 @@
 import numpy as np
 
 from dist_classicrl.environments.resolve import resolve
+from dist_classicrl.learning.card import kernels
 from dist_classicrl.learning.card import learner as learners
 from dist_classicrl.learning.card.cards import Card
 from dist_classicrl.learning.card.on_core import play_round, room_for_copy
+from dist_classicrl.learning.card.one_run import learn_run
 from dist_classicrl.learning.card.plan import Shape, blocks_of
 from dist_classicrl.learning.kinds import problem_of
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.rates import Rates
+from dist_classicrl.sweep import making
 
 NO_CARD = Card(0, "none", (0, 0), 1 << 30, 1, is_simulated=True)
 
@@ -69,3 +72,21 @@ def learned(learner, steps, key=7, start=0):
     learner.learn(0, Stream(np.uint64(key), start), steps)
     table = learner.table
     return {name: getattr(table, name).copy() for name in ("q", "weight", "shift", "updates")}
+
+
+class _RunsOnCore:
+    """Stands for the kernel of whole runs: one thread after the other."""
+
+    def __getitem__(self, grid):
+        return self
+
+    def __call__(self, rule, simulation, runs, parts, lines, settles):
+        for r in range(runs.keys.size):
+            learn_run(rule, simulation, runs, r, parts, lines, settles)
+
+
+def make_runs_on_a_core(monkeypatch):
+    """Let a core do what a card's kernel of whole runs would do."""
+    monkeypatch.setattr(kernels, "is_simulated", lambda: True)  # arrays are in main memory
+    monkeypatch.setattr(kernels, "runs_kernel", _RunsOnCore)
+    monkeypatch.setattr(making, "card_of_this_rank", lambda: NO_CARD)

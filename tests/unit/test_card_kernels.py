@@ -105,7 +105,8 @@ def test_kernels_compile_to_ptx_with_exact_sums_and_the_parameters_that_they_are
 @pytest.mark.skipif(
     not _can_compile(), reason="NVVM and NVRTC are not installed: pip install 'numba-cuda[cu13]'"
 )
-def test_whole_runs_compile_to_ptx_with_exact_sums(monkeypatch):
+@pytest.mark.parametrize("learning_rate", [PerVisit(0.7), 0.1])
+def test_whole_runs_compile_to_ptx_with_exact_sums(monkeypatch, learning_rate):
     from numba import cuda
     from numba.cuda import dispatcher
 
@@ -119,12 +120,13 @@ def test_whole_runs_compile_to_ptx_with_exact_sums(monkeypatch):
 
         def __call__(self, *arguments):
             signature = numba.types.void(*map(numba.typeof, arguments))
-            compiled.append(cuda.compile_ptx(kernels.python_of_runs(), signature, cc=(9, 0))[0])
+            if not compiled:
+                compiled.append(cuda.compile_ptx(kernels.python_of_runs(), signature, cc=(9, 0))[0])
 
     monkeypatch.setattr(kernels, "on_card", lambda value: value)
     monkeypatch.setattr(kernels, "from_card", lambda array: array)
     monkeypatch.setattr(kernels, "runs_kernel", Kernel)
-    learn_runs(MODEL, [1, 2], 10, Settings(), NO_CARD)
+    learn_runs(MODEL, [1, 2], 10, Settings(learning_rate=learning_rate), NO_CARD)
     assert ".target sm_90" in compiled[0] and "fma.rn" not in compiled[0]
 
 

@@ -99,9 +99,14 @@ class Totals:
         return taken
 
 
+def are_sound(totals: np.ndarray) -> np.ndarray:
+    """Return of each row, the last axis, whether `check_sums` would let it pass."""
+    return np.asarray((np.abs(totals) <= _LARGEST_SUM).all(axis=-1))
+
+
 def check_all_sums(totals: np.ndarray) -> None:
     """Do what `check_sums` does for each row."""
-    if not (np.abs(totals) <= _LARGEST_SUM).all():
+    if not are_sound(totals).all():
         for row in totals:
             check_sums(row)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,8 @@ from dist_classicrl.sweep.halving import SuccessiveHalving
 # What a process takes at a time: so many steps take half a second, writing down that it takes them little.
 _PARCEL_STEPS = 2e7
 _LEAST_PARCEL_STEPS = _PARCEL_STEPS / 8
+#: Runs that one process takes at a time where a card makes them at once, as long as one of them takes.
+_RUNS_AT_ONCE = 16_384
 _PARCELS_LEFT = 32  # towards the end: others have nothing to do while the last parcel is made
 #: Steps of a stepped environment that take as long as one that is compiled.
 STEPPED_COST = 300
@@ -108,21 +110,36 @@ class Plan:
         first = place * len(self.seeds)
         return [self.trial(number, total_steps) for number in range(first, first + len(self.seeds))]
 
-    def parcels(self, trials: Sequence[Trial], costs: Mapping[str, float]) -> list[Parcel]:
+    def parcels(
+        self,
+        trials: Sequence[Trial],
+        costs: Mapping[str, float],
+        together: Callable[[Trial], Hashable] = lambda trial: None,
+    ) -> list[Parcel]:
         """Return the runs in parcels of half a second, less at the end; those that take longest come first.
 
-        `costs` has what a step of each environment costs, 1 where it is compiled. The parcels depend on
-        nothing else, so that all processes divide the runs alike.
+        `costs` has what a step of each environment costs, 1 where it is compiled. Runs for which `together`
+        returns the same, and not None, are made at once by a card, and come before all others. The parcels
+        depend on nothing else, so that all processes divide the runs alike.
         """
+        at_once: dict[Hashable, list[Trial]] = {}
+        for trial in trials:
+            at_once.setdefault(together(trial), []).append(trial)
         ordered = sorted(
-            trials, key=lambda trial: (-trial.total_steps * costs[trial.environment], trial.number)
+            at_once.pop(None, []),
+            key=lambda trial: (-trial.total_steps * costs[trial.environment], trial.number),
         )
-        parcels: list[list[Trial]] = []
+        parcels = [
+            those[first : first + _RUNS_AT_ONCE]
+            for those in at_once.values()
+            for first in range(0, len(those), _RUNS_AT_ONCE)
+        ]
+        first_alone = len(parcels)
         room = 0.0
         left = sum(trial.total_steps * costs[trial.environment] for trial in ordered)
         for trial in ordered:
             cost = trial.total_steps * costs[trial.environment]
-            if not parcels or cost > room:
+            if len(parcels) == first_alone or cost > room:
                 parcels.append([])
                 room = min(_PARCEL_STEPS, max(_LEAST_PARCEL_STEPS, left / _PARCELS_LEFT))
             parcels[-1].append(trial)

@@ -47,6 +47,7 @@ def _is_told(data: Mapping[str, Any]) -> bool:
         and all(_is_number(data.get(name)) for name in _NUMBERS)
         and all(_is_perhaps(data.get(name, "")) for name in _PERHAPS)
         and (all(each is None for each in exact) or all(map(_is_number, exact)))
+        and isinstance(data.get("device", "cpu"), str)  # older ones have none
         and isinstance(curve, list)
         and all(map(_is_point, curve))
     )

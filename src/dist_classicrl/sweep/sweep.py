@@ -28,6 +28,7 @@ from dist_classicrl.sweep.arrivals import Arrivals
 from dist_classicrl.sweep.compiling import once_on_each_host
 from dist_classicrl.sweep.folder import Member, StudyFolder
 from dist_classicrl.sweep.halving import SuccessiveHalving
+from dist_classicrl.sweep.making import Making
 from dist_classicrl.sweep.plan import (
     STEPPED_COST,
     Parcel,
@@ -42,7 +43,7 @@ from dist_classicrl.sweep.progress import ShownSweep, SweepProgress
 from dist_classicrl.sweep.sampling import SAMPLERS, Told, proposed, require_optuna, values_of
 from dist_classicrl.sweep.search import Range, n_tried, variants
 from dist_classicrl.sweep.study import Study, score_of
-from dist_classicrl.sweep.trial import Laboratory, looked_at
+from dist_classicrl.sweep.trial import looked_at
 
 if TYPE_CHECKING:
     from dist_classicrl.environments.resolve import EnvLike, Source
@@ -54,7 +55,7 @@ _MOST_RUNS = 10_000_000
 
 
 class Sweep:
-    """Many trainings: environments times settings times seeds, each alone on one core.
+    """Many trainings: environments times settings times seeds, each alone on one core, or in a card's thread.
 
     Runs are divided among processes by a folder, without a server: helper processes of this one, the ranks of
     an MPI job, the tasks of a SLURM array, several hosts at once. Processes may die, leave and come. A sweep
@@ -166,6 +167,7 @@ class Sweep:
                 )
         self._costs = {name: 1.0 if look.simulator else float(STEPPED_COST) for name, look in looks.items()}
         self._stopping = early_stopping
+        self._devices = set(varied.get("device", [common.get("device", "cpu")]))
         self.plan = Plan(
             environments={name: _told_of(self._environments[name], look) for name, look in looks.items()},
             variants=[None] * len(made) if is_sampled else tuple(made),
@@ -245,7 +247,8 @@ class Sweep:
         ----------
         processes : int, optional
             Of this host, this one included; by default as many as there are cores, and where a launcher
-            started this process as one of several ranks, this one alone.
+            started this process as one of several ranks, this one alone. Runs with ``device="cuda"`` are
+            made by this one, since a forked process cannot use a card.
         progress : callable, optional
             Called about once a second in this process.
         retry_failed : bool
@@ -259,17 +262,22 @@ class Sweep:
         count = (1 if launched() else usable_cores()) if processes is None else processes
         if not is_whole(count) or count < 1:
             raise StudyError(f"processes must be a whole number of 1 or more, got {processes!r}.")
+        if self._devices == {"cuda"} and count > 1:
+            logger.info(
+                "This process makes all runs, since a forked one cannot use a card. Start ranks to use "
+                "several cards, for instance with `mpirun -n 4`."
+            )
+            count = 1
         folder = self.begin()
-        laboratory = Laboratory(self.plan, self._environments, self.folder)
+        making = Making(self.plan, self._environments, self._costs, self.folder)
         with Member(folder) as member:  # it shows that it lives while it compiles
             has_forgotten = retry_failed and member.forget_failed()
             # Before there are helpers, which have it all then.
-            once_on_each_host(self.folder / "members", partial(laboratory.compile, folder.records()))
+            once_on_each_host(self.folder / "members", partial(making.compile, folder.records()))
             with _out_of_collections(), helpers() as those, _ended_by_interrupt():
                 shown = ShownSweep(progress, self.plan.n_trainings(self._stopping), folder)
-                work = partial(self._work, laboratory, lambda: None)
                 for _ in range(min(int(count), self.plan.n_runs) - 1):
-                    those.start(partial(work, StudyFolder(self.folder)))
+                    those.start(partial(self._help, making))
 
                 def tick() -> None:
                     if lost := those.lost():
@@ -278,16 +286,21 @@ class Sweep:
                         )
                     shown.tick()
 
-                self._work(laboratory, tick, folder, member)
+                self._work(making, tick, folder, member)
                 shown.tick(at_end=True)
         study = Study(self.folder)
         if has_forgotten or not task_of_environment():  # others may have written theirs before
             study.write_tables()
         return study
 
+    def _help(self, making: Making) -> None:
+        """Make runs in a process that was forked from another one, where no card can be used."""
+        making.may_use_cards = False
+        self._work(making, lambda: None, StudyFolder(self.folder))
+
     def _work(
         self,
-        laboratory: Laboratory,
+        making: Making,
         tick: Callable[[], None],
         folder: StudyFolder,
         known: Member | None = None,
@@ -295,29 +308,29 @@ class Sweep:
         """Make runs until there are none left, in this process: a new member, or one that is known."""
         with Member(folder) if known is None else nullcontext(known) as member:
             if self.plan.search is not None or (self._stopping is not None and self._stopping.asynchronous):
-                self._make_as_they_come(laboratory, member, folder, tick)
+                self._make_as_they_come(making, member, folder, tick)
                 return
             if self._stopping is None:
                 numbers = range(self.plan.n_runs)
-                self._make([self.plan.trial(number) for number in numbers], laboratory, member, folder, tick)
+                self._make([self.plan.trial(number) for number in numbers], making, member, folder, tick)
                 return
             alive = {name: list(range(len(self.plan.variants))) for name in self.plan.environments}
             for rung in range(self._stopping.rungs):
                 steps = self._stopping.steps(rung, self.plan.total_steps)
                 trials = trials_of(self.plan, alive, steps)
-                self._make(trials, laboratory, member, folder, tick)
+                self._make(trials, making, member, folder, tick)
                 alive = next_rung(self.plan, self._stopping, alive, steps, folder.records())
 
     def _make(
         self,
         trials: list[Trial],
-        laboratory: Laboratory,
+        making: Making,
         member: Member,
         folder: StudyFolder,
         tick: Callable[[], None],
     ) -> None:
         """Take part in making these runs, and return when all of them are made by someone."""
-        parcels = left = self.plan.parcels(trials, self._costs)
+        parcels = left = making.parcels(trials)
         withdrawn = -1
         while left:
             waiting: list[Parcel] = []
@@ -325,7 +338,7 @@ class Sweep:
             for parcel in left:
                 if not _not_there([parcel], records):
                     continue
-                if not self._make_parcel(parcel, laboratory, member, folder, tick):
+                if not self._make_parcel(parcel, making, member, folder, tick):
                     waiting.append(parcel)
             if waiting and len(waiting) == len(left):
                 time.sleep(_POLL_SECONDS)
@@ -343,24 +356,23 @@ class Sweep:
     def _make_parcel(
         self,
         parcel: Parcel,
-        laboratory: Laboratory,
+        making: Making,
         member: Member,
         folder: StudyFolder,
         tick: Callable[[], None],
     ) -> bool:
         """Make the runs of a parcel, and return True; False if somebody else does."""
-        if not member.claim(parcel.name):
+        if not making.can_make(parcel.trials) or not member.claim(parcel.name):
             return False
         records = folder.records_read
-        for trial in parcel.trials:
-            if trial.key not in records:
-                member.keep(laboratory.run(trial))
-                tick()
+        for record in making.records([trial for trial in parcel.trials if trial.key not in records]):
+            member.keep(record)
+            tick()
         member.make_durable()
         return True
 
     def _make_as_they_come(
-        self, laboratory: Laboratory, member: Member, folder: StudyFolder, tick: Callable[[], None]
+        self, making: Making, member: Member, folder: StudyFolder, tick: Callable[[], None]
     ) -> None:
         """Take part in making runs each of which depends on what others came to; return when none is left."""
         arrivals: Arrivals
@@ -373,16 +385,16 @@ class Sweep:
             self.plan.variants[number] = found["settings"]  # type: ignore[index]
 
         def is_claimed(trials: list[Trial]) -> bool:
-            return any(folder.is_claimed(parcel.name) for parcel in self.plan.parcels(trials, self._costs))
+            return any(folder.is_claimed(parcel.name) for parcel in making.parcels(trials))
 
         arrivals = Arrivals(self.plan, self._stopping, folder, propose, is_claimed)
         while True:
             records, left, made = folder.records(), False, False
             for trials in arrivals.jobs():
                 left = True
-                for parcel in self.plan.parcels(trials, self._costs):
+                for parcel in making.parcels(trials):
                     if not all(trial.key in records for trial in parcel.trials):
-                        made |= self._make_parcel(parcel, laboratory, member, folder, tick)
+                        made |= self._make_parcel(parcel, making, member, folder, tick)
                 if made:
                     break  # what came out may bring others to the front
             if not left:

@@ -8,7 +8,7 @@ import shutil
 import signal
 import time
 import traceback
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -33,7 +33,7 @@ LONG_STEPS = 3e9
 _CHECKPOINT_INTERVAL = "60s"
 # Solving a model of that size takes about as long as a run.
 MOST_PAIRS = 1_000_000
-_LONGEST_EPISODE = 100_000
+LONGEST_EPISODE = 100_000
 
 
 class _OneRank:
@@ -46,6 +46,12 @@ class _OneRank:
     def Get_size(self) -> int:
         """Return 1."""
         return 1
+
+
+def next_point(after: int, total_steps: int, n_points: int) -> int | None:
+    """Return the first step above `after` at which a curve of so many points has one; None: there is none."""
+    point = after * n_points // total_steps + 1
+    return None if point > n_points else -(-point * total_steps // n_points)
 
 
 class Curve(BaseCallback):
@@ -63,8 +69,7 @@ class Curve(BaseCallback):
         self._total, self._n_points, self._file = total_steps, n_points, file
 
     def _next_step(self, after: int) -> int | None:
-        point = after * self._n_points // self._total + 1
-        return None if point > self._n_points else -(-point * self._total // self._n_points)
+        return next_point(after, self._total, self._n_points)
 
     def _on_training_start(self) -> None:
         if self._file is None:
@@ -77,8 +82,7 @@ class Curve(BaseCallback):
 
     def _on_step(self) -> bool:
         assert self.progress is not None
-        mean = self.progress.mean_return
-        point = [self.num_timesteps, None if math.isnan(mean) else mean, self.progress.episodes]
+        point = [self.num_timesteps, number(self.progress.mean_return), self.progress.episodes]
         self.points.append(point)
         if self._file is not None:
             with open(self._file, "a") as file:
@@ -99,45 +103,39 @@ class Laboratory:
 
     def run(self, trial: Trial) -> dict[str, Any]:
         """Return the record of a run; what it raised is in there, too."""
-        started = time.perf_counter()
-        record: dict[str, Any] = {"key": trial.key, "run": trial.number, "error": None}
-        try:
-            record |= self._trained(trial)
-        except (Exception, SystemExit) as error:
-            if isinstance(error, (TrainingStopped, WorkerLeft)) or _is_of_signal(error):
-                raise
-            # Of a user's environment or of ours: it costs this run alone.
-            record["error"] = f"{type(error).__name__}: {error}"
-        record["seconds"] = time.perf_counter() - started
-        return record
+        return record_of(trial, lambda: self._trained(trial))
 
     def compile(self, made: Container[str]) -> None:
         """Make a tiny run of each kind of those that are not `made` yet, so that what they need is compiled.
 
-        Only of environments that are compiled: others might take long, or heed that they are stepped.
+        Only of environments that are compiled: others might take long, or heed that they are stepped. And
+        only on cores: what is compiled for a card is not kept, and helper processes could not use a card any
+        more, which are forked from this one.
         """
         known: set[tuple[Any, ...]] = set()
         for environment in self._environments:
             for variant, given in enumerate(self._plan.variants):
                 if given is None:
                     continue
-                settings = self._settings_of(variant)
+                settings = self.settings_of(variant)
                 kind = (environment, *kind_of(settings))
                 trials = self._plan.trials(environment, variant, self._plan.total_steps)
-                if kind in known or all(trial.key in made for trial in trials):
+                is_made = all(trial.key in made for trial in trials)
+                if kind in known or is_made or settings.device == "cuda":
                     continue
                 known.add(kind)
-                if hasattr(self._environment(environment, settings.use_action_mask), "tables"):
+                if hasattr(self.environment(environment, settings.use_action_mask), "tables"):
                     tiny = replace(trials[0], total_steps=min(self._plan.points, trials[0].total_steps))
                     with suppress(Exception):  # the runs themselves will tell
                         self._trained(tiny, eval_episodes=1)
 
-    def _settings_of(self, variant: int) -> Settings:
+    def settings_of(self, variant: int) -> Settings:
+        """Return the settings of this number, the same object each time."""
         if variant not in self._settings:
             self._settings[variant] = checked_settings(self._plan.variants[variant])
         return self._settings[variant]
 
-    def _environment(self, name: str, use_action_mask: bool | None) -> Any:
+    def environment(self, name: str, use_action_mask: bool | None) -> Any:
         """Return what `train` is given: the compiled form where there is one, which is made only once."""
         if (name, use_action_mask) not in self._ready:
             env = self._environments[name]
@@ -146,8 +144,8 @@ class Laboratory:
         return self._ready[name, use_action_mask]
 
     def _trained(self, trial: Trial, eval_episodes: int | None = None) -> dict[str, Any]:
-        settings = self._settings_of(trial.variant)
-        env = self._environment(trial.environment, settings.use_action_mask)
+        settings = self.settings_of(trial.variant)
+        env = self.environment(trial.environment, settings.use_action_mask)
         model: TabularMDP | None = getattr(env, "model", None)
         arguments = {**settings.arguments(), "seed": trial.seed}
         agent = DistAsyncQLearning(**arguments, comm=THIS_PROCESS)
@@ -161,15 +159,16 @@ class Laboratory:
             env, total_steps=trial.total_steps, callbacks=curve, progress_bar=False, **saving
         )
         episodes = self._plan.eval_episodes if eval_episodes is None else eval_episodes
-        final = agent.evaluate(env, episodes, seed=trial.seed, max_steps=_LONGEST_EPISODE)
+        final = agent.evaluate(env, episodes, seed=trial.seed, max_steps=LONGEST_EPISODE)
         told = {
             "steps": result.steps,
             "episodes": result.episodes,
-            "training_return": _number(result.mean_return),
+            "training_return": number(result.mean_return),
             "final_return": final.mean_return,
             "curve": curve.points,
-            **_judged(agent, model, settings.discount_factor),
+            **judged(lambda: agent.q_table, model, settings.discount_factor),
             "train_seconds": result.seconds,
+            "device": result.device,
         }
         if is_long:
             shutil.rmtree(place, ignore_errors=True)
@@ -187,15 +186,33 @@ def looked_at(env: Any, use_action_mask: bool | None = None) -> Source:
     return source
 
 
-def _judged(agent: DistAsyncQLearning, model: TabularMDP | None, discount: float) -> dict[str, Any]:
+def record_of(trial: Trial, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the record of a run of which `make` tells what came out; what that raises is in there, too."""
+    started = time.perf_counter()
+    record: dict[str, Any] = {"key": trial.key, "run": trial.number, "error": None}
+    try:
+        record |= make()
+    except (Exception, SystemExit) as error:
+        if isinstance(error, (TrainingStopped, WorkerLeft)) or _is_of_signal(error):
+            raise
+        # Of a user's environment or of ours: it costs this run alone.
+        record["error"] = f"{type(error).__name__}: {error}"
+    record["seconds"] = time.perf_counter() - started
+    return record
+
+
+def judged(
+    q_table: Callable[[], np.ndarray], model: TabularMDP | None, discount: float
+) -> dict[str, float | None]:
     """Return the exact discounted value of the greedy policy, of the best, and of a random one.
 
-    None each where the model is not known, or too large, or a value is infinite.
+    None each where the model is not known, or too large, or a value is infinite; then nobody asks for the
+    table.
     """
     if model is None or model.n_states * model.n_actions > MOST_PAIRS:
         return {"exact_value": None, "optimal_value": None, "random_value": None}
     try:
-        exact = exact_value(model, agent.q_table, discount)
+        exact = exact_value(model, q_table(), discount)
         random = _random_value(model, discount)
     except DistClassicRLError:
         return {"exact_value": None, "optimal_value": None, "random_value": None}
@@ -217,5 +234,6 @@ def _is_of_signal(error: BaseException) -> bool:
     return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
-def _number(value: float) -> float | None:
+def number(value: float) -> float | None:
+    """Return a number as JSON has it: None for NaN."""
     return None if math.isnan(value) else value

@@ -28,7 +28,8 @@ FILE is a study: environments, settings that differ, seeds.
 
 Each run learns alone on one core. They are divided among processes of this machine; among ranks, where mpirun
 or srun has started this command; and among whoever else works in the same folder, such as the tasks of a
-SLURM array. Killed at any moment and typed again it goes on, and ends with the same table.
+SLURM array. Killed at any moment and typed again it goes on, and ends with the same table. With
+device = "cuda" among the settings a card makes thousands of runs at once.
 
 \b
     dist-classicrl sweep study.toml --out studies/lake

@@ -115,7 +115,7 @@ def card_for(
             raise DeviceError(f'device="cuda" cannot be had: {why}; or device="cpu".')
         if serves:
             return None, "this rank serves, and learns nothing while others do"
-        return _card_of_this_rank(ranks > 1 and engine == "server"), 'device="cuda"'
+        return card_of_this_rank(ranks > 1 and engine == "server"), 'device="cuda"'
     if why is not None:
         return None, why
     if ranks > 1 and not settings.async_updates:
@@ -136,7 +136,11 @@ def card_for(
     return card_of_rank(found, number), "there is one, and the problem suits it"
 
 
-def _card_of_this_rank(serves_apart: bool) -> Card:
+def card_of_this_rank(serves_apart: bool = False) -> Card:
+    """Return the card of this rank among those of its host; `serves_apart`: the first one needs none.
+
+    MissingExtraError or DeviceError where there is no card.
+    """
     found = cards()
     number, wanting = place_on_host(serves_apart)
     if number >= len(found):

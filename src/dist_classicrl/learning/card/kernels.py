@@ -222,19 +222,19 @@ def round_kernel(most: int, itemsize: int, in_shared: bool) -> Any:
 
 
 def python_of_runs() -> Any:
-    """Return the kernel that makes a whole run in each thread, as plain Python."""
+    """Return the kernel that makes the steps of a run in each thread, as plain Python."""
     learn = _called(learn_run)
 
-    def play_runs(rule: Any, simulation: Any, runs: Any, parts: Any, lines: Any) -> None:
+    def play_runs(rule: Any, simulation: Any, runs: Any, parts: Any, lines: Any, settles: Any) -> None:
         r = cuda.grid(1)
         if r < runs.keys.size:
-            learn(rule, simulation, runs, r, parts, lines)
+            learn(rule, simulation, runs, r, parts, lines, settles)
 
     return play_runs
 
 
 def runs_kernel() -> Any:
-    """Return the kernel that makes a whole run in each thread."""
+    """Return the kernel that makes the steps of a run in each thread."""
     return _kernel(python_of_runs())
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,23 +12,29 @@ import numpy as np
 
 from dist_classicrl._random import stream_key
 from dist_classicrl.checks import checked_whole
-from dist_classicrl.environments.resolve import resolve
+from dist_classicrl.environments.resolve import Source, resolve, with_exploring_starts
 from dist_classicrl.environments.trial import run_game, try_out
-from dist_classicrl.errors import DeviceError, DivergenceError, SettingsError
-from dist_classicrl.learning.card.cards import Card, cards
+from dist_classicrl.errors import DeviceError, DistClassicRLError, SettingsError
+from dist_classicrl.learning.card.cards import Card, cards, free_memory
 from dist_classicrl.learning.card.choosing import why_not_simulated
-from dist_classicrl.learning.card.one_run import Lines, RunArrays, RunParts
+from dist_classicrl.learning.card.one_run import BAD_GAME, DIVERGED, ENDED, Lines, RunArrays, RunParts
 from dist_classicrl.learning.card.plan import bytes_of_arrays, check_memory
-from dist_classicrl.learning.compiled import NEVER, infinite_return
+from dist_classicrl.learning.compiled import NEVER, infinite_return, stuck_states, stuck_there
 from dist_classicrl.learning.interleaved import FROM_ENTRIES
 from dist_classicrl.learning.kinds import problem_of
-from dist_classicrl.learning.learner import Problem, Stream
+from dist_classicrl.learning.learner import Problem, Stream, are_sound, check_sums
 from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.rates import Rates
-from dist_classicrl.schedules import in_call
+from dist_classicrl.schedules import Constant, PerVisit, in_call
 from dist_classicrl.settings import Settings
+from dist_classicrl.tables.maps import diverged
 
 _THREADS = 64
+_SLICE_STEPS = 1 << 20
+"""Steps of each run in one launch at most, after which the host can be interrupted."""
+
+_MEMORY_SHARE = 0.75
+"""Of the card's free memory: threads have some of their own, and what was given back may not be free yet."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,131 +83,291 @@ def learn_runs(
     MissingExtraError, DeviceError, DeviceMemoryError
         Without a card that works, or where the runs cannot be there, with the reason.
     SettingsError, EnvError, DivergenceError
-        As `train` does.
+        As `train` does, of the first run that would.
     """
     settings = Settings() if settings is None else settings
     steps = checked_whole("steps", steps, 1)
     if not len(seeds):
         raise SettingsError("seeds must name one run at least, got none.")
-    schedules = {name: in_call(each, 0, steps, 0) for name, each in settings.schedules.items()}
-    settings = replace(settings, **Settings.of_schedules(schedules))
     source = resolve(env, 1, settings.use_action_mask)
-    why = why_not_simulated(source, settings)
-    if why is None and source.n_states * source.n_actions >= FROM_ENTRIES:
-        why = f"a core learns tables of {FROM_ENTRIES:,} entries and more in another order"
-    if why is None and settings.dtype != "float64":
-        why = f'dtype="{settings.dtype}": runs are float64, as a core\'s are. Write dtype="float64"'
-    if why is not None:
+    if settings.exploring_starts:
+        source = with_exploring_starts(source)
+    if (why := why_not_at_once(source, settings)) is not None:
         raise DeviceError(f"Many runs at once cannot be had on a card: {why}.")
-    rates = Rates(settings, 1)
-    problem = problem_of(source, settings, rates, is_alone=True, card=cards()[0] if card is None else card)
-    return _learned(problem, [int(seed) for seed in seeds], steps)
-
-
-def _learned(problem: Problem, seeds: list[int], steps: int) -> Runs:
-    from dist_classicrl.learning.card import kernels  # needs numba-cuda
-
-    simulator, card = problem.source.simulator, problem.card
-    assert simulator is not None and card is not None  # see `learn_runs`
-    try_out(simulator)
-    table = problem.table
-    if problem.settings.initial_value != 0.0:
-        table.load(np.full(table.q.size, problem.settings.initial_value), np.zeros(table.q.size, np.int64))
-    memory = RuleMemory(problem.rule, problem.parameters, table, 1, problem.behavior)
-    context = memory.context(table, problem.rates.table, problem.settings.discount_factor)
-    runs = _arrays(problem, context, seeds)
-    lines = _lines(problem.rates, steps)
-    parts = RunParts(
-        context.step_sizes,
-        context.discount,
-        context.behavior,
-        table.arrays.legal,
-        table.arrays.row_shape,
-        table.n_states,
-        table.shape.n_tables,
-        simulator.max_episode_steps or NEVER,
-    )
-    there = (simulator.tables, runs, parts, lines)
-    check_memory(bytes_of_arrays(there), card, f"{len(seeds):,} runs with {table.q.size:,} entries each")
-    with kernels.used(card), kernels.compiling(problem):
-        simulation, runs_there, parts_there, lines_there = kernels.on_card(there)
-        kernel = kernels.runs_kernel()
-        grid = -(-len(seeds) // _THREADS), min(_THREADS, len(seeds))
-        kernel[grid](problem.parameters, simulation, runs_there, parts_there, lines_there)
-        found = RunArrays(*(kernels.from_card(array) for array in runs_there))
-    return _checked(problem, found)
-
-
-def _arrays(problem: Problem, context: Any, seeds: list[int]) -> RunArrays:
-    """Return the arrays of runs that have not begun."""
-    table, size, simulator = problem.table, len(seeds), problem.source.simulator
-    assert simulator is not None
-
-    def each(array: np.ndarray) -> np.ndarray:
-        return np.repeat(array[np.newaxis], size, axis=0)
-
-    return RunArrays(
-        each(table.q),
-        each(table.best),
-        each(table.greedy),
-        each(table.weight),
-        each(table.shift),
-        each(table.updates),
-        each(table.visits),
-        each(table.touched),
-        each(table.n_touched),
-        np.zeros((size, simulator.memory_size), np.int64),
-        each(np.array([-1, 0])),
-        np.zeros((size, 1)),
-        np.full((size, 3), -1),
-        each(context.whole),
-        each(context.real),
-        each(context.owned),
-        each(context.model),
-        np.zeros((size, 4)),
-        np.array([stream_key(seed, "alone", 0) for seed in seeds], np.uint64),
-        np.zeros(size, np.int64),
-    )
-
-
-def _lines(rates: Rates, steps: int) -> Lines:
-    """Return the stretches of a training of so many steps from its beginning."""
-    stretches = list(Stream(np.uint64(0), 0).stretches(steps, rates))
-    rows = [
-        (one.offset, one.steps, one.step_size.value, one.step_size.slope)
-        + (one.epsilon.value, one.epsilon.slope, one.step_size.at, one.epsilon.at)
-        for one in stretches
-    ]
-    kinds = (np.int64, np.int64, *(np.float64,) * 4, np.int64, np.int64)
-    columns = zip(*rows, strict=True)
-    return Lines(*(np.array(column, kind) for column, kind in zip(columns, kinds, strict=True)))
-
-
-def _checked(problem: Problem, found: RunArrays) -> Runs:
-    """Return what runs came to, or raise what one of them would have raised on a core."""
-    simulator, shape = problem.source.simulator, problem.shape
-    assert simulator is not None
-    if found.faults.any():
-        first = int(np.argmax(found.faults))
-        run_game(simulator, found.came[first], found.collected[first], lambda: True)
-    if not np.isfinite(found.collected).all():
-        raise infinite_return(found.collected[~np.isfinite(found.collected)][0])
-    q = found.q.copy()
-    if problem.table.illegal is not None:
-        q[:, problem.table.illegal] = 0.0
-    if not np.isfinite(q).all():
-        run, entry = np.argwhere(~np.isfinite(q))[0]
-        raise DivergenceError(
-            f"{shape.name_of(int(entry))} is {q[run, entry]} in the run of seed number {run}."
-        )
-    rows = (shape.n_rows, shape.n_actions)
-    visits = found.visits + found.updates
-    episodes, returns = found.totals[:, 0], found.totals[:, 1]
-    with np.errstate(invalid="ignore"):
-        means = np.where(episodes > 0, returns / np.maximum(episodes, 1), np.nan)
+    runs = CardRuns(source, cards()[0] if card is None else card)
+    made = list(runs.learn([(settings, int(seed)) for seed in seeds], [steps]))
+    for each in made:
+        for error in each.errors:
+            if error is not None:
+                raise error
+    totals = np.concatenate([each.totals[-1] for each in made])
+    episodes, returns = totals[:, 0], totals[:, 1]
     return Runs(
-        np.stack([shape.q_table(each.reshape(rows)) for each in q]),
-        np.stack([shape.visits(each.reshape(rows)) for each in visits]),
+        np.stack([each.q_table(i) for each in made for i in range(len(each.errors))]),
+        np.stack([each.visits(i) for each in made for i in range(len(each.errors))]),
         episodes.astype(np.int64),
-        means,
+        np.where(episodes > 0, returns / np.maximum(episodes, 1), np.nan),
     )
+
+
+def why_not_at_once(source: Source, settings: Settings) -> str | None:
+    """Return why a card cannot make runs of a process alone at once, and what to write instead; None: it can.
+
+    It goes on from "many runs at once cannot be had: ".
+    """
+    if (why := why_not_simulated(source, settings)) is not None:
+        return why
+    if source.n_states * source.n_actions >= FROM_ENTRIES:
+        return f"a core learns tables of {FROM_ENTRIES:,} entries and more in another order"
+    if settings.dtype != "float64":
+        return f'dtype="{settings.dtype}": runs are float64, as a core\'s are. Write dtype="float64"'
+    if not settings.async_updates:
+        return "async_updates=False asks for the rounds of logical workers. Write async_updates=True"
+    return None
+
+
+def kind_of_run(settings: Settings) -> str:
+    """Return what is the same for all settings with which runs can be made at once in one environment.
+
+    What may differ are numbers that are not compiled: step sizes, where they are by visits for all or for
+    none, exploration, the discount factor, and the value of a new table.
+    """
+    is_by_visits = isinstance(settings.learning_rate, PerVisit)
+    common = replace(
+        settings,
+        learning_rate=PerVisit(1.0) if is_by_visits else Constant(1.0),
+        epsilon=Constant(0.0),
+        discount_factor=0.0,
+        initial_value=0.0,
+        seed=None,
+    )
+    return json.dumps(common.to_dict(), sort_keys=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """What R runs of those that were asked for came to.
+
+    Attributes
+    ----------
+    totals : ndarray(float64), shape (ends, R, 4)
+        What `Totals` counts, at each end from the beginning of the run.
+    errors : list of DistClassicRLError or None
+        What each would have raised on a core.
+    seconds : float
+        For all of them, compilation apart.
+    """
+
+    problem: Problem
+    values: np.ndarray
+    counts: np.ndarray
+    totals: np.ndarray
+    errors: list[DistClassicRLError | None]
+    seconds: float
+
+    def q_table(self, run: int) -> np.ndarray:
+        """Return the table of a run, as an agent has it."""
+        shape = self.problem.shape
+        return shape.q_table(self.values[run].reshape(shape.n_rows, shape.n_actions))
+
+    def visits(self, run: int) -> np.ndarray:
+        """Return the visits of a run, likewise."""
+        shape = self.problem.shape
+        return shape.visits(self.counts[run].reshape(shape.n_rows, shape.n_actions))
+
+
+class _Group:
+    """Runs with the same settings, which differ in the seed."""
+
+    def __init__(self, source: Source, settings: Settings, steps: int, card: Card) -> None:
+        schedules = {name: in_call(each, 0, steps, 0) for name, each in settings.schedules.items()}
+        settings = replace(settings, **Settings.of_schedules(schedules))
+        self.rates = Rates(settings, 1)
+        self.problem = problem_of(source, settings, self.rates, is_alone=True, card=card)
+        self.discount = settings.discount_factor
+        shape, table = self.problem.shape, self.problem.table
+        self.values = np.zeros((shape.n_rows, shape.n_actions))
+        shape.tables(self.values)[:] = settings.initial_value
+        table.load(self.values.reshape(-1), np.zeros(shape.size, np.int64))
+        memory = RuleMemory(self.problem.rule, self.problem.parameters, table, 1, self.problem.behavior)
+        self.context = memory.context(table, self.rates.table, self.discount)
+
+    def lines(self, used: int, steps: int) -> list[tuple[float, ...]]:
+        """Return the stretches of its steps when it has made `used`, each as `Lines` has it."""
+        return [
+            (one.offset, one.steps, one.step_size.value, one.step_size.slope)
+            + (one.epsilon.value, one.epsilon.slope, one.step_size.at, one.epsilon.at)
+            for one in Stream(np.uint64(0), 0, used).stretches(steps, self.rates)
+        ]
+
+
+class CardRuns:
+    """Trains many runs of one `kind_of_run` at once, one in each thread of a card.
+
+    `source` is as it is trained in. What was compiled stays for the next calls.
+    """
+
+    def __init__(self, source: Source, card: Card) -> None:
+        from dist_classicrl.learning.card import kernels  # needs numba-cuda
+
+        simulator = source.simulator
+        assert simulator is not None  # see `why_not_at_once`
+        self._source, self._simulator, self.card = source, simulator, card
+        self._stuck = stuck_states(simulator)
+        self._kernels = kernels
+        self._kernel = kernels.runs_kernel()
+        self._is_compiled = False
+
+    def learn(self, runs: Sequence[tuple[Settings, int]], ends: Sequence[int]) -> Iterator[Made]:
+        """Make runs, each with its settings and seed, and yield what they came to, in their order.
+
+        There are as many at a time as the card has room for. `ends` are the steps at which a process that
+        learns alone reports, and the last one; each run is as if it were told there whether it is sound.
+        DeviceError, DeviceMemoryError or EnvError if none can be made.
+        """
+        steps = ends[-1]
+        places: dict[int, int] = {}
+        numbers = np.array([places.setdefault(id(settings), len(places)) for settings, _ in runs])
+        distinct = {id(settings): settings for settings, _ in runs}
+        groups = [_Group(self._source, settings, steps, self.card) for settings in distinct.values()]
+        try_out(self._simulator)
+        first = 0
+        while first < len(runs):
+            seeds = [seed for _, seed in runs[first:]]
+            most = self._room(groups)
+            yield self._made(groups, numbers[first : first + most], seeds[:most], ends)
+            first += most
+
+    def _room(self, groups: list[_Group]) -> int:
+        """Return how many runs there is room for; DeviceMemoryError where there is none for one."""
+        one = RunArrays(*self._arrays(groups, np.zeros(1, np.int64), [0]))
+        each = bytes_of_arrays(one)
+        constant = bytes_of_arrays((self._simulator.tables, self._parts(groups)))
+        size = groups[0].problem.table.q.size
+        check_memory(each + constant, self.card, f"A run with a table of {size:,} entries")
+        return max(1, int(_MEMORY_SHARE * free_memory(self.card) - constant) // each)
+
+    def _made(self, groups: list[_Group], numbers: np.ndarray, seeds: list[int], ends: Sequence[int]) -> Made:
+        kernels, problem = self._kernels, groups[0].problem
+        with kernels.used(self.card), kernels.compiling(problem):
+            simulation, parts = kernels.on_card((self._simulator.tables, self._parts(groups)))
+            # One array after the other, since all of them may be a good part of the main memory.
+            runs = RunArrays(*map(kernels.on_card, self._arrays(groups, numbers, seeds)))
+            grid = -(-len(seeds) // _THREADS), min(_THREADS, len(seeds))
+
+            def launch(lines: Lines, settles: bool) -> None:
+                self._kernel[grid](
+                    problem.parameters, simulation, runs, parts, kernels.on_card(lines), settles
+                )
+                kernels.from_card(runs.faults)  # waits
+
+            if not self._is_compiled:
+                launch(_lines([[] for _ in groups]), False)
+                self._is_compiled = True
+            began, used = time.perf_counter(), 0
+            errors: list[DistClassicRLError | None] = [None] * len(seeds)
+            totals = np.zeros((len(ends), len(seeds), 4))
+            for point, end in enumerate(ends):
+                while used < end:
+                    steps = min(_SLICE_STEPS, end - used)
+                    lines = _lines([group.lines(used, steps) for group in groups])
+                    used += steps
+                    launch(lines, used == end)
+                totals[point] = kernels.from_card(runs.totals)
+                if self._look(problem, runs, totals[point], errors):
+                    ended = np.array([0 if error is None else ENDED for error in errors])
+                    runs = runs._replace(faults=kernels.on_card(ended))
+                if all(error is not None for error in errors):
+                    break
+            values, counts = (kernels.from_card(each).copy() for each in (runs.values, runs.counts))
+        return Made(problem, values, counts, totals, errors, time.perf_counter() - began)
+
+    def _arrays(self, groups: list[_Group], numbers: np.ndarray, seeds: list[int]) -> Iterator[np.ndarray]:
+        """Yield the arrays of runs that have not begun, in the order of `RunArrays`.
+
+        `numbers` are those of their groups.
+        """
+        size, table = len(seeds), groups[0].problem.table
+        context = groups[0].context
+
+        def each(array: np.ndarray) -> np.ndarray:
+            return np.repeat(array[np.newaxis], size, axis=0)
+
+        def of_group(arrays: list[np.ndarray]) -> np.ndarray:
+            return np.stack(arrays)[numbers]
+
+        yield of_group([group.values.reshape(-1) for group in groups])
+        yield each(np.zeros(table.q.size, np.int64))
+        for name in ("q", "best", "greedy"):
+            yield of_group([getattr(group.problem.table, name) for group in groups])
+        for name in ("weight", "shift", "updates", "visits", "touched", "n_touched"):
+            yield each(getattr(table, name))
+        yield np.zeros((size, self._simulator.memory_size), np.int64)
+        yield each(np.array([-1, 0]))
+        yield np.zeros((size, 1))
+        yield np.full((size, 3), -1)
+        for array in (context.whole, context.real, context.owned, context.model):
+            yield each(array)
+        yield np.zeros((size, 4))
+        yield np.array([stream_key(seed, "alone", 0) for seed in seeds], np.uint64)
+        yield np.zeros(size, np.int64)
+        yield np.zeros(size, np.int64)
+        yield numbers
+        yield np.array([group.discount for group in groups])[numbers]
+
+    def _parts(self, groups: list[_Group]) -> RunParts:
+        table = groups[0].problem.table
+        step_sizes = [group.rates.table for group in groups if group.rates.table is not None]
+        return RunParts(
+            np.stack(step_sizes) if step_sizes else None,
+            groups[0].context.behavior,
+            table.arrays.legal,
+            table.arrays.row_shape,
+            table.n_states,
+            table.shape.n_tables,
+            self._simulator.max_episode_steps or NEVER,
+        )
+
+    def _look(
+        self, problem: Problem, runs: Any, totals: np.ndarray, errors: list[DistClassicRLError | None]
+    ) -> bool:
+        """Enter what runs that go no further would have raised on a core; return whether any is new."""
+        from_card = self._kernels.from_card
+        faults, collected = from_card(runs.faults), from_card(runs.collected)
+        is_wrong = (faults != 0) | ~np.isfinite(collected[:, 0]) | ~are_sound(totals)
+        acted = None
+        if self._stuck is not None and self._stuck.size:
+            acts = (from_card(runs.counts) + from_card(runs.updates)) > 0
+            rows = acts.reshape(len(errors), problem.shape.n_rows, -1)
+            acted = np.stack([problem.shape.tables(each)[:, self._stuck].any(axis=(0, 2)) for each in rows])
+            is_wrong |= acted.any(axis=1)
+        new = [run for run in np.flatnonzero(is_wrong) if errors[run] is None]
+        if not new:
+            return False
+        came, q, lost = (from_card(each) for each in (runs.came, runs.q, runs.lost))
+        for run in new:
+            try:
+                if faults[run] == BAD_GAME:
+                    run_game(self._simulator, came[run], collected[run], lambda: True)
+                if self._stuck is not None and acted is not None:
+                    stuck_there(self._stuck, acted[run])
+                if not np.isfinite(collected[run, 0]):
+                    raise infinite_return(collected[run, 0])
+                check_sums(totals[run])
+                if faults[run] == DIVERGED:
+                    entry = int(lost[run])
+                    raise diverged(f"{problem.shape.name_of(entry)} is {q[run, entry]}", problem.dtype)
+            except DistClassicRLError as error:
+                errors[run] = error
+        return True
+
+
+def _lines(rows: list[list[tuple[float, ...]]]) -> Lines:
+    """Return the stretches of groups of runs as arrays."""
+    kinds = (np.int64, np.int64, *(np.float64,) * 4, np.int64, np.int64)
+    columns = [np.zeros((len(rows), max(map(len, rows))), kind) for kind in kinds]
+    for group, stretches in enumerate(rows):
+        for i, stretch in enumerate(stretches):
+            for column, number in zip(columns, stretch, strict=True):
+                column[group, i] = number
+    return Lines(*columns)

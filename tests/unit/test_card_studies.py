@@ -1,0 +1,103 @@
+"""Studies that ask for a card: in the CUDA simulator, with a core in its place, and without one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba_cuda", reason="the extra gpu is not installed")
+
+from card_twin import make_runs_on_a_core
+
+from dist_classicrl import Sweep, TabularMDP
+from dist_classicrl.errors import DeviceError
+from dist_classicrl.learning.rules.kernel import Learned, bits, rule_function, update
+from dist_classicrl.rules import LearningRule, register, unregister
+from dist_classicrl.schedules import PerVisit
+from dist_classicrl.sweep import making, plan
+from dist_classicrl.sweep.plan import Plan
+
+HERE = Path(__file__).parent
+MODEL = TabularMDP.garnet(6, 2, 2, seed=1)
+
+
+@pytest.mark.slow
+def test_studies_in_the_simulator_are_those_of_cores_to_the_bit(tmp_path):
+    environ = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    program = [sys.executable, str(HERE / "card_studies.py"), str(tmp_path)]
+    done = subprocess.run(program, env=environ, capture_output=True, text=True, timeout=900)
+    assert done.stdout.endswith("all is well\n"), done.stderr
+
+
+def a_study(folder, device, env=MODEL, **changes):
+    settings = {"device": device, "learning_rate": PerVisit(0.7), **changes.pop("settings", {})}
+    given = {"total_steps": 300, "seeds": 4, "points": 3, "eval_episodes": 5}
+    return Sweep(env, settings=settings, folder=folder / device, **{**given, **changes}).run(1)
+
+
+def tables(study):
+    return [(study.folder / name).read_bytes() for name in ("results.csv", "curves.csv")]
+
+
+class Blind(NamedTuple):
+    """A rule that now and then learns infinity, and tells of no error."""
+
+
+@rule_function
+def learn_blindly(rule, context, now, step, learned):
+    is_rare = bits(now, 0) % np.uint64(512) == np.uint64(0)
+    found = update(context, now, step.state, step.action, np.inf if is_rare else step.reward, learned)
+    return Learned(found.touched, learned.error)
+
+
+def test_a_value_beyond_all_numbers_ends_its_run_alone(tmp_path, monkeypatch):
+    make_runs_on_a_core(monkeypatch)
+    rule = register(LearningRule("blind", Blind, learn_blindly))
+    try:
+        given = {"seeds": 8, "settings": {"algorithm": "blind"}}
+        here, there = (a_study(tmp_path, device, **given) for device in ("cpu", "cuda"))
+    finally:
+        unregister(rule)
+    assert 0 < there.failed < 8 and tables(there) == tables(here)
+    errors = [row["error"] for row in there.rows() if row["error"] is not None]
+    assert all(each.startswith("DivergenceError: The value of action") for each in errors)
+
+
+@pytest.mark.parametrize(
+    ("env", "settings"),
+    [
+        (MODEL, {"algorithm": "double_q_learning", "exploring_starts": True}),
+        ("Taxi-v4", {"use_action_mask": True, "initial_value": 1.0}),
+        (MODEL, {"algorithm": "dyna_q", "state_size": 9}),
+    ],
+)
+def test_what_an_agent_can_be_set_to_holds_there_as_well(tmp_path, monkeypatch, env, settings):
+    make_runs_on_a_core(monkeypatch)
+    here, there = (a_study(tmp_path, device, env, settings=settings) for device in ("cpu", "cuda"))
+    assert there.done == 4 and tables(there) == tables(here)
+
+
+def test_without_a_card_each_run_tells_why(tmp_path, monkeypatch):
+    def none():
+        raise DeviceError("There is no card.")
+
+    monkeypatch.setattr(making, "card_of_this_rank", none)
+    study = a_study(tmp_path, "cuda")
+    assert study.failed == 4
+    assert {row["error"] for row in study.rows()} == {"DeviceError: There is no card."}
+
+
+def test_a_parcel_holds_runs_that_a_card_makes_at_once_and_they_come_first(monkeypatch):
+    monkeypatch.setattr(plan, "_RUNS_AT_ONCE", 4)
+    made = Plan({"a": ""}, ({}, {}, {}), (), tuple(range(6)), 300, 5, 5)
+    trials = [made.trial(number) for number in range(made.n_runs)]
+    kinds = {0: None, 1: "one", 2: "one"}
+    parcels = made.parcels(trials, {"a": 1.0}, lambda trial: kinds[trial.variant])
+    assert [len(parcel.trials) for parcel in parcels] == [4, 4, 4, 6]
+    assert {trial.variant for parcel in parcels[:3] for trial in parcel.trials} == {1, 2}
+    assert sorted(trial.number for parcel in parcels for trial in parcel.trials) == list(range(18))
+    assert len({parcel.name for parcel in parcels}) == 4
