@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from dist_classicrl._jit import jit_for
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.learning.card import kernels
 from dist_classicrl.learning.card import learner as learners
@@ -81,8 +82,9 @@ class _RunsOnCore:
         return self
 
     def __call__(self, rule, simulation, runs, parts, lines, settles):
+        learn = jit_for(learn_run, type(simulation), type(rule))
         for r in range(runs.keys.size):
-            learn_run(rule, simulation, runs, r, parts, lines, settles)
+            learn(rule, simulation, runs, r, parts, lines, settles)
 
 
 def make_runs_on_a_core(monkeypatch):

@@ -3,9 +3,11 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import numba
 import numpy as np
 import pytest
 
@@ -14,6 +16,8 @@ pytest.importorskip("numba_cuda", reason="the extra gpu is not installed")
 from card_twin import make_runs_on_a_core
 
 from dist_classicrl import Sweep, TabularMDP
+from dist_classicrl.environments import trial
+from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.errors import DeviceError
 from dist_classicrl.learning.rules.kernel import Learned, bits, rule_function, update
 from dist_classicrl.rules import LearningRule, register, unregister
@@ -43,6 +47,10 @@ def tables(study):
     return [(study.folder / name).read_bytes() for name in ("results.csv", "curves.csv")]
 
 
+class Nothing(NamedTuple):
+    number: int
+
+
 class Blind(NamedTuple):
     """A rule that now and then learns infinity, and tells of no error."""
 
@@ -70,8 +78,8 @@ def test_a_value_beyond_all_numbers_ends_its_run_alone(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("env", "settings"),
     [
-        (MODEL, {"algorithm": "double_q_learning", "exploring_starts": True}),
-        ("Taxi-v4", {"use_action_mask": True, "initial_value": 1.0}),
+        ("FrozenLake-v1", {"algorithm": "double_q_learning", "exploring_starts": True, "initial_value": 0.5}),
+        ("Taxi-v4", {"use_action_mask": True}),
         (MODEL, {"algorithm": "dyna_q", "state_size": 9}),
     ],
 )
@@ -79,6 +87,35 @@ def test_what_an_agent_can_be_set_to_holds_there_as_well(tmp_path, monkeypatch, 
     make_runs_on_a_core(monkeypatch)
     here, there = (a_study(tmp_path, device, env, settings=settings) for device in ("cpu", "cuda"))
     assert there.done == 4 and tables(there) == tables(here)
+
+
+@numba.njit
+def begin(data, memory, random):
+    return 0
+
+
+@numba.njit
+def sometimes_go_where_nothing_is_legal(data, memory, state, action, random):
+    return 2 if random % np.uint64(256) == np.uint64(0) else np.int64(state == 0), 1.0, False
+
+
+def a_trap():
+    legal = np.array([[True, True], [True, True], [False, False]])
+    functions = begin, sometimes_go_where_nothing_is_legal
+    return CompiledSimulator.game("trap", 3, 2, Nothing(0), *functions, legal=legal)
+
+
+def endlessly_rich():
+    return replace(MODEL, outcome_reward=np.full(MODEL.outcome_reward.size, 1e308))
+
+
+@pytest.mark.parametrize(("make", "word"), [(a_trap, "ActionMaskError"), (endlessly_rich, "DivergenceError")])
+def test_a_run_fails_in_the_words_of_a_core(tmp_path, monkeypatch, make, word):
+    monkeypatch.setattr(trial, "TRIAL_STEPS", 0)  # a core would find out before
+    make_runs_on_a_core(monkeypatch)
+    here, there = (a_study(tmp_path, device, make()) for device in ("cpu", "cuda"))
+    assert tables(there) == tables(here) and there.failed > 0
+    assert all(row["error"] is None or row["error"].startswith(word) for row in there.rows())
 
 
 def test_without_a_card_each_run_tells_why(tmp_path, monkeypatch):

@@ -334,29 +334,26 @@ class CardRuns:
         """Enter what runs that go no further would have raised on a core; return whether any is new."""
         from_card = self._kernels.from_card
         faults, collected = from_card(runs.faults), from_card(runs.collected)
+        # Where no action is legal all values are -inf: whoever learns there has diverged.
         is_wrong = (faults != 0) | ~np.isfinite(collected[:, 0]) | ~are_sound(totals)
-        acted = None
-        if self._stuck is not None and self._stuck.size:
-            acts = (from_card(runs.counts) + from_card(runs.updates)) > 0
-            rows = acts.reshape(len(errors), problem.shape.n_rows, -1)
-            acted = np.stack([problem.shape.tables(each)[:, self._stuck].any(axis=(0, 2)) for each in rows])
-            is_wrong |= acted.any(axis=1)
         new = [run for run in np.flatnonzero(is_wrong) if errors[run] is None]
         if not new:
             return False
-        came, q, lost = (from_card(each) for each in (runs.came, runs.q, runs.lost))
+        shape = problem.shape
+        came, q, lost, updates = (from_card(each) for each in (runs.came, runs.q, runs.lost, runs.updates))
         for run in new:
             try:
                 if faults[run] == BAD_GAME:
                     run_game(self._simulator, came[run], collected[run], lambda: True)
-                if self._stuck is not None and acted is not None:
-                    stuck_there(self._stuck, acted[run])
+                if self._stuck is not None and self._stuck.size:
+                    acted = shape.tables(updates[run].reshape(shape.n_rows, shape.n_actions) > 0)
+                    stuck_there(self._stuck, acted[:, self._stuck].any(axis=(0, 2)))
                 if not np.isfinite(collected[run, 0]):
                     raise infinite_return(collected[run, 0])
                 check_sums(totals[run])
                 if faults[run] == DIVERGED:
                     entry = int(lost[run])
-                    raise diverged(f"{problem.shape.name_of(entry)} is {q[run, entry]}", problem.dtype)
+                    raise diverged(f"{shape.name_of(entry)} is {q[run, entry]}", problem.dtype)
             except DistClassicRLError as error:
                 errors[run] = error
         return True
