@@ -120,6 +120,7 @@ def test_whole_runs_compile_to_ptx_with_exact_sums(monkeypatch, learning_rate):
 
         def __call__(self, *arguments):
             signature = numba.types.void(*map(numba.typeof, arguments))
+            assert 8 * sum(map(_parameters, arguments)) < 4096  # bytes, more than which no older card takes
             if not compiled:
                 compiled.append(cuda.compile_ptx(kernels.python_of_runs(), signature, cc=(9, 0))[0])
 

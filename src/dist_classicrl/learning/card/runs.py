@@ -249,7 +249,7 @@ class CardRuns:
 
     def _made(self, groups: list[_Group], numbers: np.ndarray, seeds: list[int], ends: Sequence[int]) -> Made:
         kernels, problem = self._kernels, groups[0].problem
-        with kernels.used(self.card), kernels.compiling(problem):
+        with kernels.used(self.card):
             simulation, parts = kernels.on_card((self._simulator.tables, self._parts(groups)))
             # One array after the other, since all of them may be a good part of the main memory.
             runs = RunArrays(*map(kernels.on_card, self._arrays(groups, numbers, seeds)))
@@ -262,7 +262,8 @@ class CardRuns:
                 kernels.from_card(runs.faults)  # waits
 
             if not self._is_compiled:
-                launch(_lines([[] for _ in groups]), False)
+                with kernels.compiling(problem):
+                    launch(_lines([[] for _ in groups]), False)
                 self._is_compiled = True
             began, used = time.perf_counter(), 0
             errors: list[DistClassicRLError | None] = [None] * len(seeds)
@@ -347,7 +348,7 @@ class CardRuns:
                     run_game(self._simulator, came[run], collected[run], lambda: True)
                 if self._stuck is not None and self._stuck.size:
                     acted = shape.tables(updates[run].reshape(shape.n_rows, shape.n_actions) > 0)
-                    stuck_there(self._stuck, acted[:, self._stuck].any(axis=(0, 2)))
+                    stuck_there(self._stuck, np.asarray(acted[:, self._stuck].any(axis=(0, 2))))
                 if not np.isfinite(collected[run, 0]):
                     raise infinite_return(collected[run, 0])
                 check_sums(totals[run])
