@@ -4,66 +4,116 @@ import numpy as np
 
 from dist_classicrl._jit import jit_for
 from dist_classicrl.environments.resolve import resolve
-from dist_classicrl.learning.card import kernels
-from dist_classicrl.learning.card import learner as learners
+from dist_classicrl.learning.card import kernels, on_core
 from dist_classicrl.learning.card.cards import Card
-from dist_classicrl.learning.card.on_core import play_round, room_for_copy
+from dist_classicrl.learning.card.in_copies import InCopies
+from dist_classicrl.learning.card.in_one_table import InOneTable
+from dist_classicrl.learning.card.kernels import WalkKernels
 from dist_classicrl.learning.card.one_run import learn_run
-from dist_classicrl.learning.card.plan import Shape, blocks_of
+from dist_classicrl.learning.card.plan import Shape
 from dist_classicrl.learning.kinds import problem_of
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.sweep import making
+from dist_classicrl.tables.line_table import LineTable
 
 NO_CARD = Card(0, "none", (0, 0), 1 << 30, 1, is_simulated=True)
 
 
-class OnCore(learners.CardLearner):
-    """Plays a card's rounds on a core."""
+class CoreMemory:
+    """Takes main memory for that of a card, and counts what is in use there."""
 
-    _on_card = staticmethod(lambda value: value)
-    _from_card = staticmethod(lambda array: array)
-    _new_on_card = staticmethod(np.zeros)
+    taken = 0
 
-    def _play(self, crew, stream, rounds, units):
-        problem, table = self._problem, self.table
-        blocks = max(blocks_of(one.moving, self.shape) for one in rounds)
-        walkers = type(crew[0])(*(each.copy() if hasattr(each, "copy") else each for each in crew[0]))
-        arrays = learners.Arrays(*(each.copy() for each in self._arrays(blocks)))
-        simulation, parts, _ = self._parts(crew[1])
-        memory = parts.whole.copy(), parts.real.copy(), parts.owned.copy(), parts.model.copy()
-        parts = parts._replace(whole=memory[0], real=memory[1], owned=memory[2], model=memory[3])
-        copies = room_for_copy(table.q.size, self._itemsize)
+    @classmethod
+    def put(cls, value):
+        if isinstance(value, np.ndarray):
+            cls.taken += value.nbytes
+            return value.copy()
+        if isinstance(value, tuple):
+            every = [cls.put(each) for each in value]
+            return type(value)(*every) if hasattr(value, "_fields") else tuple(every)
+        return value
+
+    @classmethod
+    def new(cls, size, kind):
+        cls.taken += size * np.dtype(kind).itemsize
+        return np.zeros(size, kind)
+
+    zeros = new
+
+    @staticmethod
+    def get(array):
+        return array
+
+    @staticmethod
+    def write(there, here):
+        assert there.dtype == here.dtype
+        there[:] = here
+
+    @staticmethod
+    def read(there, here):
+        assert there.dtype == here.dtype
+        here[:] = there
+
+
+class _Kernel:
+    """A kernel whose threads a core plays, however many there are."""
+
+    def __init__(self, function):
+        self._function = function
+
+    def __getitem__(self, grid):
+        self._grid = grid
+        return self
+
+    def __call__(self, *arguments):
+        self._function(self._grid, *arguments)
+
+
+class OnCore(InCopies):
+    """Plays a card's rounds with copies on a core."""
+
+    memory = CoreMemory
+
+    def __init__(self, problem):
+        super().__init__(problem)
+        self._round, self._merge = _Kernel(self._play_round), _Kernel(lambda *_: None)
+
+    def _play_round(self, grid, rule, simulation, walkers, parts, arrays, copies, moment):
+        room = on_core.room_for_copy(self.table.q.size, self._itemsize)
         letters = np.zeros(self._letters, np.int64), np.zeros(self._letters), np.zeros(1, np.int64)
-        used = stream.used
-        for one in rounds:
-            moving = blocks_of(one.moving, self.shape)
-            there = parts._replace(step_sizes=self._step_sizes_for(moving))
-            moment = self._moment(stream, used, one, units)
-            play_round(
-                problem.parameters,
-                simulation,
-                walkers,
-                there,
-                arrays,
-                copies,
-                moment,
-                moving,
-                self.shape.threads,
-                *letters,
-            )
-            used += one.moving * one.steps
-        return walkers, arrays, memory
+        on_core.play_round(
+            rule, simulation, walkers, parts, arrays, room, moment, grid[0], self.shape.threads, *letters
+        )
+
+
+class OneOnCore(InOneTable):
+    """Plays a card's steps in one table on a core."""
+
+    memory = CoreMemory
+
+    def _make_kernels(self):
+        functions = on_core.walk, on_core.add, on_core.move, on_core.add_up_all
+        return WalkKernels(*(_Kernel(lambda grid, *all, f=each: f(*all)) for each in functions))
 
 
 SMALL = Shape(2, 4, 8)
+SMALL_WALK = Shape(2, 4, 1)
 
 
-def made(kind, env, settings, shape=SMALL, workers=1, dtype=np.float64, card=NO_CARD):
+def made(
+    kind, env, settings, shape=None, workers=1, dtype=np.float64, card=NO_CARD, is_alone=False, rows=False
+):
     """Return a learner of this kind with one walker, with as many blocks and threads."""
     source = resolve(env, 1, None)
-    learner = kind(problem_of(source, settings, Rates(settings, workers), dtype, card=card))
-    learner.shape = shape
+    given = Rates(settings, workers), dtype
+    problem = problem_of(source, settings, *given, card=card, is_alone=is_alone)
+    if rows:
+        rows = LineTable(problem.shape, problem.dtype)
+        problem = problem_of(source, settings, *given, card=card, is_alone=True, rows=rows)
+    learner = kind(problem)
+    learner.shape = shape or (SMALL_WALK if issubclass(kind, InOneTable) else SMALL)
     learner.add(0, source, 0)
     return learner
 
@@ -71,7 +121,16 @@ def made(kind, env, settings, shape=SMALL, workers=1, dtype=np.float64, card=NO_
 def learned(learner, steps, key=7, start=0):
     """Let a learner make so many steps of a stream, and return its table's arrays."""
     learner.learn(0, Stream(np.uint64(key), start), steps)
+    return arrays_of(learner)
+
+
+def arrays_of(learner):
+    """Return the arrays of a learner's table."""
     table = learner.table
+    if not hasattr(table, "q"):
+        values, counts = np.zeros(table.shape.size), np.zeros(table.shape.size, np.int64)
+        table.settle(values, counts)
+        return {"q": values, "updates": counts}
     return {name: getattr(table, name).copy() for name in ("q", "weight", "shift", "updates")}
 
 

@@ -12,13 +12,13 @@ import pytest
 pytest.importorskip("numba_cuda", reason="the extra gpu is not installed")
 
 import numba
-from card_twin import NO_CARD, OnCore, learned, made
+from card_twin import NO_CARD, OnCore, OneOnCore, learned, made
 
 from dist_classicrl import TabularMDP
 from dist_classicrl.errors import DistClassicRLError
 from dist_classicrl.learning.card import cards, kernels
-from dist_classicrl.learning.card import learner as learners
-from dist_classicrl.learning.card.learner import CardLearner
+from dist_classicrl.learning.card.in_copies import InCopies
+from dist_classicrl.learning.card.in_one_table import InOneTable
 from dist_classicrl.learning.card.plan import Round, Shape, Units
 from dist_classicrl.learning.card.runs import learn_runs
 from dist_classicrl.learning.learner import Stream
@@ -46,18 +46,39 @@ def _can_compile():
         return False
 
 
-class _Unlaunched(OnCore):
+class _Unlaunched:
     """Has all that kernels are called with, and compiles nothing for a core."""
 
     def add(self, number, source, seed):
         self._crews[number] = self._crew(number)
 
+
+class _UnlaunchedRound(_Unlaunched, OnCore):
     def arguments(self):
         simulation, parts, _ = self._parts(self._crews[0][1])
         parts = parts._replace(step_sizes=self._step_sizes_for(1))
         moment = self._moment(Stream(np.uint64(3), 0), 0, Round(4, 2), Units.for_bound(2.0**20, 4))
         walkers, problem = self._crews[0][0], self._problem
         return problem.parameters, simulation, walkers, parts, self._arrays(1), self._copies(1), moment
+
+
+class _UnlaunchedStep(_Unlaunched, OneOnCore):
+    """Its kernels keep what each of them is called with."""
+
+    def _make_kernels(self):
+        called = self.called = {}
+
+        class Kernel:
+            def __init__(self, name):
+                self.name = name
+
+            def __getitem__(self, grid):
+                return self
+
+            def __call__(self, *arguments):
+                called.setdefault(self.name, arguments)
+
+        return kernels.WalkKernels(*map(Kernel, kernels.WalkKernels._fields))
 
 
 def _parameters(value):
@@ -85,7 +106,7 @@ def test_kernels_compile_to_ptx_with_exact_sums_and_the_parameters_that_they_are
     hopper = type("Device", (), {"compute_capability": (9, 0)})
     monkeypatch.setattr(dispatcher, "get_current_device", lambda: hopper)
     settings = Settings(algorithm=algorithm, learning_rate=PerVisit(0.7))
-    learner = made(_Unlaunched, MODEL, settings, dtype=dtype)
+    learner = made(_UnlaunchedRound, MODEL, settings, dtype=dtype)
     learner._in_shared = in_shared
     arguments = learner.arguments()
     kernel = kernels.python_of_round(learner._letters, np.dtype(dtype).itemsize, in_shared)
@@ -99,6 +120,49 @@ def test_kernels_compile_to_ptx_with_exact_sums_and_the_parameters_that_they_are
     head = text[text.index(".entry") :]
     assert head[: head.index(")")].count(".param") == _parameters(arguments)
     assert len(re.findall(r"bar\.sync", text)) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not _can_compile(), reason="NVVM and NVRTC are not installed: pip install 'numba-cuda[cu13]'"
+)
+@pytest.mark.parametrize(
+    ("algorithm", "given"),
+    [
+        ("q_learning", {"is_alone": True, "dtype": np.float32}),
+        ("double_q_learning", {"is_alone": True}),
+        ("sarsa", {}),
+    ],
+)
+def test_kernels_of_one_table_compile_to_ptx_with_exact_sums(algorithm, given, monkeypatch):
+    from numba import cuda
+    from numba.cuda import dispatcher
+
+    hopper = type("Device", (), {"compute_capability": (9, 0)})
+    monkeypatch.setattr(dispatcher, "get_current_device", lambda: hopper)
+    settings = Settings(algorithm=algorithm, learning_rate=PerVisit(0.7) if given else 0.1)
+    learner = made(_UnlaunchedStep, MODEL, settings, **given)
+    learner._compile(0)
+    python = {
+        "walk": kernels.python_of_walk,
+        "add": kernels.python_of_add,
+        "move": kernels.python_of_move,
+        "add_up": kernels.python_of_sums,
+    }
+    text = {}
+    for name, arguments in learner.called.items():
+        signature = numba.types.void(*map(numba.typeof, arguments))
+        with kernels.exact_arithmetic():
+            text[name], _ = cuda.compile_ptx(python[name](), signature, cc=(9, 0))
+        head = text[name][text[name].index(".entry") :]
+        assert head[: head.index(")")].count(".param") == _parameters(arguments), name
+        assert ".target sm_90" in text[name] and "fma.rn" not in text[name], name
+    assert list(text) == ["walk", "move", "add", "add_up"]
+    for name in ("walk", "add"):
+        assert "atom.global.add.u64" in text[name] and "atom.global.add.u32" in text[name]
+    assert "atom.global.exch.b32" in text["move"] and "atom.global.add" not in text["move"]
+    is_float32 = given.get("dtype") is np.float32
+    assert ("cvt.rn.f32.f64" in text["move"]) == is_float32  # what is drawn, is drawn there
 
 
 @pytest.mark.slow
@@ -147,15 +211,28 @@ def _has_card():
 @pytest.mark.card
 @pytest.mark.skipif(not _has_card(), reason="there is no CUDA card")
 @pytest.mark.parametrize("algorithm", ["q_learning", "sarsa", "double_q_learning"])
-def test_a_cards_table_is_that_of_a_core_to_the_bit(algorithm, monkeypatch):
+def test_a_cards_table_is_that_of_a_core_to_the_bit(algorithm):
     settings = Settings(algorithm=algorithm, discount_factor=0.9, learning_rate=PerVisit(0.7))
     shape = Shape(8, 64, 32)
     here = made(OnCore, MODEL, settings, shape)
-    there = made(CardLearner, MODEL, settings, shape, card=cards.cards()[0])
+    there = made(InCopies, MODEL, settings, shape, card=cards.cards()[0])
     one, other = learned(here, 2_000_000), learned(there, 2_000_000)
     for name in one:
         assert np.array_equal(one[name], other[name]), name
-    assert learners.CardLearner.mode == "card"
+
+
+@pytest.mark.card
+@pytest.mark.skipif(not _has_card(), reason="there is no CUDA card")
+@pytest.mark.parametrize("given", [{}, {"is_alone": True}, {"is_alone": True, "dtype": np.float32}])
+@pytest.mark.parametrize("algorithm", ["q_learning", "sarsa", "double_q_learning"])
+def test_one_table_on_a_card_is_that_of_a_core_to_the_bit(algorithm, given):
+    settings = Settings(algorithm=algorithm, discount_factor=0.9, learning_rate=PerVisit(0.7))
+    shape = Shape(8, 64, 1)
+    here = made(OneOnCore, MODEL, settings, shape, **given)
+    there = made(InOneTable, MODEL, settings, shape, card=cards.cards()[0], **given)
+    one, other = learned(here, 2_000_000), learned(there, 2_000_000)
+    for name in one:
+        assert np.array_equal(one[name], other[name]), name
 
 
 def test_the_benchmark_refuses_to_measure_where_no_card_is(tmp_path):

@@ -7,12 +7,12 @@ import pytest
 
 pytest.importorskip("numba_cuda", reason="the extra gpu is not installed")
 
+from card_plain import Twin, rounds_of
 from card_twin import SMALL, OnCore, learned, made
 
 from dist_classicrl import TabularMDP
-from dist_classicrl._random import GAMMA
 from dist_classicrl.errors import CheckpointError, DivergenceError
-from dist_classicrl.learning.card.plan import ON_CARD, Shape, blocks_of, next_round
+from dist_classicrl.learning.card.plan import ON_CARD, Shape, next_round
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
@@ -20,114 +20,11 @@ from dist_classicrl.settings import Settings
 MODEL = TabularMDP.garnet(6, 2, 2, seed=1)
 SETTINGS = Settings(discount_factor=0.9, epsilon=0.5, learning_rate=PerVisit(0.7))
 WIDE = Shape(16, 64, 32)
-WORD = (1 << 64) - 1
-
-
-def mix(z):
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & WORD
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & WORD
-    return z ^ (z >> 31)
-
-
-def below(bits, n):
-    return ((bits & 0xFFFFFFFF) * n) >> 32
-
-
-def rounds_of(start, steps, shape):
-    used = 0
-    while used < steps:
-        one = next_round(start, used, steps - used, shape)
-        yield used, one
-        used += one.moving * one.steps
-
-
-class Twin:
-    """Q-learning with epsilon-greedy actions in `MODEL`, in the rounds of a card, in plain Python."""
-
-    def __init__(self, tables, settings, shape):
-        self.tables, self.settings, self.shape = tables, settings, shape
-        self.q, self.known = [[0.0, 0.0] for _ in range(6)], [[0, 0] for _ in range(6)]
-        self.state, self.elapsed = [-1] * shape.walkers, [0] * shape.walkers
-
-    def begin(self, random):
-        tables = self.tables
-        if tables.start_threshold.size == 0:
-            return int(tables.start_states[0]) + below(random, int(tables.start_states[1]))
-        slot = below(random, tables.start_threshold.size)
-        return int(tables.start_states[2 * slot + (random >> 32 > int(tables.start_threshold[slot]))])
-
-    def outcome(self, state, action, random):
-        threshold, targets, rewards = self.tables.slot(state * 2 + action)  # two outcomes have one slot
-        other = random >> 32 > threshold
-        return targets[other] >> 1, rewards[other], bool(targets[other] & 1)
-
-    def step(self, w, counter, q):
-        random = mix(counter)
-        if self.state[w] < 0:
-            self.state[w] = self.begin(mix(~counter & WORD))
-        state, row = self.state[w], q[self.state[w]]
-        if (random >> 32) * 2.0**-32 < self.settings.epsilon.value or row[0] == row[1]:
-            action = below(random, 2)
-        else:
-            action = int(row[1] > row[0])
-        after, reward, terminated = self.outcome(state, action, mix((counter + int(GAMMA)) & WORD))
-        target = reward
-        if not terminated:
-            target += self.settings.discount_factor * max(q[after])
-        self.elapsed[w] += 1
-        self.state[w] = after
-        if terminated or self.elapsed[w] >= MODEL.max_episode_steps:
-            self.elapsed[w] = 0
-            self.state[w] = self.begin(mix((counter + 2 * int(GAMMA)) & WORD))
-        return state, action, target
-
-    def learn(self, key, steps):
-        for used, one in rounds_of(0, steps, self.shape):
-            blocks = blocks_of(one.moving, self.shape)
-            sizes = self.settings.learning_rate.table(blocks)
-            maps = [self.block(block, key, used, one, sizes) for block in range(blocks)]
-            for s in range(6):
-                for a in range(2):
-                    self.merge(s, a, [each[s][a] for each in maps])
-
-    def block(self, block, key, used, one, sizes):
-        q = [list(row) for row in self.q]
-        maps = [[(1.0, 0.0, 0) for _ in range(2)] for _ in range(6)]
-        threads = self.shape.threads
-        for i in range(one.steps):
-            found = {}
-            for w in range(block * threads, min(one.moving, (block + 1) * threads)):
-                counter = (key + (used + i * one.moving + w) * 3 * int(GAMMA)) & WORD
-                state, action, target = self.step(w, counter, q)
-                found.setdefault((state, action), []).append(target)
-            for (s, a), targets in found.items():
-                weight, shift, fresh = maps[s][a]
-                fresh += len(targets)
-                # Below 8192 visits each has a step size of its own.
-                alpha = float(sizes[self.known[s][a] + fresh])
-                keep, base, k = 1.0, 1.0 - alpha, len(targets)
-                while k:  # by squares, as the card does
-                    keep, base, k = keep * base if k & 1 else keep, base * base, k >> 1
-                scale = 2.0 ** (62 - (threads - 1).bit_length() - 20)  # of targets up to 2^20
-                mean = sum(int(np.floor(each * scale + 0.5)) for each in targets) / scale / len(targets)
-                q[s][a] = keep * q[s][a] + (1.0 - keep) * mean
-                maps[s][a] = keep * weight, keep * shift + (1.0 - keep) * mean, fresh
-        return maps
-
-    def merge(self, s, a, maps):
-        weight, targets, count = 1.0, 0.0, 0
-        for one, shift, fresh in maps:
-            if fresh:
-                targets += fresh * (shift / (1.0 - one))
-                count, weight = count + fresh, weight * one
-        if count:
-            self.known[s][a] += count
-            self.q[s][a] = weight * self.q[s][a] + (1.0 - weight) * (targets / count)
 
 
 def test_a_table_is_that_of_a_twin_in_plain_python_to_the_bit():
     learner = made(OnCore, MODEL, SETTINGS)
-    twin = Twin(learner._simulator.tables, SETTINGS, SMALL)
+    twin = Twin(MODEL, learner._simulator.tables, SETTINGS, SMALL)
     twin.learn(7, 1500)
     found = learned(learner, 1500)
     assert np.array_equal(found["q"].reshape(6, 2), twin.q)
@@ -205,9 +102,9 @@ def test_targets_beyond_the_bound_are_added_up_in_larger_units():
     small, found = learned(one, 1000), learned(other, 1000)
     assert np.allclose(found["q"] / by, small["q"], rtol=1e-6)
     assert other.state(0)["bound"][0] > 2.0**30
-    other._bound = 2.0**51
-    with pytest.raises(DivergenceError, match="A target is beyond"):
-        other.learn(0, Stream(np.uint64(7), 0), 10)
+    beyond = dataclasses.replace(large, outcome_reward=large.outcome_reward * 2.0**60)
+    with pytest.raises(DivergenceError, match=r"A target is beyond 1\.1259e\+15"):
+        learned(made(OnCore, beyond, SETTINGS), 10)
 
 
 def test_a_state_that_is_put_back_goes_on_to_the_same_bits():

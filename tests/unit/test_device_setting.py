@@ -88,7 +88,7 @@ def _step(data, memory, state, action, random):
     return 0, 1.0, True
 
 
-def test_environments_that_python_steps_and_games_with_checks_or_keys_are_refused(monkeypatch):
+def test_environments_that_python_steps_and_games_with_checks_or_keys_are_refused():
     class Stepped(gymnasium.Env):
         observation_space = gymnasium.spaces.Discrete(3)
         action_space = gymnasium.spaces.Discrete(2)
@@ -106,8 +106,6 @@ def test_environments_that_python_steps_and_games_with_checks_or_keys_are_refuse
     assert "check=True" in why_not(source_of(checked), Settings(), "local")
     keyed = CompiledSimulator.game("keyed", None, 2, Other(), _reset, _step, keyed=True)
     assert "are keys" in why_not(source_of(keyed), Settings(), "local")
-    monkeypatch.setattr(choosing, "LARGEST_TABLE", 11)
-    assert "the table has 12 entries, and 11 are allowed" in why_not(source_of(), Settings(), "local")
 
 
 def test_without_numba_cuda_the_error_says_what_to_install(monkeypatch):
@@ -220,6 +218,12 @@ def test_auto_takes_a_card_where_the_problem_suits_it_and_says_why_not(monkeypat
     assert "replay_ratio=1" in card_for(source_of(), slow, "local", 1, False, 10**9)[1]
     with pytest.raises(DeviceError, match='device="cuda" cannot be had: replay_ratio=1'):
         card_for(source_of(), Settings(device="cuda", replay_ratio=1.0), "local", 1, False, 10**9)
+
+    large = source_of(TabularMDP.garnet(9000, 2, 2, seed=1))
+    assert card_for(large, auto, "local", 1, False, 10**9)[0] == CARDS[0]
+    monkeypatch.setattr(choosing, "cards", lambda: [Card(0, "tiny", (9, 0), 1 << 24, 1)])
+    card, why = card_for(large, auto, "local", 1, False, 10**9)
+    assert card is None and "at least, more than card 0, tiny" in why
 
     def nothing():
         raise DeviceError("There is no card.")

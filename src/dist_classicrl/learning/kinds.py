@@ -11,6 +11,7 @@ import numpy as np
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.learning import interleaved, keyed
 from dist_classicrl.learning.card.cards import Card
+from dist_classicrl.learning.card.plan import has_copies
 from dist_classicrl.learning.compiled import CompiledLearner
 from dist_classicrl.learning.learner import Learner, Problem
 from dist_classicrl.learning.rates import Rates
@@ -105,9 +106,10 @@ def _in_supersteps(problem: Problem) -> Learner:
 
 
 def _on_card(problem: Problem) -> Learner:
-    from dist_classicrl.learning.card.learner import CardLearner  # needs numba-cuda
+    from dist_classicrl.learning.card.in_copies import InCopies  # needs numba-cuda
+    from dist_classicrl.learning.card.in_one_table import InOneTable
 
-    return CardLearner(problem)
+    return InCopies(problem) if has_copies(problem.shape.size, problem.rows) else InOneTable(problem)
 
 
 _KINDS: list[LearnerKind] = [

@@ -242,8 +242,8 @@ def _count(table, row, action, counts_as, touched):
     return touched
 
 
-def stored_as(table, value, name, visits):
-    """Return `value` as the table holds it. Jitted code only.
+def stored_as(values, value, name, visits):
+    """Return `value` as the array `values` of a table holds it. Jitted code only.
 
     In float32 it becomes one of the two neighbours, the nearer one with the larger chance, so that the mean
     is right: steps of less than half of their distance, as late visits make them, would be lost otherwise.
@@ -254,11 +254,11 @@ def stored_as(table, value, name, visits):
 
 
 @overloads(stored_as, inline=True)
-def _overload_stored_as(table, value, name, visits):
-    if table.types[LineArrays._fields.index("values")].dtype != types.float32:
-        return lambda table, value, name, visits: value
+def _overload_stored_as(values, value, name, visits):
+    if values.dtype != types.float32:
+        return lambda values, value, name, visits: value
 
-    def rounded(table, value, name, visits):
+    def rounded(values, value, name, visits):
         bits = bits_of(value)
         drawn = mix(np.uint64(bits) ^ (name << SHIFT_32) ^ np.uint64(visits)) & _DROPPED
         return np.float32(_of_bits((bits + np.int64(drawn)) & ~np.int64(_DROPPED)))
@@ -269,7 +269,7 @@ def _overload_stored_as(table, value, name, visits):
 @jit_inline
 def _stored(table, row, action, value):
     place = _count_at(table, row, action)
-    return stored_as(table, value, place, table.counts[place])
+    return stored_as(table.values, value, place, table.counts[place])
 
 
 @intrinsic
@@ -308,7 +308,7 @@ def learn_target_as(table, row, action, target, step_size, name):
     at = np.uint64(row * table.width + action)
     old = np.float64(table.values[at])
     visits = table.counts[_count_at(table, row, action)]
-    table.values[at] = stored_as(table, old + step_size * (target - old), name, visits)
+    table.values[at] = stored_as(table.values, old + step_size * (target - old), name, visits)
 
 
 @jit_inline

@@ -5,22 +5,29 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import numpy as np
+
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.environments.simulate import GAMES
 from dist_classicrl.errors import DeviceError, DistClassicRLError
 from dist_classicrl.learning.card.cards import Card, card_of_rank, cards, place_on_host
-from dist_classicrl.learning.rules import MOST_WAITING, find
+from dist_classicrl.learning.card.plan import (
+    MAP_BYTES,
+    ONE_TABLE_ON_CARD,
+    bytes_of_arrays,
+    bytes_with_one_table,
+    has_copies,
+)
+from dist_classicrl.learning.rules import MOST_WAITING, find, table_shape
 from dist_classicrl.rules import LearningRule
 from dist_classicrl.settings import Settings
+from dist_classicrl.tables.line_table import size_of
 
 logger = logging.getLogger(__name__)
 
 AUTO_STEPS = 10**9
 """Steps from which device="auto" takes a card: a core makes them in about the time that kernels take to
 compile. That is an estimate: no card was there to measure it."""
-
-LARGEST_TABLE = 1 << 22
-"""Entries that a table on a card may have: each block has a copy."""
 
 
 def why_not(source: Source, settings: Settings, engine: str) -> str | None:
@@ -38,12 +45,6 @@ def why_not(source: Source, settings: Settings, engine: str) -> str | None:
     rule, parameters = find(settings.algorithm)
     if (why := _why_not_rule(rule, parameters)) is not None:
         return f"the rule {rule.name!r} {why}. Take another, such as 'q_learning' or 'sarsa'"
-    entries = len(rule.tables) * source.n_states * source.n_actions
-    if entries > LARGEST_TABLE:
-        return (
-            f"the table has {entries:,} entries, and {LARGEST_TABLE:,} are allowed, since each block of "
-            'walkers has a copy. Write device="cpu"'
-        )
     return None
 
 
@@ -133,7 +134,24 @@ def card_for(
         return None, str(error)
     if ranks > 1 and number >= len(found):
         return None, f"the {len(found)} cards of this host are for other ranks of the {wanting} there"
-    return card_of_rank(found, number), "there is one, and the problem suits it"
+    card = card_of_rank(found, number)
+    needed = _least_bytes(source, settings, engine == "local")
+    if needed > card.memory:
+        return None, f"the table and its model need {needed / 2**30:.3g} GiB at least, more than {card} has"
+    return card, "there is one, and the problem suits it"
+
+
+def _least_bytes(source: Source, settings: Settings, is_alone: bool) -> int:
+    """Return what a training takes of a card's memory, besides what small tables and walkers take."""
+    rule, parameters = find(settings.algorithm)
+    shape = table_shape(settings.algorithm, source.n_states, source.n_actions)
+    model = 0 if source.simulator is None else bytes_of_arrays(source.simulator.tables)
+    if has_copies(shape.size):
+        return model
+    is_rows = is_alone and settings.async_updates
+    table = size_of(shape, np.dtype(settings.dtype)) if is_rows else shape.size * MAP_BYTES
+    letters = letters_of(rule, parameters)
+    return bytes_with_one_table(shape.size, table, ONE_TABLE_ON_CARD.walkers, letters, 0, model)
 
 
 def card_of_this_rank(serves_apart: bool = False) -> Card:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import types
@@ -20,14 +20,23 @@ from dist_classicrl.errors import DeviceError
 from dist_classicrl.learning.card.cards import Card, is_simulated, numba_cuda
 from dist_classicrl.learning.card.one_run import learn_run
 from dist_classicrl.learning.card.steps import (
+    HALTED,
+    add_up,
     as_whole,
+    end_step,
+    find_targets,
     give_map,
+    is_sound,
     make_step,
     merge_blocks,
     merge_step,
+    move_entry,
     take_copy,
 )
+from dist_classicrl.learning.card.table import Seen
 from dist_classicrl.learning.learner import Problem
+
+_ZEROS = 1 << 22
 
 cuda: Any = numba_cuda()
 """By this name the simulator finds it in the kernels of this file."""
@@ -138,6 +147,7 @@ def python_of_round(most: int, itemsize: int, in_shared: bool) -> Any:
     ) -> None:
         entries = arrays.values.size
         sums, values, weight, shift, fresh, hits = copy_of_block(copies, entries)
+        seen = Seen(values, arrays.known, fresh, parts.n_actions, parts.n_actions, 0)
         letters = cuda.local.array(most, types.int64)
         targets = cuda.local.array(most, types.float64)
         n = cuda.local.array(1, types.int64)
@@ -154,9 +164,7 @@ def python_of_round(most: int, itemsize: int, in_shared: bool) -> Any:
                     walkers,
                     w,
                     parts,
-                    values,
-                    arrays.known,
-                    fresh,
+                    seen,
                     moment,
                     i,
                     letters,
@@ -188,6 +196,79 @@ def python_of_merge() -> Any:
             apply(arrays, blocks, entry)
 
     return merge
+
+
+def _adder() -> Any:
+    """Return what adds the letters of a walker up for their entries."""
+    to_whole = _called(as_whole)
+
+    def add_letters(table: Any, moment: Any, w: int, written: int) -> None:
+        first = w * (table.entries.size // table.written.size)
+        for at in range(first, first + written):
+            entry = table.entries[at]
+            cuda.atomic.add(table.sums, entry, to_whole(table.targets[at], moment, table.faults))
+            cuda.atomic.add(table.hits, entry, 1)
+
+    return cuda.jit(device=True)(add_letters)
+
+
+def python_of_walk() -> Any:
+    """Return the kernel in which all walkers make a step in one table, as plain Python."""
+    find, add_letters = _called(find_targets), _adder()
+
+    def walk(rule: Any, simulation: Any, walkers: Any, parts: Any, table: Any, moment: Any) -> None:
+        w = cuda.grid(1)
+        if w < moment.moving and table.faults[HALTED] == 0:
+            add_letters(table, moment, w, find(rule, simulation, walkers, w, parts, table, moment))
+
+    return walk
+
+
+def python_of_add() -> Any:
+    """Return the kernel that adds the letters of a step up once more, as plain Python."""
+    add_letters = _adder()
+
+    def add(table: Any, moment: Any) -> None:
+        w = cuda.grid(1)
+        if w < moment.moving:
+            add_letters(table, moment, w, table.written[w])
+
+    return add
+
+
+def python_of_move() -> Any:
+    """Return the kernel that moves the entries to which there are letters, as plain Python.
+
+    Who is first to take the hits of an entry moves it.
+    """
+    move_one, sound, end = _called(move_entry), _called(is_sound), _called(end_step)
+
+    def move(table: Any, moment: Any) -> None:
+        w = cuda.grid(1)
+        if w < moment.moving:
+            first = w * (table.entries.size // table.written.size)
+            goes_on = sound(table.faults)
+            for at in range(first, first + table.written[w]):
+                entry = table.entries[at]
+                k = np.int64(cuda.atomic.exch(table.hits, entry, 0))
+                if k > 0:
+                    move_one(table, moment, entry, k if goes_on else np.int64(0))
+            if w == 0:
+                end(table.faults)
+
+    return move
+
+
+def python_of_sums() -> Any:
+    """Return the kernel that adds up what all walkers counted, as plain Python."""
+    add_own = _called(add_up)
+
+    def add_up_all(walkers: Any, sums: Any) -> None:
+        n = cuda.grid(1)
+        if n < sums.totals.shape[0]:
+            add_own(walkers, n, sums.totals)
+
+    return add_up_all
 
 
 def _called(function: Any) -> Any:
@@ -243,6 +324,21 @@ def merge_kernel() -> Any:
     return _kernel(python_of_merge())
 
 
+class WalkKernels(NamedTuple):
+    """The kernels of one table for all walkers; between two all threads have done what they had to do."""
+
+    walk: Any
+    add: Any
+    move: Any
+    add_up: Any
+
+
+def walk_kernels() -> WalkKernels:
+    """Return the kernels of one table for all walkers, made anew."""
+    makers = (python_of_walk, python_of_add, python_of_move, python_of_sums)
+    return WalkKernels(*(_kernel(make()) for make in makers))
+
+
 def on_card(value: Any) -> Any:
     """Return a copy of an array on the card, or of a NamedTuple, or a tuple, of such; numbers as they are."""
     if isinstance(value, np.ndarray):
@@ -264,3 +360,40 @@ def from_card(array: Any) -> np.ndarray:
     """Return an array of the card's in main memory."""
     copy: np.ndarray = array if is_simulated() else array.copy_to_host()
     return copy
+
+
+def write_to_card(there: Any, here: np.ndarray) -> None:
+    """Let an array on the card be one that is here, of the same size and type."""
+    if is_simulated():
+        there[:] = here
+    else:
+        there.copy_to_device(here)
+
+
+def read_from_card(there: Any, here: np.ndarray) -> None:
+    """Let an array that is here be one on the card, of the same size and type; nothing else takes memory."""
+    if is_simulated():
+        here[:] = there
+    else:
+        there.copy_to_host(here)
+
+
+def zeros_on_card(size: int, kind: Any) -> Any:
+    """Return an array on the card that is all 0; no array as large is made in main memory."""
+    array = new_on_card(size, kind)
+    zeros = np.zeros(min(size, _ZEROS), kind)
+    for first in range(0, size, _ZEROS):
+        part = array[first : first + _ZEROS]
+        write_to_card(part, zeros[: part.size])
+    return array
+
+
+class CardMemory:
+    """How arrays go to a card and come back."""
+
+    put = staticmethod(on_card)
+    new = staticmethod(new_on_card)
+    zeros = staticmethod(zeros_on_card)
+    get = staticmethod(from_card)
+    write = staticmethod(write_to_card)
+    read = staticmethod(read_from_card)

@@ -10,13 +10,20 @@ import numpy as np
 
 from dist_classicrl._jit import jit
 from dist_classicrl.learning.card.steps import (
+    HALTED,
+    add_up,
     as_whole,
+    end_step,
+    find_targets,
     give_map,
+    is_sound,
     make_step,
     merge_blocks,
     merge_step,
+    move_entry,
     take_copy,
 )
+from dist_classicrl.learning.card.table import Seen
 
 
 @jit
@@ -30,6 +37,7 @@ def play_round(
     """
     sums, values, weight, shift, fresh, hits = copies
     entries = arrays.values.size
+    seen = Seen(values, arrays.known, fresh, parts.n_actions, parts.n_actions, 0)
     for block in range(blocks):
         for entry in range(entries):
             take_copy(arrays, entry, values, weight, shift, fresh, sums, hits)
@@ -43,9 +51,7 @@ def play_round(
                         walkers,
                         w,
                         parts,
-                        values,
-                        arrays.known,
-                        fresh,
+                        seen,
                         moment,
                         i,
                         letters,
@@ -74,3 +80,45 @@ def room_for_copy(entries: int, itemsize: int) -> tuple[np.ndarray, ...]:
         np.zeros(entries, np.int32),
         np.zeros(entries, np.int32),
     )
+
+
+@jit
+def walk(rule, simulation, walkers, parts, table, moment):
+    """Do what a card's kernel of the same name does, as the functions below."""
+    if table.faults[HALTED] == 0:
+        for w in range(moment.moving):
+            find_targets(rule, simulation, walkers, w, parts, table, moment)
+        add(table, moment)
+
+
+@jit
+def add(table, moment):
+    """Add the letters of a step up for their entries."""
+    most = table.entries.size // table.written.size
+    for w in range(moment.moving):
+        for at in range(w * most, w * most + table.written[w]):
+            entry = table.entries[at]
+            table.sums[entry] += as_whole(table.targets[at], moment, table.faults)
+            table.hits[entry] += 1
+
+
+@jit
+def move(table, moment):
+    """Move the entries to which there are letters."""
+    most = table.entries.size // table.written.size
+    for w in range(moment.moving):
+        for at in range(w * most, w * most + table.written[w]):
+            entry = table.entries[at]
+            k = np.int64(table.hits[entry])
+            table.hits[entry] = 0
+            if k > 0:
+                move_entry(table, moment, entry, k if is_sound(table.faults) else 0)
+    if moment.moving > 0:
+        end_step(table.faults)
+
+
+@jit
+def add_up_all(walkers, sums):
+    """Add up what all walkers counted."""
+    for n in range(sums.totals.shape[0]):
+        add_up(walkers, n, sums.totals)

@@ -14,6 +14,16 @@ from dist_classicrl.learning.card.cards import Card, free_memory
 SHARED_BYTES = 48 << 10
 """Shared memory that every card gives a block without being asked."""
 
+LARGEST_COPY = 1 << 14
+"""Entries that a table may have of which each block has a copy; all walkers learn in a larger one together.
+
+After each step a block of 512 looks for hits in all of its copy: 32 entries a thread, most of which nobody
+hit. With more that takes longer than the step, and the copies of 256 blocks take more than 250 MB, which no
+cache holds. That is an estimate: no card was there to measure it."""
+
+MAP_BYTES = 4 * 8
+"""Of an entry of which maps are taken: its value, visits, weight and shift."""
+
 _SUMS_BITS = 62
 _FEW = 64
 STEPS_PER_WALKER = 2000
@@ -29,7 +39,7 @@ class Shape(NamedTuple):
 
     blocks: int
     threads: int  # of a block, each of which has a walker
-    interval: int  # steps of a walker between two merges of the blocks
+    interval: int  # steps of a walker between two merges of the blocks; 1 where they have no copies
 
     @property
     def walkers(self) -> int:
@@ -40,6 +50,11 @@ class Shape(NamedTuple):
 ON_CARD = Shape(256, 512, 128)
 IN_SIMULATOR = Shape(2, 8, 8)
 """Python threads: enough to show that blocks and barriers do what they should."""
+
+ONE_TABLE_ON_CARD = Shape(4096, 256, 1)
+"""Where there are no copies: so many walkers take longer for a step than Python does to ask for the next."""
+
+ONE_TABLE_IN_SIMULATOR = Shape(2, 8, 1)
 
 
 class Round(NamedTuple):
@@ -74,7 +89,7 @@ def blocks_of(moving: int, shape: Shape) -> int:
 
 @dataclass(frozen=True)
 class Units:
-    """Targets as whole numbers: of at most `bound`, with so many walkers of a block that sums have room.
+    """Targets as whole numbers: of at most `bound`, with so many walkers that sums have room.
 
     Attributes
     ----------
@@ -93,10 +108,15 @@ class Units:
         return cls(bound, 2.0 ** (_SUMS_BITS - (most - 1).bit_length()) / bound)
 
 
-def bytes_of_problem(
+def has_copies(entries: int, rows: Any = None) -> bool:
+    """Whether each block has a copy of a table of so many entries; `rows` that are given are not copied."""
+    return rows is None and entries <= LARGEST_COPY
+
+
+def bytes_with_copies(
     entries: int, itemsize: int, in_shared: bool, shape: Shape, per_walker: int, constant: int
 ) -> int:
-    """Return what a problem takes of a card's memory.
+    """Return what a problem takes of a card's memory where blocks have copies.
 
     `per_walker` are bytes of an episode under way, and `constant` those of the model and of step sizes.
     """
@@ -104,6 +124,14 @@ def bytes_of_problem(
     maps = shape.blocks * entries * (8 + 8 + 4)
     copies = 0 if in_shared else shape.blocks * entries * (8 + 3 * itemsize + 8)
     return table + maps + copies + shape.walkers * per_walker + constant
+
+
+def bytes_with_one_table(
+    entries: int, table: int, walkers: int, letters: int, per_walker: int, constant: int
+) -> int:
+    """Return likewise what it takes where all learn in one table, which has so many bytes."""
+    hits = entries * (8 + 4)
+    return table + hits + walkers * (per_walker + letters * (8 + 8) + 8) + constant
 
 
 def bytes_of_arrays(value: Any) -> int:

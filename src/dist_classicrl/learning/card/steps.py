@@ -1,5 +1,7 @@
 """What one walker does in a step, and what becomes of an entry: jitted, for a card and for a core alike.
 
+Walkers either have a copy of the table in each of their blocks (`Arrays`), or one table for all (`OneTable`).
+
 A card's kernels call these functions, and so does numba's CUDA simulator, which runs the kernels around them
 as Python: the arithmetic that is tested there is the card's.
 """
@@ -15,13 +17,21 @@ from dist_classicrl._jit import jit, jit_inline
 from dist_classicrl._random import GAMMA, mix
 from dist_classicrl.environments.simulate import advance, begin, is_wrong, note
 from dist_classicrl.learning.behavior import choose
-from dist_classicrl.learning.card.table import CardTable
+from dist_classicrl.learning.card.table import CardTable, Seen
 from dist_classicrl.learning.loops import STEP_STRIDE, TWICE_GAMMA
 from dist_classicrl.learning.rules.kernel import Context, Learned, Now, Transition, learn, on_action
+from dist_classicrl.tables.lines import MOST_VISITS, stored_as
 from dist_classicrl.tables.rows import actions_of, visit_bucket
 
 WRONG, TOO_LARGE, NO_ROOM = 0, 1, 2
-"""Places in `Arrays.faults`: a game gave what it must not, a target is beyond the bound, too many letters."""
+"""Places in `faults`: a game gave what it must not, a target is beyond the bound, too many letters."""
+
+HALTED, MADE = 3, 4
+"""Places in those of `OneTable`: whether no more is done, and how many steps all walkers made before."""
+
+FAULTS = 5
+
+_MOST_VISITS = np.int64(MOST_VISITS)
 
 _SMALLEST_WEIGHT = 1e-290
 
@@ -70,6 +80,29 @@ class Arrays(NamedTuple):
     faults: np.ndarray  # int64, shape (3,)
 
 
+class OneTable(NamedTuple):
+    """One table for all W walkers, of E entries, and what they write in a step.
+
+    Where a row has its values and its visits is said in `Seen`.
+    """
+
+    values: np.ndarray  # float64, or float32 where no maps are kept
+    known: np.ndarray  # uint32 or int64: visits
+    width: int
+    known_width: int
+    first_known: int
+    n_actions: int
+    weight: np.ndarray | None  # float64, shape (E,): the map of all that was learned, as in `TableArrays`
+    shift: np.ndarray | None
+    step_sizes: np.ndarray | None  # by visits, as in `Parts`
+    sums: np.ndarray  # int64, shape (E,): of the targets that were found in a step; 0 between two
+    hits: np.ndarray  # int32, shape (E,): how many these are
+    entries: np.ndarray  # int64, shape (W * L,): the letters of each walker
+    targets: np.ndarray  # float64, shape (W * L,)
+    written: np.ndarray  # int64, shape (W,): how many it has
+    faults: np.ndarray  # int64, shape (5,)
+
+
 class Moment(NamedTuple):
     """A round: `steps` steps of each of `moving` walkers; see `loops.Stretch` for the rates."""
 
@@ -94,12 +127,10 @@ def moment_at(moment, i):
 
 
 @jit_inline
-def context_of(parts, values, known, fresh, entries, targets, n):
+def context_of(parts, seen, entries, targets, n):
     """Return what a rule is called with, by a walker with these letters."""
     table = CardTable(
-        values,
-        known,
-        fresh,
+        seen,
         parts.legal,
         parts.row_shape,
         parts.n_states,
@@ -123,14 +154,12 @@ def context_of(parts, values, known, fresh, entries, targets, n):
 
 
 @jit
-def make_step(
-    rule, simulation, walkers, w, parts, values, known, fresh, moment, i, entries, targets, n, faults
-):
+def make_step(rule, simulation, walkers, w, parts, seen, moment, i, entries, targets, n, faults):
     """Let walker `w` make step `i` of a round, and write its letters; return how many there are.
 
     The random numbers are those of step ``used + i * moving + w`` of the stream.
     """
-    context = context_of(parts, values, known, fresh, entries, targets, n)
+    context = context_of(parts, seen, entries, targets, n)
     n_actions = actions_of(context.table)
     n_rows = parts.n_states
     n[0] = 0
@@ -227,16 +256,27 @@ def merge_step(parts, moment, i, entry, known, values, weight, shift, fresh, sum
     k = np.int64(hits[entry])
     if k == 0:
         return
-    mean = np.float64(sums[entry]) * moment.unit / np.float64(k)
     count = np.int64(fresh[entry]) + k
-    step_size, _ = moment_at(moment, i)
-    keep = to_the_power(1.0 - _due(parts.step_sizes, step_size, known[entry] + count), k)
-    moved = (1.0 - keep) * mean
+    keep, moved = _towards_mean(parts.step_sizes, moment, i, known[entry] + count, k, sums[entry])
     values[entry] = keep * values[entry] + moved
+    _compose(weight, shift, entry, keep, moved)
+    fresh[entry], sums[entry], hits[entry] = count, 0, 0
+
+
+@jit_inline
+def _towards_mean(step_sizes, moment, i, visits, k, total):
+    """Return W and (1 - W) (sum of y) / k for `k` targets of this `total`, the last of so many visits."""
+    mean = np.float64(total) * moment.unit / np.float64(k)
+    step_size, _ = moment_at(moment, i)
+    keep = to_the_power(1.0 - _due(step_sizes, step_size, visits), k)
+    return keep, (1.0 - keep) * mean
+
+
+@jit_inline
+def _compose(weight, shift, entry, keep, moved):
     kept = keep * weight[entry]
     weight[entry] = kept if kept > _SMALLEST_WEIGHT else 0.0
     shift[entry] = keep * shift[entry] + moved
-    fresh[entry], sums[entry], hits[entry] = count, 0, 0
 
 
 @jit_inline
@@ -272,6 +312,88 @@ def merge_blocks(arrays, blocks, entry):
     if count > 0:
         moved = (1.0 - weight) * (targets / np.float64(count))
         arrays.values[entry] = weight * arrays.values[entry] + moved
-        kept = weight * arrays.weight[entry]
-        arrays.weight[entry] = kept if kept > _SMALLEST_WEIGHT else 0.0
-        arrays.shift[entry] = weight * arrays.shift[entry] + moved
+        _compose(arrays.weight, arrays.shift, entry, weight, moved)
+
+
+# One table for all walkers
+
+
+@jit
+def find_targets(rule, simulation, walkers, w, parts, table, moment):
+    """Let walker `w` make a step in the table as it is; return how many letters it wrote."""
+    most = table.entries.size // table.written.size
+    first = w * most
+    seen = Seen(table.values, table.known, None, table.width, table.known_width, table.first_known)
+    written = make_step(
+        rule,
+        simulation,
+        walkers,
+        w,
+        parts,
+        seen,
+        moment,
+        0,
+        table.entries[first : first + most],
+        table.targets[first : first + most],
+        table.written[w : w + 1],
+        table.faults,
+    )
+    table.written[w] = written
+    return written
+
+
+@jit
+def is_sound(faults):
+    """Whether nothing is wrong with the step that all walkers have made."""
+    return faults[WRONG] + faults[TOO_LARGE] + faults[NO_ROOM] == 0
+
+
+@jit
+def move_entry(table, moment, entry, k):
+    """Move an entry towards the mean of the `k` targets of a step as `merge_step` does; 0: forget them."""
+    total = table.sums[entry]
+    table.sums[entry] = 0
+    if k == 0:
+        return
+    row = entry // table.n_actions
+    action = entry - row * table.n_actions
+    at = row * table.width + action
+    place = row * table.known_width + table.first_known + action
+    visits = np.int64(table.known[place]) + k
+    keep, moved = _towards_mean(table.step_sizes, moment, 0, visits, k, total)
+    value = keep * np.float64(table.values[at]) + moved
+    table.values[at] = stored_as(table.values, value, np.uint64(entry), visits)
+    table.known[place] = min(visits, _MOST_VISITS)
+    _compose_kept(table.weight, table.shift, entry, keep, moved)
+
+
+@jit_inline
+def _compose_kept(weight, shift, entry, keep, moved):
+    # What may be None is an argument of a function of its own: only there numba leaves out the other branch.
+    if weight is not None:
+        _compose(weight, shift, entry, keep, moved)
+
+
+@jit
+def end_step(faults):
+    """Count a step of all walkers, or let nothing more be done where something is wrong with it."""
+    if is_sound(faults):
+        faults[MADE] += 1
+    else:
+        faults[HALTED] = 1
+
+
+@jit
+def add_up(walkers, n, sums):
+    """Add up in row `n` of N of `sums` what walkers n, n + N and so on have counted, who begin anew.
+
+    In the last column is a return that is no finite number, where there is one.
+    """
+    for column in range(sums.shape[1]):
+        sums[n, column] = 0.0
+    for w in range(n, walkers.states.size, sums.shape[0]):
+        for column in range(4):
+            sums[n, column] += walkers.totals[w, column]
+            walkers.totals[w, column] = 0.0
+        if not abs(walkers.collected[w]) < np.inf:
+            sums[n, 4] = walkers.collected[w]

@@ -1,7 +1,8 @@
-"""A table as a block of a card sees it: a copy that its walkers read, and letters to entries.
+"""A table as a walker on a card sees it: values that stay as they are in a step, and letters to entries.
 
 A walker does not write to the table. What its rule would move, and towards what, stands in letters of its
-own, which are added up for the entries by all walkers of the block after each step.
+own, which are added up for the entries by all walkers that read the same values, those of a block with a copy
+or all.
 """
 
 from __future__ import annotations
@@ -15,17 +16,35 @@ from dist_classicrl._random import below
 from dist_classicrl.tables.rows import ROW_FUNCTIONS, RowFunctions, actions_of, is_here, learn_each_of_row
 
 
-class CardTable(NamedTuple):
-    """The copy of a block, and the letters of one walker.
+class Seen(NamedTuple):
+    """What walkers read in a step. Row r has its values from ``r * width`` on, its visits as is said there.
 
     Attributes
     ----------
-    values : ndarray(float64 or float32), shape (entries,)
+    values : ndarray(float64 or float32, ndim=1)
         -inf where an action is illegal.
-    known : ndarray(int64), shape (entries,)
-        Visits that all blocks knew of when they last merged.
-    fresh : ndarray(int32), shape (entries,)
+    known : ndarray(int64 or uint32, ndim=1)
+        Visits, from ``r * known_width + first_known`` on; of copies those that all blocks knew of when they
+        last merged.
+    fresh : ndarray(int32), shape (entries,), or None
         Visits of this block since then.
+    width, known_width, first_known : int
+    """
+
+    values: np.ndarray
+    known: np.ndarray
+    fresh: np.ndarray | None
+    width: int
+    known_width: int
+    first_known: int
+
+
+class CardTable(NamedTuple):
+    """What all read, and the letters of one walker.
+
+    Attributes
+    ----------
+    seen : Seen
     legal, row_shape, n_states, n_tables
         As in `dist_classicrl.tables.rows.TableArrays`.
     n_actions : int
@@ -35,9 +54,7 @@ class CardTable(NamedTuple):
         How many letters were written, and more than `most` where some had no room.
     """
 
-    values: np.ndarray
-    known: np.ndarray
-    fresh: np.ndarray
+    seen: Seen
     legal: tuple[np.ndarray, np.ndarray] | None
     row_shape: tuple[int, ...] | None
     n_states: int
@@ -61,16 +78,16 @@ def _actions(row_shape, n_actions):
 
 @jit_inline
 def _value_of(table, row, action):
-    return np.float64(table.values[row * actions_of(table) + action])
+    return np.float64(table.seen.values[row * table.seen.width + action])
 
 
 @jit_inline
 def _row_maximum(table, row):
     n_actions = actions_of(table)
-    first = row * n_actions
-    top = np.float64(table.values[first])
+    first = row * table.seen.width
+    top = np.float64(table.seen.values[first])
     for action in range(1, n_actions):
-        value = np.float64(table.values[first + action])
+        value = np.float64(table.seen.values[first + action])
         top = value if value > top else top
     return top if top > -np.inf else 0.0
 
@@ -78,10 +95,10 @@ def _row_maximum(table, row):
 @jit_inline
 def _greedy_action(table, row):
     n_actions = actions_of(table)
-    first = row * n_actions
-    top, best, is_tie = table.values[first], np.int64(0), False
+    first = row * table.seen.width
+    top, best, is_tie = table.seen.values[first], np.int64(0), False
     for action in range(1, n_actions):
-        value = table.values[first + action]
+        value = table.seen.values[first + action]
         is_above = value > top
         is_tie = (is_tie | (value == top)) & (not is_above)
         best = np.int64(action) if is_above else best
@@ -92,17 +109,17 @@ def _greedy_action(table, row):
 @jit
 def _any_greedy_action(table, row, random):
     n_actions = actions_of(table)
-    first = row * n_actions
-    top = table.values[first]
+    first = row * table.seen.width
+    top = table.seen.values[first]
     count = 0
     for action in range(n_actions):
-        value = table.values[first + action]
+        value = table.seen.values[first + action]
         count = 1 if value > top else count + (value == top)
         top = value if value > top else top
     pick = below(random, count)
     found, seen = 0, 0
     for action in range(n_actions):
-        is_best = table.values[first + action] == top
+        is_best = table.seen.values[first + action] == top
         found = action if is_best and seen == pick else found
         seen += is_best
     return found
@@ -110,8 +127,14 @@ def _any_greedy_action(table, row, random):
 
 @jit_inline
 def _visits_of(table, row, action):
-    entry = row * actions_of(table) + action
-    return table.known[entry] + np.int64(table.fresh[entry])
+    seen = table.seen
+    known = np.int64(seen.known[row * seen.known_width + seen.first_known + action])
+    return known + _since(seen.fresh, row * actions_of(table) + action)
+
+
+@jit_inline
+def _since(fresh, entry):
+    return np.int64(0) if fresh is None else np.int64(fresh[entry])
 
 
 @jit_inline

@@ -1,0 +1,163 @@
+"""Tables that lie on a card, beside what the engine sees of them here."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dist_classicrl.learning.card.plan import MAP_BYTES
+from dist_classicrl.learning.compiled import stuck_there
+from dist_classicrl.tables.line_table import LineTable, size_of
+from dist_classicrl.tables.lines import LineArrays
+from dist_classicrl.tables.local import LocalTable
+from dist_classicrl.tables.rows import VISIT_MASK
+from dist_classicrl.tables.shape import TableShape
+
+
+class There(NamedTuple):
+    """The first fields of `steps.OneTable`."""
+
+    values: Any
+    known: Any
+    width: int
+    known_width: int
+    first_known: int
+    n_actions: int
+    weight: Any
+    shift: Any
+
+
+def known_visits(table: LocalTable) -> np.ndarray:
+    """Return how often each entry was visited, as far as a table knows."""
+    return table.visits + (table.updates & VISIT_MASK)
+
+
+def take_maps(memory: Any, table: LocalTable, there: Any, visits: np.ndarray) -> None:
+    """Bring a table to the values, weights and shifts that are `there`, after so many more visits."""
+    memory.read(there.values, table.q)
+    memory.read(there.weight, table.weight)
+    memory.read(there.shift, table.shift)
+    new = np.flatnonzero((visits > 0) & (table.updates == 0))
+    first = int(table.n_touched[0])
+    table.touched[first : first + new.size] = new
+    table.n_touched[0] = first + new.size
+    table.updates += visits
+    table.refresh_all_rows()
+
+
+class HeldMaps:
+    """A table of which maps are taken: it goes to the card and back with each call.
+
+    `seen` is what the engine packs and re-bases; `memory` is how arrays go to the card, a `CardMemory`.
+    """
+
+    def __init__(self, table: LocalTable, memory: Any) -> None:
+        self.seen = table
+        self.bytes = table.q.size * MAP_BYTES
+        self._memory = memory
+        self._there: There | None = None
+
+    def there(self) -> There:
+        """Return the table on the card, as it is here."""
+        table, memory = self.seen, self._memory
+        here = table.q, known_visits(table), table.weight, table.shift
+        if self._there is None:
+            size = table.q.size
+            values, known, weight, shift = (memory.new(size, array.dtype) for array in here)
+            n_actions = table.n_actions
+            self._there = There(values, known, n_actions, n_actions, 0, n_actions, weight, shift)
+        there = self._there
+        for room, array in zip((there.values, there.known, there.weight, there.shift), here, strict=True):
+            memory.write(room, array)
+        return there
+
+    def has_changed(self) -> None:
+        """Bring the table here to what it is on the card."""
+        table = self.seen
+        assert self._there is not None  # else nobody could have changed it
+        take_maps(self._memory, table, self._there, self._memory.get(self._there.known) - known_visits(table))
+
+    def close(self) -> None:
+        """Give the card's memory back."""
+        self._there = None
+
+
+class HeldRows:
+    """Rows that stay on the card between calls, and come here when somebody asks for them.
+
+    To the engine it is the table of a learner that is alone, see `LineTable`: it is loaded, and settled.
+    `stuck` are the states in which no action is legal, see `compiled.stuck_states`. What is copied is their
+    memory as it is, and there is no third place where it is.
+    """
+
+    def __init__(self, rows: LineTable, memory: Any, stuck: np.ndarray | None) -> None:
+        self.seen = self
+        self.bytes = size_of(rows.shape, rows.values.dtype)
+        self._rows = rows
+        self._memory = memory
+        self._stuck = stuck
+        self._there: There | None = None
+        self._is_new, self._has_changed = True, False
+
+    @property
+    def shape(self) -> TableShape:
+        """What stands in the rows."""
+        return self._rows.shape
+
+    @property
+    def arrays(self) -> LineArrays:
+        """The rows as they are here."""
+        return self._rows.arrays
+
+    def there(self) -> There:
+        """Return the rows on the card."""
+        arrays = self._rows.arrays
+        if self._there is None:
+            known = self._memory.new(arrays.counts.size, arrays.counts.dtype)
+            self._there = There(
+                known.view(arrays.values.dtype),
+                known,
+                arrays.width,
+                arrays.count_width,
+                arrays.first_count,
+                arrays.n_actions,
+                None,
+                None,
+            )
+        if self._is_new:
+            self._memory.write(self._there.known, arrays.counts)
+            self._is_new = False
+        return self._there
+
+    def has_changed(self) -> None:
+        """Take note that what is here is out of date."""
+        self._has_changed = True
+
+    def load(self, values: np.ndarray, counts: np.ndarray, exact: np.ndarray | None = None) -> None:
+        """See `LineTable`."""
+        self._rows.load(values, counts, exact)
+        self._is_new, self._has_changed = True, False
+
+    def exact(self) -> None:
+        """See `LineTable`."""
+
+    def settle(self, values: np.ndarray, counts: np.ndarray) -> None:
+        """See `LineTable`; ActionMaskError where something was done in a state in which nothing is legal."""
+        self._bring()
+        self._rows.settle(values, counts)
+
+    def _bring(self) -> None:
+        if not self._has_changed:
+            return
+        assert self._there is not None  # else nobody could have changed it
+        self._memory.read(self._there.known, self._rows.arrays.counts)
+        self._has_changed = False
+        if self._stuck is not None and self._stuck.size:
+            acted = self.shape.tables(self._rows.counts)[:, self._stuck].any(axis=(0, 2))
+            stuck_there(self._stuck, np.asarray(acted))
+
+    def close(self) -> None:
+        """Give the card's memory back."""
+        self._there = None
+        self._is_new = True
