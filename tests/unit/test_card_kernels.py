@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -193,6 +194,36 @@ def test_whole_runs_compile_to_ptx_with_exact_sums(monkeypatch, learning_rate):
     monkeypatch.setattr(kernels, "runs_kernel", Kernel)
     learn_runs(MODEL, [1, 2], 10, Settings(learning_rate=learning_rate), NO_CARD)
     assert ".target sm_90" in compiled[0] and "fma.rn" not in compiled[0]
+
+
+@pytest.mark.filterwarnings("error")
+def test_kernels_of_one_table_look_at_the_types_of_arguments_once(monkeypatch):
+    """And nobody is warned that few walkers move at first."""
+    from numba.cuda import dispatcher
+
+    monkeypatch.setattr(dispatcher, "get_current_device", lambda: SimpleNamespace(compute_capability=(9, 0)))
+    compiled, launched = [], []
+    kind = dispatcher.CUDADispatcher
+
+    def compile_for(kernel, types):
+        kernel.overloads[types] = None
+        compiled.append((kernel, types))
+
+    monkeypatch.setattr(kind, "compile", compile_for)
+    monkeypatch.setattr(kind, "call", lambda self, arguments, grid: launched.append((self, arguments, grid)))
+    learner = made(_UnlaunchedStep, MODEL, Settings(), is_alone=True)
+    learner._compile(0)
+    arguments = learner.called["move"]
+    move = kernels.walk_kernels().move
+    with kernels.used(NO_CARD):
+        move[3, 32](*arguments)
+        move[5, 64](*arguments)
+    ((typed, types),) = compiled
+    assert types == tuple(map(numba.typeof, arguments))
+    assert [each[0] for each in launched] == [typed, typed]
+    assert [(each[2].griddim[0], each[2].blockdim[0]) for each in launched] == [(3, 32), (5, 64)]
+    assert isinstance(typed.targetoptions["extensions"][0], kernels.NoneArguments)
+    typed.overloads.clear()  # of which there is nothing to give back
 
 
 def test_what_is_none_takes_the_place_of_a_pointer():

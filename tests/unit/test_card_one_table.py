@@ -235,6 +235,7 @@ def _step(data, memory, state, action, random):
     return (7 if state == data.bad else state + 1), 1.0, state == 2
 
 
+@pytest.mark.slow
 def test_what_a_game_does_wrongly_is_said_and_nothing_is_learned_after(monkeypatch):
     monkeypatch.setattr(learners, "try_out", lambda simulator: None)
     game = CompiledSimulator.game("wrong", 4, 2, Data(1), _reset, _step)
@@ -244,6 +245,7 @@ def test_what_a_game_does_wrongly_is_said_and_nothing_is_learned_after(monkeypat
     assert arrays_of(learner)["updates"].reshape(4, 2).sum(axis=1).tolist() == [8, 0, 0, 0]
 
 
+@pytest.mark.slow
 def test_a_state_in_which_nothing_is_legal_is_named_when_rows_come_back():
     legal = np.arange(4)[:, np.newaxis] != [2, 2]
     game = CompiledSimulator.game("stuck", 4, 2, Data(-1), _reset, _step, legal=legal)

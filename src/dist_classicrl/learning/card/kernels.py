@@ -6,6 +6,7 @@ simulations in them by the classes of NamedTuples, as it does on a core.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -76,7 +77,13 @@ def exact_arithmetic() -> Iterator[None]:
 @contextmanager
 def used(card: Card) -> Iterator[None]:
     """Use a card meanwhile, with exact arithmetic."""
-    with exact_arithmetic(), nullcontext() if card.is_simulated else cuda.gpus[card.number]:
+    with (
+        exact_arithmetic(),
+        nullcontext() if card.is_simulated else cuda.gpus[card.number],
+        warnings.catch_warnings(),
+    ):
+        # At first few walkers move, and that is meant.
+        warnings.filterwarnings("ignore", ".*Grid size .* low occupancy")
         yield
 
 
@@ -324,6 +331,25 @@ def merge_kernel() -> Any:
     return _kernel(python_of_merge())
 
 
+class TypedOnce:
+    """A kernel whose arguments always have the types of its first call: later ones do not look at them.
+
+    That takes milliseconds where they are NamedTuples of arrays on a card, longer than a million steps.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+        self._is_typed = is_simulated()  # where nothing is compiled
+
+    def __getitem__(self, grid: Any) -> Any:
+        return partial(self._launch, grid)
+
+    def _launch(self, grid: Any, *arguments: Any) -> None:
+        if not self._is_typed:
+            self._kernel, self._is_typed = self._kernel.specialize(*arguments), True
+        self._kernel[grid](*arguments)
+
+
 class WalkKernels(NamedTuple):
     """The kernels of one table for all walkers; between two all threads have done what they had to do."""
 
@@ -336,7 +362,7 @@ class WalkKernels(NamedTuple):
 def walk_kernels() -> WalkKernels:
     """Return the kernels of one table for all walkers, made anew."""
     makers = (python_of_walk, python_of_add, python_of_move, python_of_sums)
-    return WalkKernels(*(_kernel(make()) for make in makers))
+    return WalkKernels(*(TypedOnce(_kernel(make())) for make in makers))
 
 
 def on_card(value: Any) -> Any:
