@@ -1,7 +1,11 @@
-"""A server, a rank on a card in numba's simulator, and one on cores; the card's kills itself in a call."""
+"""A server, a rank on a card in numba's simulator, and one on cores; the card's kills itself in a call.
+
+With the argument "one" there are no copies of the table on the card.
+"""
 
 import os
 import signal
+import sys
 import time
 
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
@@ -32,7 +36,9 @@ if RANK == 1:
     from dist_classicrl.learning.card import plan
     from dist_classicrl.learning.card.learner import CardLearner
 
-    plan.IN_SIMULATOR = plan.Shape(2, 4, 8)
+    plan.IN_SIMULATOR, plan.ONE_TABLE_IN_SIMULATOR = plan.Shape(2, 4, 8), plan.Shape(2, 4, 1)
+    if "one" in sys.argv:
+        plan.LARGEST_COPY = 0
     before_each_call(CardLearner, die)
 elif RANK == 2:
     before_each_call(CompiledLearner, lambda call: time.sleep(0.05))
