@@ -153,6 +153,4 @@ class Request:
         value: Any = getattr(self, name)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if not is_whole(value) or not 0 <= value < _MOST_STEPS:
-            raise SettingsError(f"{name} must be a whole number of at least 0, got {value!r}.")
-        return int(value)
+        return WholeNumber(0, bits=62)(name, value)
