@@ -14,9 +14,12 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dist_classicrl.errors import MissingExtraError, SettingsError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Check = Callable[[str, Any], Any]
 
@@ -242,3 +245,13 @@ def is_flag(value: Any) -> bool:
     import numpy as np  # not before: `--help` has no need of it
 
     return isinstance(value, np.bool_)
+
+
+def as_array(value: Any) -> np.ndarray:
+    """Return what a user gave as an array; one of objects where it makes none."""
+    import numpy as np
+
+    try:
+        return np.asarray(value)
+    except Exception:  # what is ragged, or pretends to be an array, raises errors of many kinds
+        return np.empty((), object)

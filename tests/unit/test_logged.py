@@ -243,6 +243,8 @@ def test_an_episode_ends_where_the_next_transition_is_elsewhere():
         ({**ARRAYS, "states": [0, -1, 0]}, DataError, "states has -1 at transition 1"),
         ({**ARRAYS, "states": [0.0, 1.0, 0.0]}, DataError, "states has shape .3,. and dtype float64"),
         ({**ARRAYS, "terminated": [0, 0, 1]}, DataError, "terminated has .* it must be bool"),
+        ({**ARRAYS, "states": [[0], [1, 2], 0]}, DataError, "states has shape .. and dtype object"),
+        ({**ARRAYS, "terminated": [[False], [False, True], 0]}, DataError, "terminated has .* must be bool"),
         ({**ARRAYS, "dones": [0]}, DataError, "have dones"),
         ({"states": [0]}, DataError, "lack actions, rewards, next_states, terminated"),
         ({name: [] for name in ARRAYS}, DataError, "at least 1"),
@@ -487,8 +489,9 @@ def test_estimates_refuse_what_does_not_tell():
         estimate_value(episodes, np.array([0, 0]), 0.9, behavior=np.array([[0.0, 1.0], [0.5, 0.5]]))
     with pytest.raises(SettingsError, match="confidence is 1"):
         estimate_value(episodes, np.array([0, 0]), 0.9, confidence=1)
-    with pytest.raises(SettingsError, match="policy: the policy has shape"):
-        estimate_value(episodes, np.zeros(2), 0.9)
+    for no_policy in (np.zeros(2), [[1.0], [0.5, 0.5]]):
+        with pytest.raises(SettingsError, match="policy: the policy has shape"):
+            estimate_value(episodes, no_policy, 0.9)
 
 
 def test_the_empirical_model_has_the_shares_that_were_seen():

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dist_classicrl.checks import as_float, is_real
+from dist_classicrl.checks import as_array, as_float, is_real
 from dist_classicrl.data.empirical import empirical_model
 from dist_classicrl.data.transitions import Transitions
 from dist_classicrl.environments.model import TabularMDP
@@ -138,10 +138,10 @@ def table_size(data: Transitions, policy: Any, behavior: Any) -> tuple[int, int]
     """Return states and actions, which the arrays say, where one has two dimensions."""
     n_states, n_actions = data.n_states, data.n_actions
     for array in (policy, behavior):
-        shape = np.shape(array)
+        shape = as_array(array).shape
         n_states = max(n_states, shape[0]) if shape else n_states
         n_actions = max(n_actions, shape[1]) if len(shape) > 1 else n_actions
-    given = np.asarray(policy)
+    given = as_array(policy)
     if given.ndim == 1 and given.dtype.kind in "iu" and given.size:
         n_actions = max(n_actions, int(given.max()) + 1)
     return n_states, n_actions

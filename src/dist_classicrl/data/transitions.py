@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl._files import open_regular, whole_file
-from dist_classicrl.checks import checked_path
+from dist_classicrl.checks import as_array, checked_path
 from dist_classicrl.errors import DataError, RewardError
 
 #: The arrays of a transition; the last one may be missing.
@@ -61,7 +61,7 @@ class Transitions:
     def __post_init__(self) -> None:
         given = {name: getattr(self, name) for name in NAMES}
         if given["truncated"] is None:
-            given["truncated"] = np.zeros(np.shape(given["terminated"]), bool)
+            given["truncated"] = np.zeros(as_array(given["terminated"]).shape, bool)
         arrays = {name: _checked(name, value) for name, value in given.items()}
         sizes = {name: array.size for name, array in arrays.items()}
         if len(set(sizes.values())) > 1 or not arrays["states"].size:
@@ -212,7 +212,7 @@ def _fields_of(data: Any) -> dict[str, Any] | None:
 
 
 def _checked(name: str, value: Any) -> np.ndarray:
-    array = np.asarray(value)
+    array = as_array(value)
     kinds, what = {
         "rewards": ("fiu", "numbers"),
         "terminated": ("b", "bool"),

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dist_classicrl._random import fresh_seed
+from dist_classicrl.checks import as_array
 from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.resolve import Source, resolve
 from dist_classicrl.errors import DivergenceError, EnvError, EnvMismatchError, NotTrainedError, SettingsError
 from dist_classicrl.learning.rules import check_settings, named_shared, table_shape
 from dist_classicrl.model.keyed import KeyedRows
-from dist_classicrl.model.lookup import Lookup, as_array, tried
+from dist_classicrl.model.lookup import Lookup, tried
 from dist_classicrl.model.model_file import SavedModel
 from dist_classicrl.model.places import Places
 from dist_classicrl.process.leave import LeaveWatch

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dist_classicrl.checks import as_array
 from dist_classicrl.environments.keyed import legal_actions
 from dist_classicrl.errors import OutsideSpaceError, SettingsError
-from dist_classicrl.model.lookup import Lookup, as_array, tried
+from dist_classicrl.model.lookup import Lookup, tried
 from dist_classicrl.tables.keys import find_rows, slots_of
 
 if TYPE_CHECKING:

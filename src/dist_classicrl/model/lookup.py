@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dist_classicrl.checks import as_array
 from dist_classicrl.environments.stepped.masks import MASK_KEY
 from dist_classicrl.errors import SettingsError
 
@@ -129,11 +130,3 @@ def tried(values: np.ndarray, visits: np.ndarray, initial: float) -> np.ndarray:
     been forbidden: where others were played in its state, it is left out.
     """
     return (values != values.dtype.type(initial)) | (visits > 0) | ~visits.any(axis=1, keepdims=True)
-
-
-def as_array(value: Any) -> np.ndarray:
-    """Return what a user gave as an array; one of objects where it makes none."""
-    try:
-        return np.asarray(value)
-    except Exception:  # what is ragged, or pretends to be an array, raises errors of many kinds
-        return np.empty((), object)

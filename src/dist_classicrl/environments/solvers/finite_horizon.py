@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.checks import is_whole
+from dist_classicrl.checks import as_array, is_whole
 from dist_classicrl.environments.solvers.process import Process, Sweeps, checked_discount
 from dist_classicrl.environments.solvers.solution import FiniteHorizonSolution
 from dist_classicrl.errors import SettingsError
@@ -52,7 +52,7 @@ def solve(
 
 
 def _checked_values(given: Any, n_states: int) -> np.ndarray:
-    found = np.asarray(given)
+    found = as_array(given)
     if found.shape != (n_states,) or found.dtype.kind not in "fiu" or not np.isfinite(found).all():
         raise SettingsError(
             f"final_values has shape {found.shape} and dtype {found.dtype}; it must be one finite number for "

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from dist_classicrl._jit import jit
+from dist_classicrl.checks import as_array
 from dist_classicrl.environments import reachability
 from dist_classicrl.environments.model_checks import PROBABILITY_TOLERANCE
 from dist_classicrl.environments.solvers.process import Sweeps, checked_discount, error_bound
@@ -202,7 +203,7 @@ class Pairs(Protocol):
 
 def checked_policy(model: Pairs, policy: Any) -> np.ndarray:
     """Return the policy as probabilities, float64, shape (S, A), zero in states without legal actions."""
-    given = np.asarray(policy)
+    given = as_array(policy)
     S, A = model.n_states, model.n_actions
     legal = model.legal_pairs()
     acting = np.flatnonzero(legal.any(axis=1))
