@@ -41,6 +41,16 @@ def test_a_mask_in_the_observation_is_followed():
     assert agent.predict({"at": 1}) == 0
 
 
+def test_a_list_of_legal_actions_is_no_mask():
+    agent = DistAsyncQLearning(state_size=3, action_size=3)
+    assert agent.predict(0, np.array([0, 0, 1], np.uint8)) == agent.predict(0, [False, False, True]) == 2
+    for wrong in ([0, 1, 2], [-1, 0, 0], [[0, 1, 2]]):
+        states = 0 if np.ndim(wrong) == 1 else [0]
+        for ask in (agent.predict, agent.policy, agent.action_values, agent.state_values):
+            with pytest.raises(SettingsError, match=r"got \[.*does not list those that are"):
+                ask(states, wrong)
+
+
 def test_the_masks_in_a_list_of_observations_are_followed():
     agent = DistAsyncQLearning(state_size=3, action_size=2)
     seen = spaces.Dict({"at": spaces.Discrete(3), "action_mask": spaces.MultiBinary(2)})

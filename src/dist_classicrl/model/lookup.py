@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 _BATCHES = (np.ndarray, list, range)  # of states; a tuple is rather an observation
+_SHOWN = 32  # entries of a mask that an error repeats
 
 
 @dataclass(frozen=True)
@@ -98,10 +99,13 @@ class Lookup:
 
     def _checked_mask(self, action_mask: Any, values: np.ndarray) -> np.ndarray:
         mask = as_array(action_mask)
-        if mask.dtype.kind not in "biu" or mask.shape != values.shape or not mask.any(axis=-1).all():
+        is_mask = mask.dtype.kind in "biu" and mask.shape == values.shape and mask.any(axis=-1).all()
+        if not is_mask or not ((mask == 0) | (mask == 1)).all():
+            got = f"{action_mask!r}, " if mask.size <= _SHOWN else ""
             raise SettingsError(
                 f"action_mask must have shape {values.shape}, be of booleans (or 0 and 1) and allow an "
-                f"action, got {mask.dtype} of shape {mask.shape}."
+                f"action, got {got}{mask.dtype} of shape {mask.shape}. It says of each action whether it is "
+                "legal, and does not list those that are."
             )
         return np.atleast_2d(mask.astype(bool))
 
