@@ -245,6 +245,7 @@ def test_an_episode_ends_where_the_next_transition_is_elsewhere():
         ({**ARRAYS, "terminated": [0, 0, 1]}, DataError, "terminated has .* it must be bool"),
         ({**ARRAYS, "states": [[0], [1, 2], 0]}, DataError, "states has shape .. and dtype object"),
         ({**ARRAYS, "terminated": [[False], [False, True], 0]}, DataError, "terminated has .* must be bool"),
+        ({**ARRAYS, "states": [0, 2**40, 0]}, DataError, "learn.. needs one of which each rank has a copy"),
         ({**ARRAYS, "dones": [0]}, DataError, "have dones"),
         ({"states": [0]}, DataError, "lack actions, rewards, next_states, terminated"),
         ({name: [] for name in ARRAYS}, DataError, "at least 1"),

@@ -17,12 +17,13 @@ from dist_classicrl.data.coverage import Coverage
 from dist_classicrl.data.empirical import empirical_model
 from dist_classicrl.data.result import BatchResult
 from dist_classicrl.data.transitions import Transitions
-from dist_classicrl.errors import DivergenceError, RankMismatchError, SettingsError
+from dist_classicrl.errors import DataError, DivergenceError, RankMismatchError, SettingsError
 from dist_classicrl.learning import rules
 from dist_classicrl.learning.logged import LoggedLearner
 from dist_classicrl.model.agent_state import AgentState
 from dist_classicrl.rules import behaviors
 from dist_classicrl.settings import Settings
+from dist_classicrl.tables import large_table
 from dist_classicrl.tables.maps import PackedSums
 from dist_classicrl.tables.round_merge import MapSums, Part, RoundMerge
 from dist_classicrl.tables.shared import SharedTable
@@ -145,14 +146,26 @@ def _prepared(state: AgentState, given: Any, epochs: Any, method: Any) -> _Task:
         raise SettingsError(f"learn() needs a table of numbered states, and this agent's {kind}.")
     transitions = Transitions.of(given)
     if not state.has_table:
-        settings = state.settings
-        state.make_table(
-            settings.state_size or transitions.n_states, settings.action_size or transitions.n_actions
-        )
+        _make_table(state, transitions)
     transitions.check_size(*state.shape.of_table)
     _check_policy(state)
     state.check_values()
     return _Task(transitions, passes, method)
+
+
+def _make_table(state: AgentState, transitions: Transitions) -> None:
+    """Make a table for the largest state and action, unless it would be one that `learn` does not take."""
+    settings = state.settings
+    states = settings.state_size or transitions.n_states
+    actions = settings.action_size or transitions.n_actions
+    entries = rules.table_shape(settings.algorithm, states, actions).size
+    if entries >= large_table.FROM_ENTRIES:
+        raise DataError(
+            f"{states:,} states and {actions:,} actions make a table of {entries:,} entries, and learn() needs "
+            f"one of which each rank has a copy, of fewer than {large_table.FROM_ENTRIES:,}. Number the states "
+            "that there are from 0 on, for instance with np.unique(states, return_inverse=True)."
+        )
+    state.make_table(states, actions)
 
 
 def _check_policy(state: AgentState) -> None:
