@@ -41,7 +41,8 @@ def whole_file(
 ) -> Iterator[BinaryIO]:
     """Give a file that is there as exactly `path` once the block has ended, and not if it raises.
 
-    An existing file is replaced at the end. The other arguments are those of `new_file`.
+    An existing file is replaced at the end. The other arguments are those of `new_file`. An OSError names
+    `path`, and not the temporary file beside it.
     """
     target = Path(path)
     # A long name would leave no room for what makes the temporary one unique.
@@ -50,9 +51,11 @@ def whole_file(
         with new_file(temporary, mode, durable) as file:
             yield file
         os.replace(temporary, target)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             os.unlink(temporary)
+        if isinstance(error, OSError) and error.filename == os.fspath(temporary):
+            raise OSError(error.errno, error.strerror, os.fspath(target)) from error
         raise
 
 

@@ -39,6 +39,17 @@ def test_what_raises_leaves_the_old_file_and_nothing_else(tmp_path):
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["file"]
 
 
+@pytest.mark.parametrize("name", ["folder", "no folder/file", "file/file"])
+def test_an_error_names_the_file_that_was_asked_for(tmp_path, name):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    path = tmp_path / name
+    with pytest.raises(OSError) as caught, whole_file(path) as file:
+        file.write(b"x")
+    assert str(caught.value).endswith(f": {str(path)!r}")
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
+
+
 def test_permissions_are_those_of_any_new_file_or_exactly_what_is_asked_for(tmp_path, umask):
     (tmp_path / "any").touch()
     with whole_file(tmp_path / "plain") as file:
