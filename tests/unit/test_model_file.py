@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dist_classicrl import DistAsyncQLearning
-from dist_classicrl.errors import ModelFileError
+from dist_classicrl.errors import ModelFileError, SettingsError
 from dist_classicrl.model import model_file
 from dist_classicrl.model.archive import ArrayArchive, digest_of
 from dist_classicrl.model.model_file import SavedModel
@@ -419,3 +419,11 @@ def test_a_pipe_is_no_model_file_and_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "model.npz")
     with pytest.raises(ModelFileError, match="Not a regular file"):
         DistAsyncQLearning.load_model(tmp_path / "model.npz")
+
+
+def test_a_model_is_not_saved_to_a_url(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # "file:" would be a folder here
+    agent = DistAsyncQLearning(state_size=2, action_size=2)
+    with pytest.raises(SettingsError, match=r"s3://me:\.\.\.@bucket/model.npz is a URL.*checkpoint_dir=URL"):
+        agent.save_model("s3://me:word@bucket/model.npz")
+    assert not os.listdir(tmp_path)

@@ -13,6 +13,7 @@ import numpy as np
 
 from dist_classicrl._arguments import OURS, named_arguments, unknown_attribute
 from dist_classicrl._html import facts_of
+from dist_classicrl._urls import without_password
 from dist_classicrl.agent.result import TrainingResult
 from dist_classicrl.checks import checked_path
 from dist_classicrl.comm.world import checked_comm, watch_for_unhandled_errors
@@ -761,16 +762,22 @@ class DistAsyncQLearning:
     def save_model(self, path: str | os.PathLike[str]) -> Path:
         """Write table, visits and settings to exactly `path`, with whatever suffix.
 
-        The file is written whole or not at all, and holds no pickle. Where the table is divided between hosts
-        `path` is a folder, as of a checkpoint, which `load_model` takes, too: rows are asked for and written
-        some at a time.
+        The file is written whole or not at all, and holds no pickle. A URL is refused. Where the table is
+        divided between hosts `path` is a folder, as of a checkpoint, which `load_model` takes, too: rows are
+        asked for and written some at a time.
         """
+        target = checked_path("path", path)
+        if "://" in target:
+            raise SettingsError(
+                f"save_model writes to a path, and {without_password(target)} is a URL. Save to a path and "
+                "copy the file there, or write train(..., checkpoint_dir=URL): load_model takes such a URL."
+            )
         large = self._state.large
         if large is not None and large.is_divided:
             from dist_classicrl.agent.divided_model import save_divided
 
-            return save_divided(checked_path("path", path), self._state)
-        return model_file.write(checked_path("path", path), self._state.to_model())
+            return save_divided(target, self._state)
+        return model_file.write(target, self._state.to_model())
 
     @_OfTheClass
     @named_arguments("load_model")

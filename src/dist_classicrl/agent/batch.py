@@ -161,9 +161,9 @@ def _make_table(state: AgentState, transitions: Transitions) -> None:
     entries = rules.table_shape(settings.algorithm, states, actions).size
     if entries >= large_table.FROM_ENTRIES:
         raise DataError(
-            f"{states:,} states and {actions:,} actions make a table of {entries:,} entries, and learn() needs "
-            f"one of which each rank has a copy, of fewer than {large_table.FROM_ENTRIES:,}. Number the states "
-            "that there are from 0 on, for instance with np.unique(states, return_inverse=True)."
+            f"{states:,} states and {actions:,} actions make a table of {entries:,} entries, and learn() "
+            f"needs one of which each rank has a copy, of fewer than {large_table.FROM_ENTRIES:,}. Number "
+            "the states that there are from 0 on, for instance with np.unique(states, return_inverse=True)."
         )
     state.make_table(states, actions)
 
