@@ -2,6 +2,7 @@ import io
 import logging
 import math
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -174,6 +175,30 @@ def test_each_rank_has_a_file_once_it_says_something(set_up, tmp_path):
     set_up(4, tmp_path / "logs")
     speak()
     assert len((tmp_path / "logs" / "rank-3.log").read_text().splitlines()) == 5
+
+
+def remove(folder):
+    shutil.rmtree(folder)
+
+
+def fill_up(folder):
+    (folder / "rank-0.log").symlink_to("/dev/full")
+
+
+@pytest.mark.parametrize("happens", [remove, fill_up])
+def test_a_log_file_that_cannot_be_written_costs_its_lines_and_not_the_run(set_up, capsys, tmp_path, happens):
+    set_up(0, tmp_path / "logs")
+    happens(tmp_path / "logs")
+    speak()
+    speak()
+    first, *others = said(capsys.readouterr().err)
+    assert "rank-0.log" in first and "are dropped" in first
+    assert others == 2 * ["trouble", "failure", "rank lost"]
+    shutil.rmtree(tmp_path / "logs", ignore_errors=True)
+    (tmp_path / "logs").mkdir()
+    if happens is remove:
+        speak()
+        assert len((tmp_path / "logs" / "rank-0.log").read_text().splitlines()) == 5
 
 
 # The bar

@@ -6,11 +6,14 @@ import errno
 import logging
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from dist_classicrl._streams import silence_if_unread
 from dist_classicrl.callbacks.base import BaseCallback
+
+logger = logging.getLogger(__name__)
 
 _PACKAGE = "dist_classicrl"
 _PROGRESS = "dist_classicrl.progress"
@@ -42,6 +45,42 @@ class _StreamHandler(logging.StreamHandler):
         """Drop lines that nobody reads any more: the run goes on."""
         if not silence_if_unread(self.stream):
             super().handleError(record)
+
+
+class _RankFile(logging.FileHandler):
+    """A rank's own file. A full disk or a removed folder costs lines, and not the run; it is said once."""
+
+    _is_told = False
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, delay=True, encoding="utf-8")
+        self.setFormatter(logging.Formatter(_FILE_LINE))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line; what opening the file raises would else end whoever has something to say."""
+        try:
+            super().emit(record)
+        except OSError:
+            self.handleError(record)
+
+    def close(self) -> None:
+        """Close the file, without the lines that it did not take."""
+        with suppress(OSError):
+            super().close()
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Drop a line that cannot be written."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._is_told:
+            self._is_told = True
+            logger.warning(
+                "Log lines cannot be written to %s (%s), and are dropped for as long as that is so. Put its "
+                "folder back, or make room on its disk; the training goes on.",
+                self.baseFilename,
+                error.strerror or error,
+            )
 
 
 class ConsoleCallback(BaseCallback):
@@ -91,7 +130,5 @@ def set_up(
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
-        file = logging.FileHandler(folder / f"rank-{rank}.log", delay=True, encoding="utf-8")
-        file.setFormatter(logging.Formatter(_FILE_LINE))
-        package.addHandler(file)
+        package.addHandler(_RankFile(folder / f"rank-{rank}.log"))
     return callback
