@@ -16,6 +16,7 @@ import pytest
 from gymnasium.wrappers import TransformReward
 
 from dist_classicrl import DistAsyncQLearning, TrainingResult
+from dist_classicrl.callbacks.base import BaseCallback
 from dist_classicrl.checkpoint.manifest import MANIFEST
 from dist_classicrl.cli import start, training
 from dist_classicrl.cli.commands.train import command as train_command
@@ -596,6 +597,23 @@ def test_a_run_whose_lines_nobody_reads_goes_on_to_its_end(place):
         os.close(writer)
         assert (done.returncode, done.stderr) == (0, "")
     assert steps_of(place / "runs" / "FrozenLake-v1") == 20_000
+
+
+class Remover(BaseCallback):
+    """Removes the folder of the run once it has begun."""
+
+    def _on_training_start(self):
+        shutil.rmtree(LAKE_RUN)
+
+
+def test_a_run_whose_folder_was_removed_keeps_what_it_learned(place, capsys, monkeypatch):
+    monkeypatch.setattr(training, "_shown", lambda run, display: Remover())
+    assert train(*LAKE) == 0
+    told = capsys.readouterr().err
+    assert "No checkpoint could be written" in told and "Log lines cannot be written" in told
+    assert steps_of(place / LAKE_RUN) == 20_000
+    assert train(*LAKE) == 0
+    assert "is done" in capsys.readouterr().out
 
 
 def test_the_settings_of_a_run_are_taken_over_without_its_places(place, capsys):

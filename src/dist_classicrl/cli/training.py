@@ -119,6 +119,9 @@ def _finish(
     run: RequestedRun, agent: DistAsyncQLearning, env: Any, result: TrainingResult, display: Display
 ) -> None:
     folder = run.folder
+    if not folder.exists():  # somebody has removed it, and nothing but this knows what was learned
+        run.prepare()
+        run.save(agent.seed)
     agent.save_model(folder.model)
     folder.write_result(result.to_dict())  # what follows may take long
     evaluation = _evaluated(run, agent, env)
