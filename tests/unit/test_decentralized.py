@@ -23,6 +23,7 @@ from dist_classicrl.engines.decentralized.patterns import (
 )
 from dist_classicrl.engines.decentralized.server import Coordinator
 from dist_classicrl.engines.decentralized.stride import MOVING_LOAD, Stride
+from dist_classicrl.engines.decentralized.training import DecentralizedRoles
 from dist_classicrl.engines.engine import engine_for
 from dist_classicrl.engines.roles.members import Members
 from dist_classicrl.engines.run import LossPolicy
@@ -242,6 +243,30 @@ def test_the_engine_is_taken_where_the_topology_says_so():
     assert engine_for(Settings(topology="decentralized"), 4, "replicated").name == "decentralized"
     own = Decentralized(Pairs())
     assert engine_for(Settings(), 4, own) is own and own.name == "decentralized, by Pairs"
+
+
+class PowersOfTwo(Pairs):
+    """Does not suit every number of ranks."""
+
+    def suits(self, hosts):
+        return len(hosts) & (len(hosts) - 1) == 0
+
+
+@pytest.mark.parametrize(
+    ("ranks", "left", "error", "says"),
+    [
+        (3, 3, SettingsError, "does not suit 3 ranks on 2 hosts, as it says itself. Start as many as it"),
+        # The same job may well be started again, with all of its ranks.
+        (4, 3, RankLostError, "does not suit the 3 ranks on 2 hosts that are left of 4, as it says itself"),
+        (4, 2, None, ""),
+    ],
+)
+def test_a_pattern_that_does_not_suit_those_who_are_left_ends_the_run_as_a_loss(ranks, left, error, says):
+    roles = object.__new__(DecentralizedRoles)
+    roles._pattern = PowersOfTwo()
+    roles.group = SimpleNamespace(wire=SimpleNamespace(size=ranks))
+    with pytest.raises(error, match=says) if error else nullcontext():
+        assert roles._pattern_for((0, 1, 0)[:left]) is roles._pattern
 
 
 def test_a_pattern_that_forgets_a_rank_does_not_count_it():

@@ -20,7 +20,7 @@ from dist_classicrl.engines.outcome import Outcome
 from dist_classicrl.engines.roles.link import settle_compression
 from dist_classicrl.engines.roles.participants import Roles, run_together
 from dist_classicrl.engines.run import Run
-from dist_classicrl.errors import SettingsError
+from dist_classicrl.errors import RankLostError, SettingsError
 from dist_classicrl.learning.learner import Learner
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.membership.admission import Entry
@@ -63,11 +63,7 @@ class DecentralizedRoles(Roles[Player, Coordinator]):
         """Return how ranks on these hosts exchange what they learned."""
         if self._pattern is not None:
             if not self._pattern.suits(hosts):
-                raise SettingsError(
-                    f"The exchange pattern {type(self._pattern).__name__} does not suit {len(hosts)} ranks "
-                    f"on {len(set(hosts))} hosts, as it says itself. Start as many as it takes, or write "
-                    'topology="decentralized", which has patterns for any number.'
-                )
+                raise self._unsuited(self._pattern, hosts)
             return self._pattern
         name, pattern = pattern_for(self.run.settings.exchange_pattern)
         if self.group.is_server:
@@ -75,6 +71,22 @@ class DecentralizedRoles(Roles[Player, Coordinator]):
                 "%d ranks on %d hosts exchange what they learned: %s.", len(hosts), len(set(hosts)), name
             )
         return pattern
+
+    def _unsuited(self, pattern: ExchangePattern, hosts: Sequence[int]) -> SettingsError | RankLostError:
+        """Return the error that says that the pattern is none for these ranks: where some were lost, that."""
+        name, ranks = type(pattern).__name__, self.group.wire.size
+        there = f"{len(hosts)} ranks on {len(set(hosts))} hosts"
+        instead = 'topology="decentralized", which has patterns for any number'
+        if len(hosts) < ranks:
+            return RankLostError(
+                f"The exchange pattern {name} does not suit the {there} that are left of {ranks}, as it says "
+                "itself. Start the job again, best with `python -m dist_classicrl launch`: it goes on from "
+                f"the last checkpoint. Or write {instead}."
+            )
+        return SettingsError(
+            f"The exchange pattern {name} does not suit {there}, as it says itself. Start as many as it "
+            f"takes, or write {instead}."
+        )
 
     def kernels(self) -> list[Callable[[], None]]:
         """See `Roles`."""
