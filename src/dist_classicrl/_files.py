@@ -41,8 +41,8 @@ def whole_file(
 ) -> Iterator[BinaryIO]:
     """Give a file that is there as exactly `path` once the block has ended, and not if it raises.
 
-    An existing file is replaced at the end. The other arguments are those of `new_file`. An OSError names
-    `path`, and not the temporary file beside it.
+    An existing file is replaced at the end. The other arguments are those of `new_file`. What the system
+    raises, such as that its disk is full, names `path`.
     """
     target = Path(path)
     # A long name would leave no room for what makes the temporary one unique.
@@ -54,8 +54,8 @@ def whole_file(
     except BaseException as error:
         with suppress(OSError):
             os.unlink(temporary)
-        if isinstance(error, OSError) and error.filename == os.fspath(temporary):
-            raise OSError(error.errno, error.strerror, os.fspath(target)) from error
+        if isinstance(error, OSError) and error.errno and error.filename in (None, str(temporary)):
+            raise OSError(error.errno, error.strerror, str(target)) from error
         raise
 
 

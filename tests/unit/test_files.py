@@ -39,15 +39,19 @@ def test_what_raises_leaves_the_old_file_and_nothing_else(tmp_path):
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["file"]
 
 
-@pytest.mark.parametrize("name", ["folder", "no folder/file", "file/file"])
-def test_an_error_names_the_file_that_was_asked_for(tmp_path, name):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "file").touch()
-    path = tmp_path / name
+@pytest.mark.parametrize("happens", ["disk is full", "folder is gone", "a folder has its name"])
+def test_what_the_system_says_against_a_file_names_it(tmp_path, monkeypatch, happens):
+    path = tmp_path / "runs" / "model.npz"
+    if happens != "folder is gone":
+        path.parent.mkdir()
+    if happens == "a folder has its name":
+        path.mkdir()
+        (path / "more").touch()
     with pytest.raises(OSError) as caught, whole_file(path) as file:
-        file.write(b"x")
-    assert str(caught.value).endswith(f": {str(path)!r}")
-    assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
+        if happens == "disk is full":
+            os.dup2(os.open("/dev/full", os.O_WRONLY), file.fileno())
+        file.write(b"new")
+    assert caught.value.filename == str(path) and str(caught.value).endswith(f": {str(path)!r}")
 
 
 def test_permissions_are_those_of_any_new_file_or_exactly_what_is_asked_for(tmp_path, umask):
