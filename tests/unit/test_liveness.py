@@ -142,6 +142,16 @@ def test_ranks_whose_main_loops_hang_are_not_cut_off(async_updates, progress, ra
     assert len(first.events) == (3 if raised is NobodyLeft else 0)
 
 
+@pytest.mark.parametrize("async_updates", [True, False])
+@pytest.mark.parametrize("error, raised", [(CutOffError("few"), NobodyLeft), (KeyError(1), RemoteRankError)])
+def test_a_worker_that_gave_up_a_silent_server_is_lost_and_no_error(async_updates, error, raised):
+    last = encode(Failed.of(error, 1))
+    channel = TimedChannel(1, *beats(0.0, 0.5 * SILENCE, INTERVAL), (0.5 * SILENCE, last))
+    with pytest.raises(raised):
+        serve(async_updates, channel, None)
+    assert channel.events == [("excluded", 1)] * (raised is NobodyLeft)
+
+
 # A worker of the reproducible mode
 
 

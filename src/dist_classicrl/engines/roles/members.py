@@ -165,8 +165,7 @@ class Members(Generic[Client]):
         """
         self.take_in_control()
         for rank, why in self.judge(now).items():
-            self.drop(rank, why)
-            self._check_policy(rank, why)
+            self.lose(rank, why)
         if self._replacements is not None:
             self._replace(self._replacements, now)
 
@@ -233,6 +232,11 @@ class Members(Generic[Client]):
             self.peers.note(peer, PeerEvent.DOUBTED)
             silence = f"silent for {now - peer.channel.last_heard:.2f} s"
             self.note("suspected", peer.rank, detail=silence)
+
+    def lose(self, rank: int, why: str) -> None:
+        """Exclude a worker; a `RankLostError` is raised if that is one too many, by the policy."""
+        self.drop(rank, why)
+        self._check_policy(rank, why)
 
     def drop(self, rank: int, why: str) -> None:
         """Exclude a worker, and tell it and all others."""

@@ -176,9 +176,12 @@ class Serving(Service[Client]):
     def take_in_common(self, peer: Peer[Client], told: object) -> None:
         """Take in what any worker may send at any time: a sign of life, a failure, its leave, a stop.
 
-        A `RemoteRankError` is raised if it failed.
+        A `RemoteRankError` is raised if it failed. One that was cut off has not: it heard nobody for so long
+        that it gave up, as where this process was suspended, and this rank goes on without it.
         """
         match told:
+            case Failed(is_cut_off=True):
+                self.members.lose(peer.rank, "it heard too few others to go on, and gave up")
             case Failed():
                 raise_remote(peer.channel, told)
             case Beat():
