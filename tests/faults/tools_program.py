@@ -10,10 +10,20 @@ import signal
 from mpi4py import MPI
 
 from dist_classicrl.errors import RankLostError
-from dist_classicrl.mpi_tools import ParameterSync, QuorumBarrier
+from dist_classicrl.mpi_tools import ParameterSync, QuorumBarrier, TwoLevel
 
 SECONDS = 60.0  # if MPI does not say that a rank was killed, silence does not tell in time
 VICTIM = 2
+
+
+class Levels(TwoLevel):
+    """One rank is killed while all construct it."""
+
+    def _split(self, label):
+        local = super()._split(label)
+        if MPI.COMM_WORLD.rank == VICTIM:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return local
 
 
 def raised(call):
@@ -28,10 +38,9 @@ def main():
     most, everybody = QuorumBarrier(world, timeout=SECONDS), QuorumBarrier(world, 3, timeout=SECONDS)
     sync = ParameterSync(world, timeout=SECONDS)
     came = [sorted(most.wait()), sorted(everybody.wait())]
-    if world.rank == VICTIM:
-        os.kill(os.getpid(), signal.SIGKILL)
+    errors = [raised(lambda: Levels(world, timeout=SECONDS))]
     came += [sorted(most.wait()), sorted(most.wait())]
-    errors = [raised(everybody.wait), raised(sync.start({"a": [1.0]}, op="mean").wait)]
+    errors += [raised(everybody.wait), raised(sync.start({"a": [1.0]}, op="mean").wait)]
     print(json.dumps({"rank": world.rank, "came": came, "errors": errors}), flush=True)
     most.wait()  # so that nobody ends the job before the other has said it
     os._exit(0)  # MPI_Finalize may wait for the dead

@@ -88,13 +88,14 @@ class TwoLevel(Part):
             if len(set(given)) > 1:
                 raise _unlike(given)
             self._local = self._split(label)
-            self._leaders = self._comm.Split(0 if self._local.Get_rank() == 0 else _undefined(), self._rank)
+            color = 0 if self._local.Get_rank() == 0 else _undefined()
+            self._leaders = self._call(self._comm.Split, color, self._rank)
+            leader, leaders = np.array([self._rank]), np.empty(self._size, np.int64)
+            self._call(self._local.Bcast, leader)
+            self._call(self._comm.Allgather, leader, leaders)
         except BaseException:
             self.close()
             raise
-        leader, leaders = np.array([self._rank]), np.empty(self._size, np.int64)
-        self._local.Bcast(leader)
-        self._comm.Allgather(leader, leaders)
         numbers = dict.fromkeys(leaders.tolist())
         self._hosts = tuple(tuple(np.flatnonzero(leaders == each).tolist()) for each in numbers)
         self._order = np.concatenate(self._hosts)  # ranks, those of a host behind each other
@@ -251,12 +252,12 @@ class TwoLevel(Part):
         labels = self._texts("" if label is None else label)
         nameless = [rank for rank, text in enumerate(labels) if not text]
         if label is None and len(nameless) == self._size:
-            return self._comm.Split_type(MPI.COMM_TYPE_SHARED, self._rank)
+            return self._call(self._comm.Split_type, MPI.COMM_TYPE_SHARED, self._rank)
         if nameless:
             raise SettingsError(
                 f"host must be given on all ranks or on none; it is missing on rank {nameless[0]}."
             )
-        return self._comm.Split(labels.index(labels[self._rank]), self._rank)
+        return self._call(self._comm.Split, labels.index(labels[self._rank]), self._rank)
 
     def _texts(self, own: str) -> list[str]:
         """Return a short text of each rank, by rank."""
@@ -312,11 +313,12 @@ class TwoLevel(Part):
             raise
         return bool(most[0] == -most[1])
 
-    def _call(self, operation: Any, *arguments: Any) -> None:
+    def _call(self, operation: Any, *arguments: Any) -> Any:
+        """Return what one of MPI's operations does; RankLostError where it cannot, as after a death."""
         from mpi4py import MPI
 
         try:
-            operation(*arguments)
+            return operation(*arguments)
         except MPI.Exception as error:
             raise self._broken(error) from error
 
