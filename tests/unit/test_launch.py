@@ -401,6 +401,24 @@ def test_a_state_folder_that_cannot_be_made_is_named(tmp_path):
         Supervisor(plan).run()
 
 
+def test_a_state_folder_that_somebody_removes_is_made_again(supervise, tmp_path, capfd):
+    script = """
+touch $place/alive
+rm -rf ${place%/*/*}
+for i in $(seq 300); do [ -d $place ] && break; sleep 0.05; done
+done_
+"""
+    assert supervise(f"echo $attempt >> {tmp_path}/starts; {script}") == 0
+    assert starts(tmp_path) == ["1"]
+    assert "was removed, and is made again" in capfd.readouterr().err
+
+
+def test_a_job_that_removes_its_state_folder_and_dies_is_started_again(supervise, tmp_path):
+    script = f"echo $attempt >> {tmp_path}/starts; [ $attempt = 2 ] && done_ || rm -rf ${{place%/*/*}}"
+    assert supervise(script) == 0
+    assert starts(tmp_path) == ["1", "2"]
+
+
 # Signals
 
 LAUNCH = """

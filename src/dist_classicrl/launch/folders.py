@@ -34,15 +34,7 @@ def launch_folder(state_dir: Path) -> Iterator[Path]:
     """
     place = state_dir.absolute()
     folder = place / f"{_PREFIX}{uuid.uuid4().hex[:12]}"
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700)
-        _sign(folder)
-    except OSError as error:
-        raise LauncherError(
-            f"The folder {str(folder)!r}, in which ranks say how they end, cannot be made ({error}). "
-            "Give --state-dir a folder that can be written to from all hosts."
-        ) from error
+    _make(folder)
     _remove_others(folder, _PREFIX, lambda other: _is_deserted(other) and _is_old(other))
     try:
         yield folder
@@ -50,6 +42,29 @@ def launch_folder(state_dir: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):  # it has a folder of another launch, or is not ours to remove
             place.rmdir()
+
+
+def make_attempt_folder(attempt: Path) -> None:
+    """Make the folder of one start in that of its launcher, and that again where somebody has removed it.
+
+    LauncherError if that fails.
+    """
+    _make(attempt.parent, attempt)
+
+
+def _make(*folders: Path) -> None:
+    """Make a launcher's folder and those in it, as far as they are not there."""
+    try:
+        for folder in folders:
+            if not folder.is_dir():
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                folder.mkdir(mode=0o700)
+        _sign(folders[0])
+    except OSError as error:
+        raise LauncherError(
+            f"The folder {str(folders[-1])!r}, in which ranks say how they end, cannot be made ({error}). "
+            "Give --state-dir a folder that can be written to from all hosts."
+        ) from error
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from dist_classicrl.launch.endings import (
     shell_status,
     why_over,
 )
-from dist_classicrl.launch.folders import launch_folder, session_folder
+from dist_classicrl.launch.folders import launch_folder, make_attempt_folder, session_folder
 from dist_classicrl.launch.guard import guarded
 from dist_classicrl.launch.hosts import Host, agent_words, hosts_that_answer, ranks_on, write_hostfile
 from dist_classicrl.launch.launcher import launch_environment
@@ -106,7 +106,7 @@ class Supervisor:
             number = len(attempts) + 1
             ranks = plan.ranks if hosts is None else ranks_on(hosts, plan.hosts or hosts, plan.ranks)
             place = folder / f"attempt-{number}"
-            place.mkdir()
+            make_attempt_folder(place)
             hostfile = None if hosts is None else place / "hostfile"
             if hostfile is not None:
                 write_hostfile(hostfile, hosts or (), plan.launcher.family)
@@ -214,6 +214,7 @@ class Supervisor:
                 self._stop = None  # that was no request to stop
             if now - looked > silence.LOOK_SECONDS:
                 looked = now
+                _keep(record)
                 if limit is None and (over := why_over(record, ranks)) is not None:
                     limit = (now + grace, f"{over}, and mpirun did not end within {grace:g} s")
                 if limit is not None and len(record.endings()) >= ranks and watch.ranks_here_have_ended:
@@ -273,6 +274,17 @@ class Supervisor:
         is_refusal = trouble is None and status is not None and status > 0
         had_ranks = not is_refusal or record.has_ranks
         return Attempt(ranks, seconds, code or 1, True, shown, had_ranks)
+
+
+def _keep(record: ExitRecord) -> None:
+    """Let ranks have a folder to say in how they end, also where somebody has removed it."""
+    if not record.folder.is_dir():
+        with suppress(LauncherError):  # tried again at the next look
+            make_attempt_folder(record.folder)
+            say(
+                f"{record.folder.parent}, in which the ranks say how they end, was removed, and is made "
+                "again. Leave it alone while the job runs."
+            )
 
 
 def _end_with_this_process() -> Callable[[], None] | None:
