@@ -39,7 +39,7 @@ from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.composition import Composition
 from dist_classicrl.tables.maps import PackedMap
-from dist_classicrl.tables.round_merge import Part, RoundMerge
+from dist_classicrl.tables.round_merge import Parts, RoundMerge
 from dist_classicrl.tables.shared import SharedTable
 
 TOPOLOGIES = ("flat", "tree", "decentralized")
@@ -138,7 +138,7 @@ def costs_of(entries: int, seconds: float, messages: dict[str, float]) -> Costs:
     compose = shortest(lambda: composition.of([first, second]), seconds) / two
     sums = sums_of(first), sums_of(second)
     add = shortest(lambda: adder(*sums), seconds) / two
-    merging = shortest(lambda: merge.merge([Part(0, 2, sums[0])]), seconds) / first.size
+    merging = shortest(lambda: merge.merge([Parts.one(0, sums[0], workers=2)]), seconds) / first.size
     byte = (messages[str(LONG)] - messages[str(SHORT)]) / (LONG - SHORT)
     del packed
     return Costs(

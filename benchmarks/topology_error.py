@@ -30,7 +30,7 @@ from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.composition import Composition
 from dist_classicrl.tables.maps import Refresh
-from dist_classicrl.tables.round_merge import Part, RoundMerge
+from dist_classicrl.tables.round_merge import Parts, RoundMerge
 from dist_classicrl.tables.shared import SharedTable
 
 HOSTS, WORKERS = 3, 4
@@ -171,7 +171,7 @@ def without_server(workers: list[Worker], turns: int) -> SharedTable:
     size = workers[0].learner.table.q.size
     table = SharedTable(np.zeros(size), np.zeros(size, np.int64))
     merge = RoundMerge(table)
-    under_way: list[Part] = []
+    under_way: list[Parts] = []
     for _ in range(turns):
         sums = []
         for worker in workers:
@@ -179,13 +179,13 @@ def without_server(workers: list[Worker], turns: int) -> SharedTable:
         if under_way:
             merge_in(table, merge, under_way, workers)
         for worker in workers:
-            sums.append(Part(worker.rank, 1, sums_of(worker.learner.table.pack())))
+            sums.append(Parts.one(worker.rank, sums_of(worker.learner.table.pack())))
         under_way = sums
     merge_in(table, merge, under_way, workers)
     return table
 
 
-def merge_in(table: SharedTable, merge: RoundMerge, parts: list[Part], workers: list[Worker]) -> None:
+def merge_in(table: SharedTable, merge: RoundMerge, parts: list[Parts], workers: list[Worker]) -> None:
     """Merge a round, and bring all to it."""
     version = table.version
     merge.merge(parts)

@@ -42,7 +42,7 @@ from dist_classicrl.engines.roles.server_base import NobodyLeft, Serving
 from dist_classicrl.engines.roles.worker_base import ServerLost, Working
 from dist_classicrl.engines.run import LossPolicy, Resumed, Run
 from dist_classicrl.engines.saving import Position
-from dist_classicrl.engines.schedule import Pace, RoundPlayer, next_round, play_all
+from dist_classicrl.engines.schedule import Pace, RoundPlayer, next_round
 from dist_classicrl.errors import CutOffError, RankLostError, RankTimeoutError, RemoteRankError
 from dist_classicrl.learning.learner import Stream, Totals
 from dist_classicrl.learning.rates import Rates
@@ -838,9 +838,9 @@ class Rounds(Calls):
                 start, left = call * self.steps + made, self.steps - made
                 quotas = next_round(self.settings, pace.updates, start, left, 1)
                 version = right.version
-                load = merge.merge(play_all(player, quotas)[0])
+                load = merge.merge([player.play(quotas)[0]])
                 learner.table.rebase(right.refresh(version), [])
-                steps = sum(quota.steps for quota in quotas)
+                steps = quotas.total
                 pace = pace.after(steps, load, right.values, self.settings)
                 made += steps
                 ends.append(made)

@@ -39,7 +39,7 @@ from dist_classicrl.errors import (
 )
 from dist_classicrl.learning.compiled import CompiledLearner
 from dist_classicrl.tables.local import LocalTable
-from dist_classicrl.tables.round_merge import MapSums
+from dist_classicrl.tables.round_merge import PartSums
 
 MODES = pytest.mark.parametrize("async_updates", [True, False])
 # An exception crosses ranks in far less; a rank that merely waits takes TIMEOUT_SECONDS.
@@ -521,13 +521,13 @@ def test_what_a_worker_sends_that_is_no_number_is_refused_and_its_rank_named(
     culprit = world.size - 1
     agent = make_agent(async_updates=async_updates, logical_workers=world.size)
     agent.train(lake, total_steps=2_000)
-    by, name, part = (LocalTable, "pack", "shift") if async_updates else (MapSums, "take", "targets")
+    by, name = (LocalTable, "pack") if async_updates else (PartSums, "parts")
     whole = getattr(by, name)
 
     def broken(self, *arguments, **more):
-        packed = whole(self, *arguments, **more)
-        getattr(packed, part)[:1] = np.nan
-        return packed
+        made = whole(self, *arguments, **more)
+        (made.shift if async_updates else made.sums.targets)[:1] = np.nan
+        return made
 
     if world.rank == culprit:
         monkeypatch.setattr(by, name, broken)

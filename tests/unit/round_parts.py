@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from dist_classicrl.engines.schedule import RoundPlayer, next_round, play_all
+from dist_classicrl.engines.schedule import RoundPlayer, next_round
 from dist_classicrl.tables.maps import PackedSums
-from dist_classicrl.tables.round_merge import Part
+from dist_classicrl.tables.round_merge import Parts
 
 
 def sums_of(packed):
@@ -21,7 +21,7 @@ def sums_of(packed):
 
 def merge_maps(merge, maps):
     """Merge the `maps` of logical workers 0, 1, 2, ... as one round; return its N k a."""
-    return merge.merge([Part(number, 1, sums_of(packed)) for number, packed in enumerate(maps)])
+    return merge.merge([Parts.one(number, sums_of(packed)) for number, packed in enumerate(maps)])
 
 
 def play_rounds(shared, merge, learner, settings, start, steps, seed):
@@ -31,6 +31,6 @@ def play_rounds(shared, merge, learner, settings, start, steps, seed):
     while start < end:
         quotas = next_round(settings, settings.sync_frequency, start, end - start, seed)
         version = shared.version
-        merge.merge(play_all(player, quotas)[0])
+        merge.merge([player.play(quotas)[0]])
         learner.table.rebase(shared.refresh(version), [])
-        start += sum(quota.steps for quota in quotas)
+        start += quotas.total

@@ -9,6 +9,7 @@ from round_parts import sums_of
 
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.checkpoint.manifest import MANIFEST
+from dist_classicrl.engines.rounds.messages import RoundMaps
 from dist_classicrl.engines.rounds.server import carriers
 from dist_classicrl.engines.schedule import (
     MOVING_LOAD,
@@ -16,15 +17,15 @@ from dist_classicrl.engines.schedule import (
     Pace,
     RoundPlayer,
     next_round,
-    play_all,
 )
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.model import places
 from dist_classicrl.schedules import Linear, PerVisit
 from dist_classicrl.settings import ROUND_UPDATES, Settings
-from dist_classicrl.tables import kernels
-from dist_classicrl.tables.round_merge import Part, RoundMerge, group_size, parts_of
+from dist_classicrl.tables import round_kernels
+from dist_classicrl.tables.maps import PackedSums
+from dist_classicrl.tables.round_merge import Parts, RoundMerge, group_size, parts_of
 from dist_classicrl.tables.shared import SharedTable
 
 MODEL = TabularMDP.garnet(15, 3, 3, seed=1, max_episode_steps=40)
@@ -37,10 +38,11 @@ def test_quotas_are_the_steps_cut_into_rounds(workers, steps):
     at, end, keys = 700, 700 + steps, []
     while at < end:
         quotas = next_round(settings, 2, at, end - at, 1)
-        assert [quota.worker for quota in quotas] == list(range(workers))
-        sizes = [quota.steps for quota in quotas]
+        assert [quota.worker for quota in quotas.each()] == list(range(workers))
+        sizes = [quota.steps for quota in quotas.each()]
+        assert sum(sizes) == quotas.total
         assert max(sizes) - min(sizes) <= 1 and max(sizes) > 0
-        for quota in quotas:
+        for quota in quotas.each():
             assert quota.start == at
             at += quota.steps
             keys.append(int(quota.key))
@@ -75,11 +77,11 @@ def test_parts_are_whole_groups_or_single_workers(n_workers):
 def slowly_merged(learner, shared, merge, quotas):
     """Play a round and merge it in plain steps: each worker's maps, then groups by hand; return N k a."""
     table, parts = learner.table, []
-    for quota in quotas:
+    for quota in quotas.each():
         learner.learn(quota.worker, Stream(quota.key, quota.start), quota.steps)
         packed = table.pack()
         table.undo(packed)
-        parts.append(Part(quota.worker, 1, sums_of(packed)))
+        parts.append(Parts.one(quota.worker, sums_of(packed)))
     return merge.merge(parts)
 
 
@@ -116,8 +118,8 @@ def test_the_table_is_the_same_bits_whoever_plays(settings):
                 for rank in rng.permutation(ranks):  # they are not equally fast
                     table = learners[rank].table
                     before = table.q.copy(), table.visits.copy()
-                    for some in parts_of(rank * each, min(6, (rank + 1) * each), 6):
-                        parts[some.start], _ = players[rank].part(quotas[some.start : some.stop])
+                    carried = range(rank * each, min(6, (rank + 1) * each))
+                    parts[carried.start], _ = players[rank].play(quotas.of(carried))
                     assert np.array_equal(table.q, before[0]) and np.array_equal(table.visits, before[1])
                 loads.append(merge.merge([parts[first] for first in sorted(parts)]))
             for table in (learner.table for learner in learners):
@@ -126,7 +128,7 @@ def test_the_table_is_the_same_bits_whoever_plays(settings):
                 # What it puts rows back to is kept, and not searched for in each round.
                 assert np.array_equal(table.start.best, table.best)
                 assert np.array_equal(table.start.greedy, table.greedy)
-            start += sum(quota.steps for quota in quotas)
+            start += quotas.total
         assert shared.counts.sum() == 1517
         return shared.values.tobytes(), shared.counts.tobytes(), loads
 
@@ -134,28 +136,44 @@ def test_the_table_is_the_same_bits_whoever_plays(settings):
     assert [trained(ranks) for ranks in (1, 2, 3, 6)] == [expected] * 4
 
 
+def test_maps_of_others_are_read_only_where_their_parts_are_what_they_should_be():
+    sums = PackedSums(np.arange(5, dtype=np.int32), *np.ones((3, 5)), np.ones(5, np.int64))
+
+    def is_taken(first=4, counts=(4, 1), ends=(3, 5), sums=sums, totals=20):
+        parts = Parts(first, np.array(counts), np.array(ends), sums)
+        maps = RoundMaps(1, 5, 0.0, 0.0, np.zeros(totals), parts, {})
+        return maps.is_of(range(4, 9), 16)
+
+    assert is_taken() and is_taken(ends=(0, 5)) and is_taken(ends=(5, 5))
+    for wrong in [
+        {"first": 3}, {"counts": (1, 4)}, {"counts": (5,)}, {"ends": (3, 6)}, {"ends": (3, 4)},
+        {"ends": (6, 5)}, {"ends": (-1, 5)}, {"ends": (5,)}, {"ends": (0, 3, 5)}, {"totals": 16},
+        *({"sums": sums._replace(**{name: getattr(sums, name)[:4]})} for name in sums._fields),
+    ]:  # fmt: skip
+        assert not is_taken(**wrong), wrong
+
+
 def test_what_is_abandoned_leaves_nothing_behind():
     settings = Settings(async_updates=False, logical_workers=4, replay_ratio=0.5, buffer_size=10)
     learner = learner_of(MODEL, settings, 4, range(4))
     player = RoundPlayer(learner)
     quotas = next_round(settings, 1, 0, 10_000, 3)
-    assert player.part(quotas[:2], lambda: False) is None
+    assert player.play(quotas.of(range(2)), lambda: False) is None
     with pytest.raises(ZeroDivisionError):
-        player.part(quotas[:2], lambda: 1 / 0)
-    whole = play_all(RoundPlayer(learner_of(MODEL, settings, 4, range(4))), quotas)[0]
+        player.play(quotas.of(range(2)), lambda: 1 / 0)
+    whole, _ = RoundPlayer(learner_of(MODEL, settings, 4, range(4))).play(quotas)
     for number in range(4):
         learner.add(number, None, 0)  # as new
-    again, _ = play_all(player, quotas)
-    assert [[a.tobytes() for a in part.sums] for part in again] == [
-        [a.tobytes() for a in part.sums] for part in whole
-    ]
+    again, _ = player.play(quotas)
+    assert again.ends.tolist() == whole.ends.tolist()
+    assert [array.tobytes() for array in again.sums] == [array.tobytes() for array in whole.sums]
 
 
 def test_the_logarithm_of_weights_is_near_enough():
     for weight in [1.0, 0.999, 0.75, 0.5000001, 0.5, 1e-3, 2.0**-1022]:
-        assert kernels.halvings(weight) == pytest.approx(-np.log2(weight), abs=0.09)
-    assert kernels.halvings(1.0) == 0.0 and kernels.halvings(0.25) == 2.0
-    assert kernels.halvings(0.0) == kernels.halvings(1e-320) == 1023.0
+        assert round_kernels.halvings(weight) == pytest.approx(-np.log2(weight), abs=0.09)
+    assert round_kernels.halvings(1.0) == 0.0 and round_kernels.halvings(0.25) == 2.0
+    assert round_kernels.halvings(0.0) == round_kernels.halvings(1e-320) == 1023.0
 
 
 # The length of rounds

@@ -25,7 +25,7 @@ from dist_classicrl.rules import behaviors
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables import large_table
 from dist_classicrl.tables.maps import PackedSums
-from dist_classicrl.tables.round_merge import MapSums, Part, RoundMerge
+from dist_classicrl.tables.round_merge import MapSums, Parts, RoundMerge
 from dist_classicrl.tables.shared import SharedTable
 
 METHODS = ("incremental", "sweeps")
@@ -285,7 +285,7 @@ def _merged(
                 own = _Learned(sums.take())
                 gathered = rooted.gather(own, "all ranks to learn their part of the transitions")
                 if rooted.is_root:
-                    merge.merge(Part(rank, 1, each.sums) for rank, each in gathered.items())
+                    merge.merge(Parts.one(rank, each.sums) for rank, each in gathered.items())
                 told = rooted.tell(_Table(shared.values, shared.counts), _Table, "rank 0 to merge a part")
                 learner.table.load(told.values, told.counts)
                 begun = told

@@ -15,7 +15,7 @@ from dist_classicrl.engines.outcome import Learned
 from dist_classicrl.engines.progress import Company
 from dist_classicrl.engines.run import Run
 from dist_classicrl.engines.saving import Position
-from dist_classicrl.engines.schedule import Pace, RoundPlayer, next_round, play_all
+from dist_classicrl.engines.schedule import Pace, RoundPlayer, next_round, sum_of
 from dist_classicrl.errors import CheckpointFencedError, DivergenceError
 from dist_classicrl.learning.learner import Learner, check_sums
 from dist_classicrl.learning.state import State, stack_states
@@ -273,14 +273,16 @@ class RoundLoop(Loop):
             before = time.perf_counter()
             start, left = run.start + run.kept, run.steps - run.kept
             quotas = next_round(run.settings, run.pace.updates, start, left, run.seed)
-            parts, learned = play_all(player, quotas)
-            run.tally.add_learned(learned)
+            played = player.play(quotas)
+            assert played is not None  # nothing says that it is not to go on
+            parts, totals = played
+            run.tally.add_learned(sum_of(totals))
             seconds = time.perf_counter() - before
             spent = Learned(learning_seconds=seconds, worker_seconds=seconds)
             version = shared.version
-            load = merge.merge(parts)
+            load = merge.merge([parts])
             learner.table.rebase(shared.refresh(version), [])
-            made = sum(quota.steps for quota in quotas)
+            made = quotas.total
             run.pace = run.pace.after(made, load, run.values, run.settings)
             self.rounds += 1
             run.tally.steps += made

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from dist_classicrl._random import stream_keys
+from dist_classicrl._random import stream_key
 from dist_classicrl.engines.outcome import Learned
 from dist_classicrl.learning.learner import Learner, Stream
+from dist_classicrl.learning.quotas import Quotas
 from dist_classicrl.learning.state import State, stack_states
 from dist_classicrl.settings import ROUND_UPDATES, Settings
 from dist_classicrl.tables import kernels
-from dist_classicrl.tables.round_merge import MapSums, Part, parts_of
+from dist_classicrl.tables.round_merge import Parts, PartSums
 
 MOVING_LOAD = 0.5
 """N k a of a round up to which it learns nearly as much as its steps could, while values still move."""
@@ -34,32 +35,15 @@ _LOOKS = 5
 _LONGEST_CALL = 1 << 20
 
 
-class Quota(NamedTuple):
-    """What one logical worker, counted from 0, does in one round: `steps` steps from global step `start` on.
-
-    They may be none in the last round. Their random stream has this `key`.
-    """
-
-    worker: int
-    start: int
-    steps: int
-    key: np.uint64
-
-
-def next_round(settings: Settings, updates: int, start: int, steps: int, seed: int) -> list[Quota]:
+def next_round(settings: Settings, updates: int, start: int, steps: int, seed: int) -> Quotas:
     """Return the quotas of a round of so many updates, where `steps` are left from global step `start` on.
 
     There are fewer in the last round, which deals out what is left as evenly as it goes.
     """
     workers = settings.logical_workers
-    keys = stream_keys(workers, seed, "round", start)  # a global step belongs to one round alone
     share, more = divmod(min(workers * updates * settings.batch_size, steps), workers)
-    quotas = []
-    for worker in range(workers):
-        size = share + (worker < more)
-        quotas.append(Quota(worker, start, size, keys[worker]))
-        start += size
-    return quotas
+    key = stream_key(seed, "round", start)  # a global step belongs to one round alone
+    return Quotas(range(workers), workers, start, share, more, key)
 
 
 @dataclass(frozen=True)
@@ -154,48 +138,37 @@ class RoundPlayer:
     def __init__(self, learner: Learner, in_order: bool = False) -> None:
         self._learner: Any = learner
         self._in_order = in_order
-        self._sums = MapSums(learner.table.q.size)
+        self._sums = PartSums(learner.table.q.size)
         #: Whether several walkers can be let learn by one call, see `CompiledLearner.learn_apart`.
         self._is_quick = getattr(learner, "learns_apart", False)
 
-    def part(
-        self, quotas: Sequence[Quota], goes_on: Callable[[], bool] = lambda: True
-    ) -> tuple[Part, np.ndarray] | None:
-        """Do the quotas of a `Part`, each from the base of the table, which is left as it was.
+    def play(
+        self, quotas: Quotas, goes_on: Callable[[], bool] = lambda: True
+    ) -> tuple[Parts, np.ndarray] | None:
+        """Do quotas, each from the base of the table, which is left as it was.
 
-        `goes_on` is called now and then; None is returned where it says no. Else the part, and what each of
-        the workers adds to `Totals`, float64 of shape (workers, 4).
+        `goes_on` is called now and then; None is returned where it says no. Else what was learned, in memory
+        that the next call takes, and what each of the workers adds to `Totals`: float64, shape (workers, 4).
         """
-        if self._sums.size:  # of a part that was not brought to its end, maybe by an error
-            self._sums.take()
-        totals = []
-        at = 0
-        while at < len(quotas):
-            many = _LONGEST_CALL // max(1, quotas[at].steps) if self._is_quick else 1
-            some = quotas[at : at + max(1, many)]
-            totals.append(self._learn(some))
-            at += len(some)
+        n_workers = len(quotas.workers)
+        self._sums.begin(quotas.workers, quotas.logical_workers)
+        totals = np.zeros((n_workers, 4))
+        many = max(1, _LONGEST_CALL // max(1, quotas.share)) if self._is_quick else 1
+        for at in range(0, n_workers, many):
+            self._learn(quotas, at, min(n_workers, at + many), totals)
             if not goes_on():
                 return None
-        sums = self._sums.take(self._in_order)
-        return Part(quotas[0].worker, len(quotas), sums), np.concatenate(totals)
+        return self._sums.parts(self._in_order), totals
 
-    def _learn(self, quotas: Sequence[Quota]) -> np.ndarray:
+    def _learn(self, quotas: Quotas, at: int, until: int, totals: np.ndarray) -> None:
+        """Do those at the places from `at` to before `until`."""
         learner, sums = self._learner, self._sums
-        if self._is_quick:
-            keys = np.array([quota.key for quota in quotas])
-            steps = [quota.steps for quota in quotas]
-            together: np.ndarray | None = learner.learn_apart(
-                [quota.worker for quota in quotas], keys, quotas[0].start, steps, sums
-            )
-            if together is not None:
-                return together
-        totals = []
-        for quota in quotas:
+        if self._is_quick and learner.learn_apart(quotas, until, sums, totals):
+            return
+        for quota, its_totals in list(zip(quotas.each(), totals, strict=True))[at:until]:
             learner.learn(quota.worker, Stream(quota.key, quota.start), quota.steps)
             sums.fold(learner.table)
-            totals.append(learner.totals.take())
-        return np.array(totals)
+            its_totals[:] = learner.totals.take()
 
 
 def states_of(learner: Any, walkers: Sequence[int]) -> State:
@@ -206,13 +179,9 @@ def states_of(learner: Any, walkers: Sequence[int]) -> State:
     return stack_states([learner.state(walker) for walker in walkers])
 
 
-def sum_of(totals: Sequence[np.ndarray]) -> Learned:
-    """Return the sum of what the logical workers of a round add to `Totals`, in their order."""
-    return Learned.of(np.cumsum(np.concatenate(totals), axis=0)[-1])
+def sum_of(totals: np.ndarray) -> Learned:
+    """Return the sum of what the logical workers of a round add to `Totals`, a row each, in their order.
 
-
-def play_all(player: RoundPlayer, quotas: Sequence[Quota]) -> tuple[list[Part], Learned]:
-    """Return the parts of a whole round, and what was learned, without the time that it took."""
-    played = [player.part(quotas[some.start : some.stop]) for some in parts_of(0, len(quotas), len(quotas))]
-    done = [each for each in played if each is not None]
-    return [part for part, _ in done], sum_of([totals for _, totals in done])
+    It comes without the time that it took.
+    """
+    return Learned.of(np.cumsum(totals, axis=0)[-1])

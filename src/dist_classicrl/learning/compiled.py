@@ -14,14 +14,15 @@ from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.environments.trial import run_game, try_out
 from dist_classicrl.errors import ActionMaskError, DivergenceError
 from dist_classicrl.learning import loops
-from dist_classicrl.learning.learner import Problem, Stream, Totals, check_all_sums
-from dist_classicrl.learning.loops import NO_QUOTAS, NO_STEPS, Quotas, Stretch, Walker, Walkers
+from dist_classicrl.learning.learner import Problem, Stream, Totals, check_sums
+from dist_classicrl.learning.loops import NO_SHARES, NO_STEPS, Shares, Stretch, Walker, Walkers
 from dist_classicrl.learning.memory import RuleMemory
+from dist_classicrl.learning.quotas import Quotas
 from dist_classicrl.learning.replay import ReplayMemory
 from dist_classicrl.learning.rules import compiling
 from dist_classicrl.learning.state import State, check_arrays, check_position, check_replay, stack_states
 from dist_classicrl.rules.behaviors import EpsilonLadder
-from dist_classicrl.tables.round_merge import MapSums
+from dist_classicrl.tables.round_merge import PartSums
 
 NEVER = 1 << 62
 """The time limit of an episode that has none."""
@@ -43,6 +44,8 @@ class _Together:
     walkers: Walkers
     memory: RuleMemory
     rows: dict[int, int]  # by the number of a walker
+    came: np.ndarray  # what was wrong with one of them, as in `Walker`
+    reward: np.ndarray  # float64, shape (1,): likewise
 
     @classmethod
     def of(cls, episodes: dict[int, _Episode]) -> _Together:
@@ -53,7 +56,9 @@ class _Together:
         for row, one in enumerate(every):
             one.walker = one.walker._replace(**{name: getattr(walkers, name)[row] for name in _WRITTEN})
         memory = RuleMemory.together([one.memory for one in every])
-        return cls(walkers, memory, {number: row for row, number in enumerate(numbers)})
+        return cls(
+            walkers, memory, {number: row for row, number in enumerate(numbers)}, np.full(3, -1), np.zeros(1)
+        )
 
     def first_row(self, numbers: Sequence[int]) -> int:
         """Return the row of the first of these walkers, if the others follow it; else -1."""
@@ -123,7 +128,8 @@ class CompiledLearner:
                 self._call(nobody, NO_STEPS)
                 if self.learns_apart:
                     together = _Together.of({0: nobody})
-                    self._call_apart(together, 0, NO_QUOTAS, MapSums(self.table.q.size), np.zeros((0, 4)))
+                    sums = PartSums(self.table.q.size)
+                    self._call_apart(together, 0, NO_SHARES, 0, sums, np.zeros((0, 4)))
         self._episodes[number] = episode
         self._together = None
 
@@ -155,34 +161,24 @@ class CompiledLearner:
         if not math.isfinite(collected := episode.walker.collected[0]):
             raise infinite_return(collected)
 
-    def learn_apart(
-        self, walkers: Sequence[int], keys: np.ndarray, start: int, steps: Sequence[int], sums: MapSums
-    ) -> np.ndarray | None:
-        """Let each of some walkers learn from the base of the table, and add what it learned to `sums`.
+    def learn_apart(self, quotas: Quotas, until: int, sums: PartSums, totals: np.ndarray) -> bool:
+        """Let walkers do their quotas from the base of the table, and add what each learned to `sums`.
 
-        The table is the base afterwards. It is what `learn` and `MapSums.fold` do for one after the other, of
-        the streams with these `keys` which begin at global step `start`, and where the one before ends.
+        The table is the base afterwards. It is what `learn` and `PartSums.fold` do for one after the other:
+        for those that `sums` does not have yet, to before the one at place `until`. What each would have
+        added to `Totals` is written to its row of `totals`, float64 of shape (workers, 4).
 
-        Returns
-        -------
-        ndarray(float64), shape (walkers, 4), or None
-            What each would have added to `Totals`; None: nothing was done, since rates are on several lines,
-            or the walkers do not follow each other.
+        Return False, and do nothing, where rates are on several lines, or walkers are in no common arrays.
         """
         together = self._in_common_arrays()
-        first = together.first_row(walkers)
-        step_size, epsilon, end = self._rates.at(start)
-        if first < 0 or start + sum(steps) > end:
-            return None
-        later = np.cumsum([0, *steps[:-1]])
-        quotas = Quotas(keys, np.asarray(steps, np.int64), later, step_size, epsilon)
-        totals = np.zeros((len(walkers), 4))
-        self._call_apart(together, first, quotas, sums, totals)
-        check_all_sums(totals)
-        collected = together.walkers.collected
-        if not np.isfinite(collected).all():
-            raise infinite_return(collected[~np.isfinite(collected)][0])
-        return totals
+        row = together.first_row(quotas.workers)
+        step_size, epsilon, end = self._rates.at(quotas.start)
+        if row < 0 or quotas.end > end:
+            return False
+        first = quotas.workers.start
+        shares = Shares(first, quotas.share, quotas.more, quotas.key, step_size, epsilon)
+        self._call_apart(together, row, shares, until, sums, totals)
+        return True
 
     def states(self, walkers: Sequence[int]) -> State:
         """Return the stacked state of some walkers, see `stack_states`."""
@@ -204,33 +200,41 @@ class CompiledLearner:
         return self._together
 
     def _call_apart(
-        self, together: _Together, first: int, quotas: Quotas, sums: MapSums, totals: np.ndarray
+        self, together: _Together, row: int, shares: Shares, until: int, sums: PartSums, totals: np.ndarray
     ) -> None:
         table, simulator = self.table, self._simulator
         context = together.memory.context(table, self._rates.table, self._settings.discount_factor)
-        came, reward, told = np.full(3, -1), np.zeros(1), np.array([sums.size, -1])
-        run_game(
-            simulator,
-            came,
-            reward,
-            self._apart,
-            self._parameters,
-            simulator.tables,
-            together.walkers,
-            first,
-            context,
-            quotas,
-            table.start,
-            table.limit,
-            sums.arrays,
-            told,
-            totals,
-            came,
-            reward,
-        )
-        sums.size, lost = told.tolist()
-        if lost >= 0:
-            raise table.diverged(lost)
+        came, reward, base = together.came, together.reward, table.start
+        while True:
+            run_game(
+                simulator,
+                came,
+                reward,
+                self._apart,
+                self._parameters,
+                simulator.tables,
+                together.walkers,
+                row,
+                context,
+                shares,
+                until,
+                base,
+                table.limit,
+                sums.arrays,
+                totals,
+                came,
+                reward,
+            )
+            if not sums.needs_room:
+                break
+            sums.make_room()
+        if sums.lost >= 0:
+            raise table.diverged(sums.lost)
+        if sums.is_unsound:
+            for each in totals:
+                check_sums(each)
+            collected = together.walkers.collected
+            raise infinite_return(collected[~np.isfinite(collected)][0])
 
     def _check_not_stuck(self, states: np.ndarray) -> None:
         n_tables = len(self._rule.tables)

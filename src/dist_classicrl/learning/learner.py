@@ -17,7 +17,7 @@ import numpy as np
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import DivergenceError
 from dist_classicrl.learning.card.cards import Card
-from dist_classicrl.learning.loops import Stretch
+from dist_classicrl.learning.loops import LARGEST_SUM, Stretch
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.state import State
 from dist_classicrl.rules import LearningRule
@@ -26,10 +26,6 @@ from dist_classicrl.settings import Settings
 from dist_classicrl.tables.line_table import LineTable
 from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.shape import OTHER_ARRAYS, TableShape
-
-#: So that records, which add up millions of such sums, stay finite as well.
-_LARGEST_SUM = 2.0**1000
-
 
 _ENDLESS = 1 << 62
 
@@ -101,22 +97,15 @@ class Totals:
 
 def are_sound(totals: np.ndarray) -> np.ndarray:
     """Return of each row, the last axis, whether `check_sums` would let it pass."""
-    return np.asarray((np.abs(totals) <= _LARGEST_SUM).all(axis=-1))
-
-
-def check_all_sums(totals: np.ndarray) -> None:
-    """Do what `check_sums` does for each row."""
-    if not are_sound(totals).all():
-        for row in totals:
-            check_sums(row)
+    return np.asarray((np.abs(totals) <= LARGEST_SUM).all(axis=-1))
 
 
 def check_sums(totals: np.ndarray) -> None:
     """Raise DivergenceError unless what `Totals` counts can still be added up."""
-    if not all(abs(total) <= _LARGEST_SUM for total in totals.tolist()):  # numpy takes 20 times as long
+    if not all(abs(total) <= LARGEST_SUM for total in totals.tolist()):  # numpy takes 20 times as long
         raise DivergenceError(
             f"The sum of undiscounted returns came to {totals[1]:.3g}, that of temporal-difference errors "
-            f"to {totals[3]:.3g}; allowed are {_LARGEST_SUM:.3g}. Make the rewards smaller, in a wrapper "
+            f"to {totals[3]:.3g}; allowed are {LARGEST_SUM:.3g}. Make the rewards smaller, in a wrapper "
             "for instance; or correct the learning rule, if it is one of your own, and gave such a target."
         )
 

@@ -11,17 +11,20 @@ from typing import NamedTuple
 import numpy as np
 
 from dist_classicrl._jit import jit, jit_inline
-from dist_classicrl._random import GAMMA, mix
+from dist_classicrl._random import GAMMA, key_at, mix
 from dist_classicrl.environments.simulate import advance, begin, is_wrong, note
 from dist_classicrl.learning.behavior import choose, choose_legal
 from dist_classicrl.learning.replay import learn_again
 from dist_classicrl.learning.rules.kernel import Learned, Now, Transition, learn, on_action
-from dist_classicrl.tables.kernels import fold_maps
+from dist_classicrl.tables.round_kernels import IS_UNSOUND, LOST, WORKERS, fold_maps, pack_part
 from dist_classicrl.tables.rows import actions_of
 
 DRAWS_PER_STEP = 3
 STEP_STRIDE = np.uint64(DRAWS_PER_STEP * int(GAMMA) % 2**64)
 TWICE_GAMMA = np.uint64(2 * int(GAMMA) % 2**64)
+
+LARGEST_SUM = 2.0**1000
+"""Of what `Totals` counts, so that records, which add up millions of such sums, stay finite as well."""
 
 
 class Line(NamedTuple):
@@ -59,17 +62,22 @@ class Walker(NamedTuple):
     came: np.ndarray  # int64, shape (3,), written: what was wrong, see `note`
 
 
-class Quotas(NamedTuple):
-    """What each of some walkers does from the same table, N of them; rates are as in `Stretch`."""
+class Shares(NamedTuple):
+    """What some walkers, which follow each other, do in a round, all from the same table.
 
-    keys: np.ndarray  # uint64, shape (N,): their random streams
-    steps: np.ndarray  # int64, shape (N,)
-    later: np.ndarray  # int64, shape (N,): how far behind the first one's first step theirs is on the lines
-    step_size: Line
+    The walker of number n makes `share` steps, and one more if it is one of the first `more`. On the lines,
+    whose rates are as in `Stretch`, its first step follows the last one of the walker before.
+    """
+
+    first: int  # the number of the first of them
+    share: int
+    more: int
+    key: np.uint64  # their random streams have draws of this one as keys
+    step_size: Line  # from the first step of walker 0 on
     epsilon: Line
 
 
-NO_QUOTAS = Quotas(np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros(0, np.int64), NO_LINE, NO_LINE)
+NO_SHARES = Shares(0, 0, 0, np.uint64(0), NO_LINE, NO_LINE)
 
 
 class Walkers(NamedTuple):
@@ -186,43 +194,54 @@ def learn_steps(rule, simulation, walker, context, replay, stretch, totals):
 
 @jit
 def learn_apart(
-    rule, simulation, walkers, first, context, quotas, base, limit, sums, told, totals, came, reward
+    rule, simulation, walkers, row, context, shares, until, base, limit, packing, totals, came, reward
 ):
     """Let walkers do their quotas one after the other, each from the same table, and add up their maps.
 
-    Quota i is that of walker ``first + i``, and adds to row i of `totals`, float64 of shape (N, 4). The table
-    goes back to its `base`, a `tables.kernels.Base`, after each. For this and for `sums` see
-    `tables.kernels.fold_maps`, which is told the first of `told`, int64 of shape (2,), and whose results are
-    written there. Return what `learn_steps` does: then `came` and `reward`, float64 of shape (1,), are what
-    it wrote.
+    The first of them is in row `row` of `walkers`, and adds to the first row of `totals`, float64 of shape
+    (N, 4), and so on. The table goes back to its `base`, a `tables.round_kernels.Base`, after each. It goes
+    on where `packing`, a `Packing`, is, up to the walker at place `until` or where that has no room for a
+    part. Return what `learn_steps` does: then `came` and `reward`, float64 of shape (1,), are what it wrote.
     """
-    told[1] = -1
-    for i in range(quotas.steps.size):
-        row = first + i
+    progress = packing.progress
+    while pack_part(packing) and progress[WORKERS] < until:
+        i = progress[WORKERS]
         walker = Walker(
-            row,
-            walkers.memory[row],
-            walkers.position[row],
-            walkers.collected[row],
+            row + i,
+            walkers.memory[row + i],
+            walkers.position[row + i],
+            walkers.collected[row + i],
             walkers.time_limit,
-            walkers.came[row],
+            walkers.came[row + i],
         )
-        later = quotas.later[i]
+        number = shares.first + i
+        later = number * shares.share + min(number, shares.more)
         stretch = Stretch(
-            quotas.keys[i],
+            key_at(shares.key, number),
             0,
-            quotas.steps[i],
-            Line(quotas.step_size.value, quotas.step_size.slope, quotas.step_size.at + later),
-            Line(quotas.epsilon.value, quotas.epsilon.slope, quotas.epsilon.at + later),
+            shares.share + (number < shares.more),
+            Line(shares.step_size.value, shares.step_size.slope, shares.step_size.at + later),
+            Line(shares.epsilon.value, shares.epsilon.slope, shares.epsilon.at + later),
         )
         if learn_steps(rule, simulation, walker, context, None, stretch, totals[i]):
             for place in range(came.size):
                 came[place] = walker.came[place]
             reward[0] = walker.collected[0]
             return True
-        told[0], lost = fold_maps(context.table, base, limit, False, sums, told[0])
-        told[1] = max(told[1], lost)
+        progress[LOST] = max(progress[LOST], fold_maps(context.table, base, limit, False, packing.sums))
+        if not _can_go_on(walker.collected[0], totals[i]):
+            progress[IS_UNSOUND] = 1
+        progress[WORKERS] = i + 1
     return False
+
+
+@jit_inline
+def _can_go_on(collected, totals):
+    """Whether returns and errors are such that they can be added up."""
+    is_sound = abs(collected) < np.inf
+    for place in range(totals.size):
+        is_sound &= abs(totals[place]) <= LARGEST_SUM
+    return is_sound
 
 
 @jit

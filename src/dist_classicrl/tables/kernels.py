@@ -8,42 +8,18 @@ float64. `stamp`, ndarray(int32) of shape (R * A,), marks entries with the numbe
 
 from __future__ import annotations
 
-import math
-from typing import NamedTuple
-
 import numpy as np
 
 from dist_classicrl._jit import jit, jit_inline
 from dist_classicrl._random import GAMMA, mix
 from dist_classicrl.tables.rows import VISIT_MASK, actions_of, refresh_row
 
-_SHIFT_REPLAYS = 32
+SHIFT_REPLAYS = 32
 _SENT_ANYWAY = np.uint64(7)
 _LOAD_SAMPLE = 512
 
-_LN_2 = 0.6931471805599453
-_LEAST_WEIGHT = 2.0**-1022  # below, numbers are denormal
-
 SHARED_LOAD = 4.0
 """-ln of the weight that the maps of all who worked on an entry at once may leave to what was there."""
-
-
-class Base(NamedTuple):
-    """What a worker's table was before it learned: values, and of each row what `TableArrays` has of it."""
-
-    values: np.ndarray  # shape (R * A,)
-    best: np.ndarray  # float64, shape (R,)
-    greedy: np.ndarray  # int32, likewise
-
-
-class RoundSums(NamedTuple):
-    """The order-free sums of the maps of some logical workers, by entry; each of shape (R * A,)."""
-
-    weight: np.ndarray  # float64: the product of the maps' weights
-    targets: np.ndarray  # float64: the sum of k y with y = b / (1 - w); of maps that only add, the sum of b
-    updates: np.ndarray  # float64: the sum of k: the updates, replayed ones included
-    visits: np.ndarray  # int64: -1 where no map was added yet
-    seen: np.ndarray  # int32 or int64: the entries to which maps were added, in that order
 
 
 @jit
@@ -56,12 +32,13 @@ def compose(weight_2, shift_2, weight_1, shift_1):
 def reset_maps(table):
     """Forget all maps: every touched entry gets the identity."""
     for i in range(table.n_touched[0]):
-        _set_identity(table, table.touched[i])
+        set_identity(table, table.touched[i])
     table.n_touched[0] = 0
 
 
 @jit_inline
-def _set_identity(table, entry):
+def set_identity(table, entry):
+    """Forget the map of an entry."""
     table.weight[entry] = 1.0
     table.shift[entry] = 0.0
     table.updates[entry] = 0
@@ -107,7 +84,7 @@ def pack_maps(table, base, goes, threshold, key, limit, out):
         _pack_replays(out.replays, taken, updates)
         taken += 1
         table.visits[entry] += visits
-        _set_identity(table, entry)
+        set_identity(table, entry)
     table.n_touched[0] = kept
     return taken, lost
 
@@ -129,7 +106,7 @@ def settle_maps(table, limit, values, counts):
         values[entry] = table.q[entry]
         counts[entry] += visits
         table.visits[entry] += visits
-        _set_identity(table, entry)
+        set_identity(table, entry)
     table.n_touched[0] = 0
     return -1
 
@@ -137,7 +114,7 @@ def settle_maps(table, limit, values, counts):
 @jit_inline
 def _pack_replays(replays, i, updates):
     if replays is not None:
-        replays[i] = updates >> _SHIFT_REPLAYS
+        replays[i] = updates >> SHIFT_REPLAYS
 
 
 @jit
@@ -168,15 +145,6 @@ def refresh_rows_of(entries, table):
         if row != last:
             refresh_row(table.q, table.best, table.greedy, row, n_actions)
             last = row
-
-
-@jit
-def copy_rows_of(entries, table, best, greedy):
-    """Copy what a table has of the rows in which `entries` lie."""
-    n_actions = actions_of(table)
-    for i in range(entries.size):
-        row = entries[i] // n_actions
-        best[row], greedy[row] = table.best[row], table.greedy[row]
 
 
 @jit
@@ -378,124 +346,3 @@ def collect_new(entries, stamp, now, out, size):
             out[size] = entry
             size += 1
     return size
-
-
-@jit
-def fold_maps(table, base, limit, with_replays, sums, n_seen):
-    """Add the maps of a table to sums, and put the table back to its `base`, as if nothing had been learned.
-
-    `base` is a `Base`: to copy its rows takes less time than to search them again. Return the number of
-    entries seen so far, and an entry whose value is beyond `limit` or no number, -1 if there is none.
-    """
-    n_actions = actions_of(table)
-    lost = -1
-    n_touched = table.n_touched[0]
-    for i in range(n_touched):
-        entry = table.touched[i]
-        weight, shift, updates = table.weight[entry], table.shift[entry], table.updates[entry]
-        if not (abs(table.q[entry]) <= limit and abs(shift) < np.inf):
-            lost = entry
-        replays = np.float64(updates >> _SHIFT_REPLAYS) if with_replays else 0.0
-        n_seen = _add_map(sums, n_seen, entry, weight, shift, updates & VISIT_MASK, replays)
-        _set_identity(table, entry)
-        table.q[entry] = base.values[entry]
-        row = entry // n_actions
-        table.best[row], table.greedy[row] = base.best[row], base.greedy[row]
-    table.n_touched[0] = 0
-    return n_seen, lost
-
-
-@jit_inline
-def _add_map(sums, n_seen, entry, weight, shift, visits, replays):
-    """Add a map to sums. One whose weight is exactly 1 has no target: it moves nothing, or only adds."""
-    n_seen = _see(sums, n_seen, entry)
-    sums.visits[entry] += visits
-    if weight < 1.0:
-        share = max(np.float64(visits) + replays, 1.0)  # see `unvisited`
-        sums.weight[entry] *= weight
-        sums.targets[entry] += share * (shift / (1.0 - weight))
-        sums.updates[entry] += share
-    elif shift != 0.0:
-        sums.targets[entry] += shift
-    return n_seen
-
-
-@jit_inline
-def _see(sums, n_seen, entry):
-    if sums.visits[entry] < 0:
-        sums.visits[entry] = 0
-        sums.weight[entry] = 1.0
-        sums.targets[entry] = 0.0
-        sums.updates[entry] = 0.0
-        sums.seen[n_seen] = entry
-        n_seen += 1
-    return n_seen
-
-
-@jit
-def add_sums(part, sums, n_seen):
-    """Add the sums of other logical workers, a `PackedSums`, and return the number of entries seen so far."""
-    for i in range(part.entries.size):
-        entry = part.entries[i]
-        n_seen = _see(sums, n_seen, entry)
-        sums.weight[entry] *= part.weight[i]
-        sums.targets[entry] += part.targets[i]
-        sums.updates[entry] += part.updates[i]
-        sums.visits[entry] += part.visits[i]
-    return n_seen
-
-
-@jit
-def take_sums(sums, n_seen, part):
-    """Move sums into the `PackedSums` `part`, and make room for the next ones."""
-    for i in range(n_seen):
-        entry = sums.seen[i]
-        part.entries[i] = entry
-        part.weight[i] = sums.weight[entry]
-        part.targets[i] = sums.targets[entry]
-        part.updates[i] = sums.updates[entry]
-        part.visits[i] = sums.visits[entry]
-        sums.visits[entry] = -1
-
-
-@jit
-def merge_finish(sums, n_seen, values, counts, limit):
-    """Apply a round's sums, Q = W Q + (1 - W) (sum of k y) / (sum of k), and make room for the next round.
-
-    To an entry that was only added to, what was added is added. A value that would be beyond `limit`, or no
-    number, stays as it was. Return such an entry, or else -1; and the mean of -ln W over the visits, which is
-    N k a of N logical workers in the usual case, as `halvings` has it.
-    """
-    lost = -1
-    load = 0.0
-    total = 0.0
-    for i in range(n_seen):
-        entry = sums.seen[i]
-        value = np.float64(values[entry])
-        visits = sums.visits[entry]
-        if sums.updates[entry] > 0.0:
-            weight = sums.weight[entry]
-            value = weight * value + (1.0 - weight) * (sums.targets[entry] / sums.updates[entry])
-            load += visits * halvings(weight)
-            total += visits
-        elif sums.targets[entry] != 0.0:
-            value += sums.targets[entry]
-        if abs(value) <= limit:
-            values[entry] = value
-        else:
-            lost = entry
-        counts[entry] += visits
-        sums.visits[entry] = -1
-    return lost, (_LN_2 * load / total if total > 0.0 else 0.0)
-
-
-@jit_inline
-def halvings(weight):
-    """Return -log2 of a weight from 0 to 1, off by at most 0.09 and at most 1023; the same on every machine.
-
-    A logarithm of the system's library is not.
-    """
-    if weight < _LEAST_WEIGHT:
-        return 1023.0
-    fraction, exponent = math.frexp(weight)
-    return 2.0 * (1.0 - fraction) - exponent

@@ -11,7 +11,7 @@ import numpy as np
 
 from dist_classicrl.compression import SEND_ALL, Carry
 from dist_classicrl.errors import DivergenceError
-from dist_classicrl.tables import kernels
+from dist_classicrl.tables import kernels, round_kernels
 from dist_classicrl.tables.maps import PackedMap, Refresh, diverged, index_dtype, rounded
 from dist_classicrl.tables.rows import UNROLLED_ACTIONS, VISIT_MASK, TableArrays, legal_lists
 from dist_classicrl.tables.shape import TableShape
@@ -205,16 +205,15 @@ class LocalTable:
         self.residual[packed.entries] = packed.shift - shift
         packed.shift[:] = shift
 
-    def fold(self, sums: kernels.RoundSums, n_seen: int) -> tuple[int, int]:
+    def fold(self, sums: round_kernels.RoundSums) -> int:
         """Add the maps accumulated since the base to `sums`, and put the table back to the base.
 
-        Return what `kernels.fold_maps` does.
+        Return what `round_kernels.fold_maps` does.
         """
-        seen, lost = kernels.fold_maps(self.arrays, self.start, self.limit, self.with_replays, sums, n_seen)
-        return seen, lost
+        return int(round_kernels.fold_maps(self.arrays, self.start, self.limit, self.with_replays, sums))
 
     @property
-    def start(self) -> kernels.Base:
+    def start(self) -> round_kernels.Base:
         """The base, with what there is to know of its rows."""
         if self._base_rows is None:
             values = self.base.astype(np.float64)
@@ -226,7 +225,7 @@ class LocalTable:
             greedy = np.where(is_single, rows.argmax(axis=1), -1).astype(np.int32)
             best[self._ends] = 0.0
             self._base_rows = best, greedy
-        return kernels.Base(self.base, *self._base_rows)
+        return round_kernels.Base(self.base, *self._base_rows)
 
     def settle(self, values: np.ndarray, counts: np.ndarray) -> None:
         """Bring a whole table, `values` and `counts` of shape (S * A,), to what was learned since it was.
@@ -303,4 +302,4 @@ class LocalTable:
             for kept, now in zip(self._base_rows, (self.best, self.greedy), strict=True):
                 kept[:] = now
         else:
-            kernels.copy_rows_of(entries, self.arrays, *self._base_rows)
+            round_kernels.copy_rows_of(entries, self.arrays, *self._base_rows)

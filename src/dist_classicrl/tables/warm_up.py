@@ -8,7 +8,7 @@ from dist_classicrl.tables import kernels
 from dist_classicrl.tables.composition import Composition
 from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.maps import PackedMap, Refresh
-from dist_classicrl.tables.round_merge import MapSums, Part, RoundMerge
+from dist_classicrl.tables.round_merge import MapSums, Parts, PartSums, RoundMerge
 from dist_classicrl.tables.shared import SharedTable
 from dist_classicrl.tables.snapshot import TableSnapshot
 
@@ -16,9 +16,9 @@ from dist_classicrl.tables.snapshot import TableSnapshot
 def warm_up_worker(table: LocalTable, plays_rounds: bool) -> None:
     """Get ready what a worker does with its table besides learning."""
     if plays_rounds:
-        sums = MapSums(table.q.size)
+        sums = PartSums(table.q.size)
+        sums.begin(range(1), 1)
         sums.fold(table)
-        sums.take()
         _rebase_rounds(table)
         return
     nothing = table.pack()
@@ -66,10 +66,10 @@ def _rebase_rounds(table: LocalTable) -> None:
 
 
 def _fold(table: LocalTable, shared: SharedTable) -> None:
-    """Add up what two logical workers have learned, which is nothing, and merge it."""
+    """Add up what a logical worker has learned, which is nothing, and merge it."""
     sums = MapSums(table.q.size)
     sums.fold(table)
-    RoundMerge(shared).merge([Part(0, 2, sums.take())])
+    RoundMerge(shared).merge([Parts.one(0, sums.take())])
 
 
 def warm_up_server(table: LocalTable, merges_rounds: bool) -> None:

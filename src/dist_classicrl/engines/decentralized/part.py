@@ -23,7 +23,7 @@ from dist_classicrl.learning.learner import Learner, Stream
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.membership.group import Group
 from dist_classicrl.tables.maps import PackedMap, PackedSums, Refresh, diverged
-from dist_classicrl.tables.round_merge import Part, RoundMerge
+from dist_classicrl.tables.round_merge import Parts, RoundMerge
 from dist_classicrl.tables.shared import SharedTable
 
 _TEND_SECONDS = 0.01
@@ -49,7 +49,7 @@ _COUNTS = len(Count) + 2  # with returns and lengths
 
 
 def sums_of(packed: PackedMap) -> PackedSums:
-    """Return the maps of one rank as sums of maps of one: `kernels.fold_maps` does so for a table's."""
+    """Return the maps of one rank as sums of maps of one: `round_kernels.fold_maps` does so for a table's."""
     updates = packed.visits.astype(np.float64)
     if packed.replays is not None:
         updates = updates + packed.replays
@@ -402,7 +402,7 @@ class RoundPart:
         if not np.isfinite(total.maps.targets).all():
             raise diverged("What was learned in a round is no finite number", self.table.values.dtype)
         before = self.table.version
-        load = self._merge.merge([Part(0, len(self.players), total.maps)])
+        load = self._merge.merge([Parts.one(0, total.maps, len(self.players))])
         self._learner.table.rebase(self.table.refresh(before), [])
         self.made += steps
         ranks = len(self.players)

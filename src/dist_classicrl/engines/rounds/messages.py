@@ -13,7 +13,7 @@ from dist_classicrl.engines.outcome import Counted
 from dist_classicrl.engines.schedule import Pace
 from dist_classicrl.learning.state import State, stack_states, unstack_states
 from dist_classicrl.tables.maps import Refresh
-from dist_classicrl.tables.round_merge import Part, parts_of
+from dist_classicrl.tables.round_merge import Parts, counts_of
 
 
 class Order(IntEnum):
@@ -56,21 +56,22 @@ class RoundMaps:
     """A worker's: what its logical workers, which follow each other, learned in an attempt at a round."""
 
     attempt: int
-    first: int  # of the logical workers
     steps: int  # of all of them
     learning_seconds: float
     worker_seconds: float
     totals: np.ndarray  # float64: what each adds to `Totals`, one after the other
-    parts: tuple[Part, ...]
+    parts: Parts
     learners: dict[str, np.ndarray]  # stacked states afterwards; empty where rounds cannot be played again
     compressing: float = 0.0  # seconds since the last ones that compressing and restoring took
 
     def is_of(self, carried: range, logical_workers: int) -> bool:
         """Whether it is what whoever carries these of so many logical workers is to send."""
-        parts = [range(part.first, part.first + part.count) for part in self.parts]
+        counts = counts_of(carried.start, carried.stop, logical_workers)
+        parts = self.parts
         return (
-            parts == list(parts_of(carried.start, carried.stop, logical_workers))
-            and self.first == carried.start
+            parts.first == carried.start
+            and parts.counts.tolist() == counts.tolist()
+            and parts.is_whole
             and self.totals.size == 4 * len(carried)
         )
 

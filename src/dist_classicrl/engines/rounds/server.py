@@ -117,13 +117,13 @@ class RoundServer(Serving[Client]):
             self._collect(order)
             if stop is not None:
                 return stop
-            played = sorted(self._played.items(), key=lambda each: each[1].first)
+            played = sorted(self._played.items(), key=lambda each: each[1].parts.first)
             since = self.table.version
-            load = merge.merge([part for _, maps in played for part in maps.parts])
+            load = merge.merge([maps.parts for _, maps in played])
             made = sum(maps.steps for _, maps in played)
             self.made += made
             self.tally.steps += made
-            self.tally.add_learned(sum_of([maps.totals.reshape(-1, 4) for _, maps in played]))
+            self.tally.add_learned(sum_of(np.concatenate([maps.totals for _, maps in played]).reshape(-1, 4)))
             for rank, maps in played:
                 spent = Learned(learning_seconds=maps.learning_seconds, worker_seconds=maps.worker_seconds)
                 self.reporter.count(rank, maps.steps, spent, n_bytes=self._sizes[rank])
@@ -238,15 +238,13 @@ class RoundServer(Serving[Client]):
         is_due = maps.attempt == self._attempt and carried and rank not in self._played
         if not is_due or not maps.is_of(range(carried[0], carried[-1] + 1), len(self._carried_by)):
             raise ProtocolError(
-                f"Worker {rank} sent attempt {maps.attempt} of {len(maps.parts)} parts from logical worker "
-                f"{maps.first} on in attempt {self._attempt}, where they are not due."
+                f"Worker {rank} sent attempt {maps.attempt} of {len(maps.parts.counts)} parts from logical "
+                f"worker {maps.parts.first} on in attempt {self._attempt}, where they are not due."
             )
-        for part in maps.parts:
-            if not np.isfinite(part.sums.targets).all():
-                last = part.first + part.count - 1
-                who = str(part.first) if part.count == 1 else f"{part.first} to {last}"
-                what = f"What rank {rank} learned as logical worker {who} is no finite number"
-                raise diverged(what, self.table.values.dtype)
+        if not np.isfinite(maps.parts.sums.targets).all():
+            who = maps.parts.named(int(np.flatnonzero(~np.isfinite(maps.parts.sums.targets))[0]))
+            what = f"What rank {rank} learned as logical worker {who} is no finite number"
+            raise diverged(what, self.table.values.dtype)
         self.members.note_push(peer)
         self._played[rank] = maps
         self._sizes[rank] = size

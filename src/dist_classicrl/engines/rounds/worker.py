@@ -6,22 +6,20 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from dist_classicrl.comm.compression import Codec
 from dist_classicrl.comm.messages import encode
 from dist_classicrl.comm.transport import Backoff, Channel
 from dist_classicrl.engines.roles.messages import Final
 from dist_classicrl.engines.roles.worker_base import Working
 from dist_classicrl.engines.rounds.messages import Order, RoundMaps, RoundOrder, RoundStart, WalkerState
-from dist_classicrl.engines.schedule import Pace, Quota, RoundPlayer, next_round, states_of
+from dist_classicrl.engines.schedule import Pace, RoundPlayer, next_round, states_of
 from dist_classicrl.errors import ProtocolError, RankLostError
 from dist_classicrl.learning.learner import Learner
+from dist_classicrl.learning.quotas import Quotas
 from dist_classicrl.learning.state import State, unstack_states
 from dist_classicrl.membership.election import Base
 from dist_classicrl.membership.group import POLL_SECONDS
 from dist_classicrl.settings import Settings
-from dist_classicrl.tables.round_merge import parts_of
 
 
 @dataclass(eq=False)
@@ -159,30 +157,24 @@ class RoundWorker(Working):
         if self.carried:
             made, pace = order.start.made, order.start.pace
             quotas = next_round(self.settings, pace.updates, self.start + made, self.steps - made, self.seed)
-            if not self._play(order.attempt, quotas[self.carried[0] : self.carried[-1] + 1]):
+            if not self._play(order.attempt, quotas.of(range(self.carried[0], self.carried[-1] + 1))):
                 return
         self._has_finished = True
 
-    def _play(self, attempt: int, quotas: list[Quota]) -> bool:
+    def _play(self, attempt: int, quotas: Quotas) -> bool:
         """Do these quotas and tell what was learned, unless the server begins the round anew meanwhile."""
         self._has_played = True
-        first = quotas[0].worker
         begin = time.perf_counter()
-        parts, totals = [], []
-        for some in parts_of(first, first + len(quotas), self.settings.logical_workers):
-            played = self._player.part(quotas[some.start - first : some.stop - first], self._goes_on)
-            if played is None:
-                return False
-            parts.append(played[0])
-            totals.append(played[1])
+        played = self._player.play(quotas, self._goes_on)
+        if played is None:
+            return False
+        parts, totals = played
         now = time.perf_counter()
         learning, passed = now - begin, now - self._told
         self._told = now
-        steps = sum(quota.steps for quota in quotas)
         learners = states_of(self.learner, self.carried) if self.may_repeat else {}
-        every = np.concatenate(totals).ravel()
         seconds = self.codec.take_seconds()
-        maps = RoundMaps(attempt, first, steps, learning, passed, every, tuple(parts), learners, seconds)
+        maps = RoundMaps(attempt, quotas.total, learning, passed, totals.ravel(), parts, learners, seconds)
         self.channel.send(self.codec.encode(maps)[0])
         return True
 
