@@ -136,6 +136,21 @@ def test_the_table_is_the_same_bits_whoever_plays(settings):
     assert [trained(ranks) for ranks in (1, 2, 3, 6)] == [expected] * 4
 
 
+def test_the_order_in_which_entries_were_seen_does_not_show():
+    rng = np.random.default_rng(4)
+    sums = [
+        PackedSums(np.arange(500), rng.random(500), rng.normal(size=500), visits.astype(float), visits)
+        for visits in rng.integers(1, 50, (3, 500))
+    ]
+    found = set()
+    for order in (np.arange(500), np.arange(500)[::-1], rng.permutation(500)):
+        shared = SharedTable(np.zeros(500), np.zeros(500, np.int64))
+        each = [PackedSums(*(array[order] for array in one)) for one in sums]
+        load = RoundMerge(shared).merge([Parts.one(number, one) for number, one in enumerate(each)])
+        found.add((load, shared.values.tobytes(), shared.counts.tobytes()))
+    assert len(found) == 1 and load > 0.0
+
+
 def test_maps_of_others_are_read_only_where_their_parts_are_what_they_should_be():
     sums = PackedSums(np.arange(5, dtype=np.int32), *np.ones((3, 5)), np.ones(5, np.int64))
 

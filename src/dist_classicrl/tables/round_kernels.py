@@ -16,6 +16,7 @@ from dist_classicrl.tables.maps import PackedSums
 from dist_classicrl.tables.rows import VISIT_MASK, actions_of
 
 _LN_2 = 0.6931471805599453
+_PARTS_OF_HALVING = 2.0**20
 _LEAST_WEIGHT = 2.0**-1022  # below, numbers are denormal
 
 # Where the numbers of an entry are in `RoundSums`.
@@ -150,7 +151,7 @@ def _move_sums(group, sums):
     for i in range(group.n_seen[0]):
         entry = group.seen[i]
         numbers, at = group.numbers, np.uint64(4 * entry)
-        visits = numbers[at + _SEEN_VISITS] - 1.0
+        visits = np.int64(numbers[at + _SEEN_VISITS]) - 1
         _add(sums, entry, numbers[at], numbers[at + _TARGETS], numbers[at + _UPDATES], visits)
         numbers[at + _SEEN_VISITS] = 0.0
     group.n_seen[0] = 0
@@ -214,22 +215,23 @@ def merge_finish(sums, values, counts, limit):
 
     To an entry that was only added to, what was added is added. A value that would be beyond `limit`, or no
     number, stays as it was. Return such an entry, or else -1; and the mean of -ln W over the visits, which is
-    N k a of N logical workers in the usual case, as `halvings` has it.
+    N k a of N logical workers in the usual case, as `halvings` has it. It is a mean of whole numbers, so that
+    the order in which entries were seen, which compression changes, does not show in the length of rounds.
     """
     lost = -1
-    load = 0.0
-    total = 0.0
+    load = np.int64(0)
+    total = np.int64(0)
     numbers = sums.numbers
     for i in range(sums.n_seen[0]):
         entry = sums.seen[i]
         at = np.uint64(4 * entry)
         weight, targets, updates = numbers[at], numbers[at + _TARGETS], numbers[at + _UPDATES]
-        visits = numbers[at + _SEEN_VISITS] - 1.0
+        visits = np.int64(numbers[at + _SEEN_VISITS]) - 1
         numbers[at + _SEEN_VISITS] = 0.0
         value = np.float64(values[entry])
         if updates > 0.0:
             value = weight * value + (1.0 - weight) * (targets / updates)
-            load += visits * halvings(weight)
+            load += visits * np.int64(_PARTS_OF_HALVING * halvings(weight))
             total += visits
         elif targets != 0.0:
             value += targets
@@ -237,9 +239,9 @@ def merge_finish(sums, values, counts, limit):
             values[entry] = value
         else:
             lost = entry
-        counts[entry] += np.int64(visits)
+        counts[entry] += visits
     sums.n_seen[0] = 0
-    return lost, (_LN_2 * load / total if total > 0.0 else 0.0)
+    return lost, (_LN_2 / _PARTS_OF_HALVING * load / total if total > 0 else 0.0)
 
 
 @jit_inline
