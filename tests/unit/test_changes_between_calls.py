@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dist_classicrl import DistAsyncQLearning
+from dist_classicrl.errors import SettingsError
 from dist_classicrl.model import places
 from dist_classicrl.model.agent_state import digest
 
@@ -77,3 +78,18 @@ def test_a_second_agent_of_a_notebook_is_told_where_it_saves(tmp_path, monkeypat
     monkeypatch.setattr(places, "_agents", {str(tmp_path): 1})
     DistAsyncQLearning(seed=1).train(ENV, total_steps=10, checkpoint_dir=tmp_path)
     assert "1 agent of this session" in caplog.text
+
+
+@pytest.mark.parametrize("async_updates", [True, False])
+@pytest.mark.parametrize(
+    "name, value",
+    [("epsilon", 1.0), ("learning_rate", 0.5), ("max_states", 900), ("q_table", np.ones((16, 4)))],
+)
+def test_what_a_training_would_not_take_is_not_set_while_it_runs(async_updates, name, value):
+    agent = DistAsyncQLearning(seed=1, epsilon=0.3, learning_rate=0.1, async_updates=async_updates)
+    with pytest.raises(SettingsError, match=f"{name} cannot be set while the agent trains.*two calls"):
+        agent.train("FrozenLake-v1", total_steps=2_000, callbacks=lambda _: setattr(agent, name, value))
+    assert (agent.epsilon, agent.learning_rate, agent.max_states) == (0.3, 0.1, None)
+    assert not agent.q_table[15].any()  # where nobody acts
+    setattr(agent, name, value)
+    agent.train("FrozenLake-v1", total_steps=10)

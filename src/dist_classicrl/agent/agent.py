@@ -339,6 +339,7 @@ class DistAsyncQLearning:
 
     @q_table.setter
     def q_table(self, values: Any) -> None:
+        self._state.check_at_rest("q_table")
         self._state.set_values(values)
 
     @property
@@ -376,6 +377,7 @@ class DistAsyncQLearning:
 
     @max_states.setter
     def max_states(self, value: Any) -> None:
+        self._state.check_at_rest("max_states")
         self._state.change(max_states=value)
 
     @property
@@ -388,6 +390,7 @@ class DistAsyncQLearning:
 
     @epsilon.setter
     def epsilon(self, value: Any) -> None:
+        self._state.check_at_rest("epsilon")
         self._state.change(epsilon=without_call(value))
 
     @property
@@ -398,6 +401,7 @@ class DistAsyncQLearning:
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
+        self._state.check_at_rest("learning_rate")
         self._state.change(learning_rate=without_call(value))
 
     # Training

@@ -503,6 +503,15 @@ class AgentState:
 
     # Settings, and what is kept
 
+    def check_at_rest(self, name: str) -> None:
+        """Raise SettingsError where a user sets something that a training under way would not take."""
+        if self.is_training:
+            raise SettingsError(
+                f"{name} cannot be set while the agent trains: the training has taken it at its beginning. "
+                "Set it between two calls of train(), which a callback ends by returning False; epsilon and "
+                "learning_rate may be schedules, such as Linear(1.0, 0.1, fraction=0.5)."
+            )
+
     def change(self, **settings: Any) -> None:
         """Put other values in place of some settings; SettingsError where one is not allowed."""
         if all(value is getattr(self.settings, name) for name, value in settings.items()):
