@@ -4,8 +4,10 @@ Each run is a job of its own under mpirun, which learns every problem reproducib
 hash, the inventory by ranges, too. The second call of `train` counts. Imbalance is the most steps that a rank
 made, over the mean: 2 means that half of all time is spent waiting for one rank.
 
-For more ranks than a machine has cores, the visits of one process say what each rank would have to do: the
-mean load of R ranks. Beside it what is left where the most visited rows are worked on by all ranks alike.
+Ranks that exchange messages, as those of several hosts do, are played by one process, which counts the steps
+of each, and what it sends: as they are, and without copies of hot rows. For still more ranks the visits of
+one process say what each would have to do: the mean load of R ranks. Beside it what is left where the most
+visited rows are worked on by all ranks alike.
 """
 
 from __future__ import annotations
@@ -23,8 +25,16 @@ import numpy as np
 
 from dist_classicrl import CompiledSimulator, DistAsyncQLearning, TabularMDP
 from dist_classicrl._jit import jit
+from dist_classicrl.environments.resolve import resolve
+from dist_classicrl.learning.kinds import problem_of
+from dist_classicrl.learning.learner import Stream
+from dist_classicrl.learning.rates import Rates
+from dist_classicrl.learning.supersteps import share
+from dist_classicrl.learning.supersteps.by_messages.exchanges import Exchanges, together
 from dist_classicrl.learning.supersteps.partition import owned_by, owner_of
+from dist_classicrl.learning.supersteps.share import Share, supersteps
 from dist_classicrl.schedules import PerVisit
+from dist_classicrl.settings import Settings
 
 STATES = 1 << 17
 ACTIONS = 8
@@ -127,6 +137,9 @@ PROBLEMS = {
 }
 
 
+SETTINGS = Settings(learning_rate=PerVisit(0.7), epsilon=0.2, discount_factor=0.9, dtype="float32")
+
+
 def new_agent() -> DistAsyncQLearning:
     """Return the agent that learns any of them."""
     return DistAsyncQLearning(
@@ -162,6 +175,46 @@ def run_rank(walkers: int, seconds: float) -> None:
             }
     if found:
         print(json.dumps(found))
+
+
+def played(env: Any, partition: str, ranks: int, walkers: int, steps: int, copies: bool) -> dict[str, Any]:
+    """Let so many ranks that exchange messages learn, in this process, the second half of which counts.
+
+    Return the imbalance, how many rows are hot at the end, and the bytes that are sent per step.
+    """
+    rates = Rates(SETTINGS, 1)
+    made = problem_of(resolve(env, 1, None), SETTINGS, rates, np.float32, walkers=walkers)
+    usual = share.most_copies
+    try:
+        if not copies:
+            share.most_copies = lambda ranks: 0
+        shares = [Share(made, walkers, partition, rank, ranks) for rank in range(ranks)]
+        for each in shares:
+            each.compile()
+    finally:
+        share.most_copies = usual
+    stream = Stream(np.uint64(1), 0, 0, last=steps)
+    moved, sent = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
+    for stretch, done, size in supersteps(stream, rates, walkers, steps):
+        superstep = [each.superstep(stretch, done, size) for each in shares]
+        together([_counting(exchanges, rank, sent) for rank, exchanges in enumerate(superstep)])
+        moved += [each.moved for each in shares]
+        if stream.used < steps // 2:
+            moved[:] = sent[:] = 0
+    hot = shares[0].n_hot_rows
+    return {"imbalance": ranks * moved.max() / moved.sum(), "hot": hot, "bytes": sent.sum() / moved.sum()}
+
+
+def _counting(exchanges: Exchanges, rank: int, sent: np.ndarray) -> Exchanges:
+    """Exchange the same, and count the bytes for other ranks."""
+    came = None
+    while True:
+        try:
+            parts = next(exchanges) if came is None else exchanges.send(came)
+        except StopIteration:
+            return
+        sent[rank] += sum(part.nbytes for part in parts) - parts[rank].nbytes
+        came = yield parts
 
 
 def visits_of(env: Any, steps: int) -> np.ndarray:
@@ -244,13 +297,24 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=(1, 2, 4))
     parser.add_argument("--walkers", type=int, default=16_384)
     parser.add_argument("--visits", type=int, default=50_000_000, help="steps whose visits are counted")
+    parser.add_argument("--played", type=int, nargs="+", default=(2, 4, 8, 16), help="ranks in one process")
+    parser.add_argument("--steps", type=int, default=30_000_000, help="that these make")
     parser.add_argument("--as_rank", action="store_true", help="used by its jobs")
     arguments = parser.parse_args()
     if arguments.as_rank:
         run_rank(arguments.walkers, arguments.seconds)
         return
-    found = measured(arguments)
+    found = measured(arguments) if arguments.rounds else {}
     show_measured(found, arguments.ranks)
+    print()
+    messages, rows = [], []
+    for name, (make, partition) in PROBLEMS.items():
+        for ranks in arguments.played:
+            for copies in (False, True):
+                one = played(make(), partition, ranks, arguments.walkers, arguments.steps, copies)
+                messages.append({"problem": name, "ranks": ranks, "copies": copies, **one})
+                rows.append([name, ranks, one["hot"], f"{one['imbalance']:.2f}", f"{one['bytes']:.1f}"])
+    common.show(["problem", "ranks", "hot rows", "imbalance", "bytes per step"], rows)
     print()
     many = (16, 64, 256, 1024, 4096)
     computed, rows = [], []
@@ -263,7 +327,7 @@ def main() -> None:
             )
             rows.append([name, replicated, *(f"{each:.2f}" for each in imbalance)])
     common.show(["problem", "rows worked on by all", *(f"{ranks} ranks" for ranks in many)], rows)
-    results = {"measured": found, "computed": computed}
+    results = {"measured": found, "messages": messages, "computed": computed}
     common.save(arguments.output, results, rounds=arguments.rounds, walkers=arguments.walkers)
 
 

@@ -32,6 +32,7 @@ from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.learning.kinds import problem_of
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.rates import Rates
+from dist_classicrl.learning.supersteps.by_messages.exchanges import together
 from dist_classicrl.learning.supersteps.share import Share, supersteps
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
@@ -102,7 +103,7 @@ def step_alone(log_states: int, seconds: float) -> float:
 
 
 def superstep_of_two(walkers: int, seconds: float) -> float:
-    """Return the seconds of a superstep of two owners, one after the other, who pass records by copies."""
+    """Return the seconds of a superstep of two owners in this process, one after the other."""
     made, rates = problem(17)
     shares = [Share(made, walkers, "hash", rank, 2) for rank in range(2)]
     for share in shares:
@@ -113,14 +114,7 @@ def superstep_of_two(walkers: int, seconds: float) -> float:
     for stretch, done, size in supersteps(stream, rates, walkers, 1 << 40):
         if size == walkers and begin == 0.0:
             begin, made_before = time.perf_counter(), n
-        sent = [[part.copy() for part in share.depart(stretch, done, size)] for share in shares]
-        replies = []
-        for rank, share in enumerate(shares):
-            parts = [to_all[rank] for to_all in sent]
-            counts = np.array([len(part) for part in parts])
-            replies.append(share.answer(stretch, done, np.concatenate(parts), counts))
-        for rank, share in enumerate(shares):
-            share.settle(stretch, done, size, [to_all[rank] for to_all in replies])
+        together([share.superstep(stretch, done, size) for share in shares])
         n += 1
         if begin and (passed := time.perf_counter() - begin) > seconds:
             return passed / (n - made_before)

@@ -8,6 +8,7 @@ from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.learning.learner import Problem, Stream
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules import find, table_shape
+from dist_classicrl.learning.supersteps.by_messages.exchanges import together
 from dist_classicrl.learning.supersteps.crew import joined, totals_of
 from dist_classicrl.learning.supersteps.keyed_share import KeyedShare, in_key_order
 from dist_classicrl.learning.supersteps.row_share import HostShare
@@ -40,7 +41,7 @@ def play(shares, stream, until, rates):
     elif len(shares) == 1:
         shares[0].learn_alone(stream, rates, until)
     for stretch, done, size in supersteps(stream, rates, shares[0].walkers, until):
-        superstep(shares, stretch, done, size)
+        together([share.superstep(stretch, done, size) for share in shares])
     for share in shares:
         share.check()
 
@@ -53,22 +54,6 @@ def play_in_memory(shares, stream, until, rates):
         going_on = [n for n in going_on if not shares[n].play_together(streams[n], rates, until, 1)]
     assert {each.used for each in streams} == {until}
     stream.used = until
-
-
-def superstep(shares, stretch, done, size):
-    sent = [[part.copy() for part in share.depart(stretch, done, size)] for share in shares]
-    replies = [[None for _ in shares] for _ in shares]
-    for rank, share in enumerate(shares):
-        parts = [to_all[rank] for to_all in sent]
-        counts = np.array([len(part) for part in parts])
-        for sender, part in enumerate(share.answer(stretch, done, np.concatenate(parts), counts)):
-            replies[sender][rank] = part.copy()
-    for share, answers in zip(shares, replies, strict=True):
-        share.settle(stretch, done, size, answers)
-    if shares[0].shares:
-        of_all = sum(share.sums() for share in shares)
-        for share in shares:
-            share.take_sums(of_all)
 
 
 @dataclass

@@ -24,11 +24,11 @@ from dist_classicrl.learning.kinds import problem_of
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules.kernel import best_value, rule_function, update
+from dist_classicrl.learning.supersteps.by_messages.exchanges import together
 from dist_classicrl.learning.supersteps.crew import joined, totals_of
 from dist_classicrl.learning.supersteps.keyed_share import in_key_order
 from dist_classicrl.learning.supersteps.share import supersteps
 from dist_classicrl.learning.supersteps.shares import share_of
-from dist_classicrl.learning.supersteps.stepped_share import together
 from dist_classicrl.model import places
 from dist_classicrl.rules import LearningRule, NStepSarsa, register, unregister
 from dist_classicrl.settings import Settings

@@ -15,7 +15,7 @@ import numpy as np
 
 from dist_classicrl._jit import jit_for
 from dist_classicrl._memory import LINE
-from dist_classicrl.learning.supersteps.partition import Holding, find_slots, owned_by
+from dist_classicrl.learning.supersteps.partition import Holding, owned_by, owners_of
 
 SLICE_BYTES = 1 << 24
 
@@ -83,5 +83,5 @@ class Division:
     def slots_of(self, states: np.ndarray) -> np.ndarray:
         """Return in which slot each of these states is, int64."""
         slots = np.empty(states.size, np.int64)
-        jit_for(find_slots, type(self._slots))(self._slots, states, slots)
+        jit_for(owners_of, type(self._slots))(self._slots, states, slots)
         return slots

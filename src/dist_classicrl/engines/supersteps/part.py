@@ -28,12 +28,13 @@ from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules import find
 from dist_classicrl.learning.state import State
+from dist_classicrl.learning.supersteps.by_messages.exchanges import Exchanges, Parts
 from dist_classicrl.learning.supersteps.crew import totals_of
 from dist_classicrl.learning.supersteps.keyed_share import KeyedShare, in_key_order
 from dist_classicrl.learning.supersteps.row_share import HostShare
 from dist_classicrl.learning.supersteps.share import Share, record_sizes, supersteps
 from dist_classicrl.learning.supersteps.shares import share_of
-from dist_classicrl.learning.supersteps.stepped_share import Exchanges, SteppedShare, numbers_of
+from dist_classicrl.learning.supersteps.stepped_share import SteppedShare, numbers_of
 from dist_classicrl.learning.supersteps.together import Boxes, boxes_in, bytes_of
 from dist_classicrl.membership.group import Group
 from dist_classicrl.tables.line_table import LineTable, size_of
@@ -235,10 +236,7 @@ class Part:
         What that raises ends it, somewhere in the middle: then there has to be another `begin`.
         """
         begun = time.perf_counter()
-        if isinstance(self._share, SteppedShare):
-            moved, n_bytes, learning = self._play_stepped(self._share, until, tend)
-            seconds = time.perf_counter() - begun
-        elif self.memory is None:
+        if self.memory is None:
             moved, n_bytes, learning = self._play_by_messages(until, tend)
             seconds = time.perf_counter() - begun
         else:
@@ -266,45 +264,8 @@ class Part:
         return moved, 8 * crossed, learning
 
     def _play_by_messages(self, until: int, tend: Callable[[], None]) -> tuple[int, int, float]:
-        share = self._share
-        moved = n_bytes = 0
-        learning = 0.0
-        for stretch, done, size in supersteps(self.stream, self.rates, share.walkers, until):
-            before = time.perf_counter()
-            sent = share.depart(stretch, done, size)
-            learning += time.perf_counter() - before
-            asked = [
-                part.reshape(-1, share.words) for part in self._exchange(sent, np.int64, share.words, tend)
-            ]
-            before = time.perf_counter()
-            counts = np.array([len(part) for part in asked])
-            answers = share.answer(stretch, done, np.concatenate(asked), counts)
-            n_answered = sum(part.nbytes for part in answers)
-            learning += time.perf_counter() - before
-            told = self._exchange(answers, np.float64, share.width, tend)
-            before = time.perf_counter()
-            share.settle(stretch, done, size, [part.reshape(-1, share.width) for part in told])
-            learning += time.perf_counter() - before
-            if share.shares:
-                sums = share.sums()
-                told = self._exchange([sums for _ in self.players], np.int64, sums.size, tend)
-                share.take_sums(sums + sum(part for part in told if part.size))
-                n_bytes += (len(self.players) - 1) * sums.nbytes
-            moved += share.moved
-            n_bytes += sum(part.nbytes for part in sent) + n_answered
-            if isinstance(share, KeyedShare) and share.most is not None:
-                own = np.array([share.n_known])
-                known = self._exchange([own for _ in self.players], np.int64, 1, tend)
-                if share.note_known(share.n_known + sum(int(part.sum()) for part in known)):
-                    self.stream.used += size  # as the loop does, which ends here
-                    break
-        return moved, n_bytes, learning
-
-    def _play_stepped(
-        self, share: SteppedShare, until: int, tend: Callable[[], None]
-    ) -> tuple[int, int, float]:
+        share, moved = self._share, 0
         self._n_sent, self._learned = 0, 0.0
-        moved = 0
         for stretch, done, size in supersteps(self.stream, self.rates, share.walkers, until):
             self._follow(share.superstep(stretch, done, size), tend)
             moved += share.moved
@@ -325,10 +286,7 @@ class Part:
                 return
             finally:
                 self._learned += time.perf_counter() - before
-            words = parts[self._own].shape[1]
-            received = self._exchange(parts, np.int64, words, tend)
-            came = [part.reshape(-1, words) for part in received]
-            came[self._own] = parts[self._own]
+            came = self._exchange(parts, tend)
             self._n_sent += sum(part.nbytes for part in parts) - parts[self._own].nbytes
 
     def rows(self) -> Rows:
@@ -379,10 +337,8 @@ class Part:
 
     # Messages
 
-    def _exchange(
-        self, parts: list[np.ndarray], dtype: Any, width: int, tend: Callable[[], None]
-    ) -> list[np.ndarray]:
-        """Send each player its part, and return theirs, in their order; this rank's own is empty."""
+    def _exchange(self, parts: Parts, tend: Callable[[], None]) -> Parts:
+        """Send each player its part, and return theirs, in their order, of rows of the same length."""
         others = parts[: self._own] + parts[self._own + 1 :]
         for channel, part in zip(self._channels, others, strict=True):
             channel.send(envelope.encode(Kind.WALKERS, part))
@@ -400,8 +356,9 @@ class Part:
             if tries > _SPINS:
                 backoff.wait()
         self._tend(tend)
-        received = [_opened(came.popleft(), dtype, width) for came in self._came]
-        received.insert(self._own, np.empty(0, dtype))
+        words = parts[self._own].shape[1]
+        received = [_opened(came.popleft(), words) for came in self._came]
+        received.insert(self._own, parts[self._own])
         return received
 
     def _tend(self, tend: Callable[[], None]) -> None:
@@ -426,11 +383,11 @@ def shared_bytes(run: Run, ranks: int) -> int:
     return bytes_of(ranks, *_sizes(run))
 
 
-def _opened(message: np.ndarray, dtype: Any, width: int) -> np.ndarray:
+def _opened(message: np.ndarray, words: int) -> np.ndarray:
     kind, parts = envelope.decode(message)
-    if kind is not Kind.WALKERS or len(parts) != 1 or parts[0].dtype != dtype or parts[0].size % width:
+    if kind is not Kind.WALKERS or len(parts) != 1 or parts[0].dtype != np.int64 or parts[0].size % words:
         raise ProtocolError(
             f"{kind.name} came from another owner of rows, and is not what it was asked for. Do all ranks "
             "run the same version?"
         )
-    return parts[0]
+    return parts[0].reshape(-1, words)

@@ -11,6 +11,7 @@ from dist_classicrl._memory import zeros
 from dist_classicrl.learning.learner import check_sums
 from dist_classicrl.learning.state import State
 from dist_classicrl.learning.supersteps import sums
+from dist_classicrl.learning.supersteps.copies import Copies
 from dist_classicrl.learning.supersteps.letters import Post, new_post
 from dist_classicrl.learning.supersteps.partition import STATE_SHIFT
 
@@ -67,6 +68,7 @@ class Crew(NamedTuple):
     rewards: np.ndarray
     terminated: np.ndarray
     post: Post
+    copies: Copies
 
 
 def new_crew(
@@ -81,12 +83,14 @@ def new_crew(
     rank: int,
     ranks: int,
     written: tuple[np.ndarray, np.ndarray] | None,
+    copies: Copies,
 ) -> Crew:
     """Return the arrays of `rank` of so many, where nobody has begun.
 
     A record has so many `words`, of which a game's hidden state takes `memory_size`, and what is `remembered`
     of a walker so many whole numbers and real ones; a reply or letter has `width` numbers; so many steps may
     wait. `written` is where records for others are written, and where each rank's begin; None: in new arrays.
+    Of `copies` there may be none.
     """
     # A reply to who lets steps wait is never read.
     n, of_targets = walkers, width if waits is None else 1
@@ -128,6 +132,7 @@ def new_crew(
         rewards=np.zeros(BLOCK),
         terminated=np.zeros(BLOCK, bool),
         post=new_post(n, waits, width, MEMORY + memory_size, MEMORY + memory_size + sum(remembered)),
+        copies=copies,
     )
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from dist_classicrl._jit import jit
+from dist_classicrl._jit import jit, jit_inline
 from dist_classicrl._random import GAMMA, mix
 from dist_classicrl.environments.keyed import as_key
 from dist_classicrl.environments.simulate import prefetch_outcome
 from dist_classicrl.learning.behavior import choose
 from dist_classicrl.learning.loops import TWICE_GAMMA, on_line
 from dist_classicrl.learning.rules.kernel import Transition
+from dist_classicrl.learning.supersteps.copies import GROUP_BITS, rank_of
 from dist_classicrl.learning.supersteps.crew import (
     BEGUN,
     BLOCK,
@@ -72,17 +73,25 @@ _DEPARTS, _AWAITS_TARGETS = range(2)
 ROW, WHAT, TARGET = range(3)
 _WHO_BITS, _ACTION_BITS = 32, 8
 _NUMBER_MASK, _ACTION_MASK = (1 << _ACTION_BITS) - 1, (1 << (_WHO_BITS - _ACTION_BITS)) - 1
+TARGET_WORDS = 3
 MOST_TABLES = 1 << _ACTION_BITS
-
-_GROUP_BITS = 5
-"""So many bits of an identity are passed over: the walkers of a rank are groups that follow each other."""
 
 _FIRST_OF_ATTEMPT = 0xFFFFFFFF
 
 
-def rank_of(identities: np.ndarray, ranks: int) -> np.ndarray:
-    """Return which of so many ranks moves each of these walkers."""
-    return (identities >> _GROUP_BITS) % ranks
+@jit_inline
+def write_target(told, reals, at, state, identity, action, number, target):
+    """Write what is told of a step: `reals` are the same words."""
+    told[at, ROW] = state
+    told[at, WHAT] = (identity << _WHO_BITS) | (action << _ACTION_BITS) | number
+    reals[at, TARGET] = target
+
+
+@jit_inline
+def what_is_told(told, at):
+    """Return the walker of a step that was told of, its action, and for which of several tables it is."""
+    what = told[at, WHAT]
+    return what >> _WHO_BITS, (what >> _ACTION_BITS) & _ACTION_MASK, what & _NUMBER_MASK
 
 
 @jit
@@ -90,7 +99,7 @@ def _begin_own(simulation, partition, crew, stretch, done, size):
     """Begin those of this rank's among the first `size` walkers that have not begun."""
     ranks = crew.n_out.size
     for identity in range(crew.sizes[BEGUN], size):
-        if (identity >> _GROUP_BITS) % ranks == crew.rank:
+        if rank_of(identity, ranks) == crew.rank:
             record = crew.records[identity]
             record[:] = 0
             random = mix(~counter_at(stretch, done, identity))
@@ -158,9 +167,7 @@ def depart_in_place(rule, simulation, partition, crew, context, asking, stretch,
             owner = owner_of(partition, state)
             place = crew.out_starts[owner] + crew.n_out[owner]
             crew.n_out[owner] += 1
-            crew.out[place, ROW] = state
-            crew.out[place, WHAT] = (identity << _WHO_BITS) | (action << _ACTION_BITS) | number
-            crew.out_reals[place, TARGET] = crew.targets[k, 0]
+            write_target(crew.out, crew.out_reals, place, state, identity, action, number, crew.targets[k, 0])
             next_state = crew.next_states[j]
             if has_ended:
                 count_end(crew, elapsed, collected)
@@ -186,23 +193,23 @@ def settle_in_place(crew, boxes, context, stretch, done, size):
     table, told, reals = context.table, boxes.records, boxes.reals
     n_actions, counts, cursors = actions_of(table), boxes.counts, boxes.cursors
     cursors[:] = 0
-    for group in range((size + (1 << _GROUP_BITS) - 1) >> _GROUP_BITS):
+    for group in range((size + (1 << GROUP_BITS) - 1) >> GROUP_BITS):
         rank = group % counts.size
         at, last = boxes.in_starts[rank] + cursors[rank], boxes.in_starts[rank] + counts[rank]
-        while at < last and told[at, WHAT] >> (_WHO_BITS + _GROUP_BITS) == group:
+        while at < last and told[at, WHAT] >> (_WHO_BITS + GROUP_BITS) == group:
             ahead = min(at + BLOCK // 2, last - 1)
             row = told[ahead, ROW]
             if not np.uint64(row) < np.uint64(crew.n_states):
                 return WRONG_RECORD
             prefetch_values(table, row)
             prefetch_counts(table, row, (told[ahead, WHAT] >> _ACTION_BITS) & _ACTION_MASK)
-            state, what = told[at, ROW], told[at, WHAT]
-            action, number = (what >> _ACTION_BITS) & _ACTION_MASK, what & _NUMBER_MASK
+            state = told[at, ROW]
+            identity, action, number = what_is_told(told, at)
             is_entry = np.uint64(state) < np.uint64(crew.n_states) and action < n_actions
             if not (is_entry and number < table.n_tables):
                 return WRONG_RECORD
             name = np.uint64(state * n_actions + action + number * crew.n_states * n_actions)
-            now = moment(stretch, done + (what >> _WHO_BITS), np.uint64(0))
+            now = moment(stretch, done + identity, np.uint64(0))
             row = state + number * table.n_states
             move_entry(context, now, row, action, reals[at, TARGET], name, crew.errors)
             at += 1

@@ -20,6 +20,7 @@ from dist_classicrl.environments.simulate import advance, begin, is_wrong, note,
 from dist_classicrl.learning.behavior import choose
 from dist_classicrl.learning.loops import STEP_STRIDE, TWICE_GAMMA, on_line
 from dist_classicrl.learning.rules.kernel import Learned, Now, Transition, learn, step_size
+from dist_classicrl.learning.supersteps.copies import begins_at, goes_to, row_ahead, row_here
 from dist_classicrl.learning.supersteps.crew import (
     ACTION_BITS,
     ASKED,
@@ -54,9 +55,7 @@ from dist_classicrl.learning.supersteps.partition import (
     look_for,
     meet,
     n_known,
-    owner_of,
     put_state,
-    row_ahead,
     row_of,
     state_in,
 )
@@ -66,7 +65,7 @@ from dist_classicrl.tables.blocks import lowest_bit
 from dist_classicrl.tables.lines import learn_target_as, prefetch_counts, prefetch_values
 from dist_classicrl.tables.rows import actions_of, count, value_of
 
-_ACTION_MASK = (1 << ACTION_BITS) - 1
+ACTION_MASK = (1 << ACTION_BITS) - 1
 
 # What a record asks for: a walker that comes may ask for a target, or only come, and a target may be all.
 MOVES, COMES, ASKS = 0, 1, 2
@@ -205,7 +204,7 @@ def _overload_take_target(
 
 
 @jit_inline
-def _send(partition, crew, record, identity, elapsed, state, low, collected, to):
+def send(partition, crew, record, identity, elapsed, state, low, collected, to):
     """Copy a record to those for rank `to`; return its place among them."""
     number = crew.n_out[to]
     crew.n_out[to] = number + 1
@@ -237,7 +236,7 @@ def _begin_walkers(simulation, partition, crew, stretch, done, size):
         state, is_state = begin_episode(simulation, crew, record, mix(~counter_at(stretch, done, identity)))
         if not is_state:
             return WRONG_GAME
-        if owner_of(partition, state) == crew.rank:
+        if begins_at(partition, crew, identity, state) == crew.rank:
             record[WHO] = identity << ELAPSED_BITS
             put_state(partition, crew.records, identity, state, 0)
             come_or_go(crew, identity)
@@ -250,7 +249,7 @@ def find_walkers(partition, crew, table, first, last):
     """Find the rows of some walkers and ask for them."""
     for k in range(first, last):
         look_for(partition, crew.records, crew.numbers[min(k + BLOCK, crew.sizes[MOVED] - 1)])
-        row = row_of(partition, state_in(partition, crew.records, crew.numbers[k]))
+        row = row_here(partition, crew, state_in(partition, crew.records, crew.numbers[k]))
         crew.rows[k] = row
         prefetch_values(table, row)
 
@@ -310,7 +309,7 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
             state = state_in(partition, records, crew.numbers[k])
             if not simulate(simulation, crew, j, record, state, action, random, n_actions):
                 return WRONG_GAME
-            owner = crew.rank if crew.terminated[j] else owner_of(partition, crew.next_states[j])
+            owner = crew.rank if crew.terminated[j] else goes_to(partition, crew, crew.next_states[j])
             crew.owners[j] = owner
             # No branch, which nobody could foresee: from both ends.
             crew.order[n_here] = crew.order[BLOCK - 1 - j + n_here] = j
@@ -320,7 +319,7 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
             # What no rule asks for where an episode has come to its end is the same on all ranks.
             row = crew.rows[first + j]
             if not crew.terminated[j]:
-                row = row_ahead(partition, table, crew.next_states[j])
+                row = row_ahead(partition, crew, table, crew.next_states[j])
             crew.next_rows[j] = row
         find_rows(partition, table, crew.next_states, crew.next_rows, crew.order, n_here)
         for i in range(last - first):
@@ -359,7 +358,7 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
             if has_ended:
                 if owner != crew.rank:
                     low = (action << 2) | ASKS
-                    place = _send(partition, crew, record, identity, elapsed, next_state, low, 0.0, owner)
+                    place = send(partition, crew, record, identity, elapsed, next_state, low, 0.0, owner)
                     _ask(crew, k, owner, place)
                 count_end(crew, elapsed, collected)
                 collected = 0.0
@@ -369,7 +368,7 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
                 next_state, is_state = begin_episode(simulation, crew, record, mix(at + TWICE_GAMMA))
                 if not is_state:
                     return WRONG_GAME
-                to = owner_of(partition, next_state)
+                to = begins_at(partition, crew, identity, next_state)
                 asks = COMES
             else:
                 to = owner
@@ -382,7 +381,7 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
                 real[COLLECTED] = collected
             else:
                 low = (action << 2) | asks
-                place = _send(partition, crew, record, identity, elapsed, next_state, low, collected, to)
+                place = send(partition, crew, record, identity, elapsed, next_state, low, collected, to)
                 come_or_go(crew, identity)
                 if asks == MOVES:
                     _ask(crew, k, to, place)
@@ -403,14 +402,14 @@ def answer(rule, partition, crew, asking, stretch, done, inbox, inbox_reals, sta
             for i in range(first, last):
                 state, identity = state_in(partition, inbox, i), inbox[i, WHO] >> ELAPSED_BITS
                 is_state = np.uint64(state) <= np.uint64(crew.n_states - 1)
-                is_state = is_state and owner_of(partition, state) == crew.rank
-                is_action = (inbox[i, WHERE] >> 2) & _ACTION_MASK < table.n_actions
+                is_state = is_state and goes_to(partition, crew, state) == crew.rank
+                is_action = (inbox[i, WHERE] >> 2) & ACTION_MASK < table.n_actions
                 if not (is_state and is_action and 0 <= identity < crew.rows.size):
                     return WRONG_RECORD
                 j = i - first
                 crew.order[j] = j
                 crew.next_states[j] = state
-                crew.next_rows[j] = row_ahead(partition, table, state)
+                crew.next_rows[j] = row_ahead(partition, crew, table, state)
             find_rows(partition, table, crew.next_states, crew.next_rows, crew.order, last - first)
             for i in range(first, last):
                 where = inbox[i, WHERE]
@@ -420,7 +419,7 @@ def answer(rule, partition, crew, asking, stretch, done, inbox, inbox_reals, sta
                     _take_in(crew, inbox, i, identity)
                     continue
                 row = crew.next_rows[i - first]
-                action = (where >> 2) & _ACTION_MASK
+                action = (where >> 2) & ACTION_MASK
                 step = Transition(row, action, inbox_reals[i, REWARD], row, False, asks == ASKS, 0)
                 now = moment(stretch, done + identity, mix(counter_at(stretch, done, identity)))
                 elapsed = inbox[i, WHO] & MOST_ELAPSED
@@ -463,7 +462,7 @@ def settle(crew, context, stretch, done, replies, starts):
     n_actions = actions_of(table)
     n_moved = crew.sizes[MOVED]
     of_a_table = crew.n_states * n_actions if crew.n_states > 0 else OF_KEYS
-    _take_replies(crew, replies, starts)
+    take_replies(crew, replies, starts)
     for k in range(n_moved):
         ahead = min(k + BLOCK // 2, n_moved - 1)
         prefetch_values(table, crew.rows[ahead])
@@ -475,8 +474,9 @@ def settle(crew, context, stretch, done, replies, starts):
         move_entry(context, now, row, crew.actions[k], crew.targets[k, 0], name, crew.errors)
 
 
-@jit_inline
-def _take_replies(crew, replies, starts):
+@jit
+def take_replies(crew, replies, starts):
+    """Take the targets that were asked for."""
     for i in range(crew.sizes[ASKED]):
         asked = crew.asked[i]
         for j in range(crew.targets.shape[1]):
@@ -486,7 +486,7 @@ def _take_replies(crew, replies, starts):
 @jit
 def settle_there(rule, crew, context, stretch, done, replies, starts):
     """Do what `settle` does by a rule that has `on_target`: `context` has a `Summed` table."""
-    _take_replies(crew, replies, starts)
+    take_replies(crew, replies, starts)
     for k in range(crew.sizes[MOVED]):
         now = moment(stretch, done + crew.numbers[k], np.uint64(0))
         row, action, name = crew.rows[k], crew.actions[k], np.uint64(crew.pairs[k])
@@ -522,7 +522,7 @@ def read_letters(partition, crew, context, stretch, done, size, inbox, starts, c
         if where & 3 == WHOLE_STATE:
             move_state(context, now, row, target, state * n_actions, crew.errors)
         else:
-            action = (where >> 2) & _ACTION_MASK
+            action = (where >> 2) & ACTION_MASK
             move_entry(context, now, row, action, target, np.uint64(state * n_actions + action), crew.errors)
     return FINE
 

@@ -10,6 +10,8 @@ from dist_classicrl._jit import jit_for
 from dist_classicrl.environments.keyed import KeyedProcess
 from dist_classicrl.errors import SettingsError, StateLimitError
 from dist_classicrl.learning.keyed_table import KeyedTable
+from dist_classicrl.learning.loops import Stretch
+from dist_classicrl.learning.supersteps.by_messages.exchanges import Exchanges
 from dist_classicrl.learning.supersteps.partition import (
     NEW_PER_STEP,
     NO_LIMIT,
@@ -30,6 +32,8 @@ class KeyedShare(Share):
     superstep after which there are more is the last, so that it is the same one for any number of shares:
     whoever has several sees to that.
     """
+
+    _copies_rows = False
 
     def _own(self, partition: Any) -> KeyedTable:
         check_partition(partition, self._game.keys)
@@ -71,6 +75,18 @@ class KeyedShare(Share):
         if not table.has_rows(new):
             raise table.full()
         table.make_room(new)
+
+    def superstep(self, stretch: Stretch, done: int, size: int) -> Exchanges:
+        """See `Share`; where there is a limit, all have to know how many states there are."""
+        yield from super().superstep(stretch, done, size)
+        if self.most is not None:
+            known = np.array([[self.n_known]])
+            self.note_known(int(np.sum((yield [known] * self.ranks))))
+
+    @property
+    def has_to_end(self) -> bool:
+        """See `Share`: where there are more states than there may be."""
+        return self._is_over
 
     @property
     def n_known(self) -> int:

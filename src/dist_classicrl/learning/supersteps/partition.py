@@ -125,11 +125,6 @@ def row_of(partition, state):
     raise NotImplementedError("row_of is for jitted code")
 
 
-def row_ahead(partition, table, state):
-    """Ask for the row of a state of its own; return it, or -1 where `find_rows` has to. Jitted code only."""
-    raise NotImplementedError("row_ahead is for jitted code")
-
-
 def find_rows(partition, table, states, rows, order, n):
     """Put in the rows of `n` states for which there is a -1, and ask for them: `order` says which.
 
@@ -178,13 +173,14 @@ def put_state(partition, records, i, state, low):
     raise NotImplementedError("put_state is for jitted code")
 
 
-def _class_of(partition: Any) -> Any:
+def class_of(partition: Any) -> Any:
+    """Return the class of a partition of this numba type."""
     return getattr(partition, "instance_class", None)
 
 
 @overloads(owner_of, inline=True)
 def _overload_owner_of(partition, state):
-    kind = _class_of(partition)
+    kind = class_of(partition)
     if kind is All:
         return lambda partition, state: np.int64(0)
     if kind is Range:
@@ -205,7 +201,7 @@ def _overload_owner_of(partition, state):
 
 @overloads(row_of, inline=True)
 def _overload_row_of(partition, state):
-    kind = _class_of(partition)
+    kind = class_of(partition)
     if kind is All or kind is Held:
         return lambda partition, state: state
     if kind is Range:
@@ -215,23 +211,9 @@ def _overload_row_of(partition, state):
     return lambda partition, state: _row_of_own(partition.words, partition.before, state)
 
 
-@overloads(row_ahead, inline=True)
-def _overload_row_ahead(partition, table, state):
-    def impl(partition, table, state):
-        row = row_of(partition, state)
-        prefetch_values(table, row)
-        return row
-
-    def by_key(partition, table, state):
-        prefetch_slot(partition.game.slots, state)
-        return np.int64(-1)
-
-    return by_key if _class_of(partition) is ByKey else impl
-
-
 @overloads(find_rows, inline=True)
 def _overload_find_rows(partition, table, states, rows, order, n):
-    if _class_of(partition) is not ByKey:
+    if class_of(partition) is not ByKey:
         return lambda partition, table, states, rows, order, n: None
 
     def impl(partition, table, states, rows, order, n):
@@ -246,7 +228,7 @@ def _overload_find_rows(partition, table, states, rows, order, n):
 
 @overloads(meet, inline=True)
 def _overload_meet(partition, state):
-    if _class_of(partition) is not ByKey:
+    if class_of(partition) is not ByKey:
         return lambda partition, state: None
 
     def impl(partition, state):
@@ -257,42 +239,42 @@ def _overload_meet(partition, state):
 
 @overloads(look_for, inline=True)
 def _overload_look_for(partition, records, i):
-    if _class_of(partition) is not ByKey:
+    if class_of(partition) is not ByKey:
         return lambda partition, records, i: None
     return lambda partition, records, i: prefetch_slot(partition.game.slots, state_in(partition, records, i))
 
 
 @overloads(has_room, inline=True)
 def _overload_has_room(partition, walkers):
-    if _class_of(partition) is not ByKey:
+    if class_of(partition) is not ByKey:
         return lambda partition, walkers: True
     return lambda partition, walkers: has_rows(partition.game, NEW_PER_STEP * walkers)
 
 
 @overloads(n_known, inline=True)
 def _overload_n_known(partition):
-    if _class_of(partition) is not ByKey:
+    if class_of(partition) is not ByKey:
         return lambda partition: np.int64(0)
     return lambda partition: partition.game.known[ROWS]
 
 
 @overloads(is_over, inline=True)
 def _overload_is_over(partition, known):
-    if _class_of(partition) is not ByKey:
+    if class_of(partition) is not ByKey:
         return lambda partition, known: False
     return lambda partition, known: known > partition.most
 
 
 @overloads(is_counted, inline=True)
 def _overload_is_counted(partition):
-    if _class_of(partition) is not ByKey:
+    if class_of(partition) is not ByKey:
         return lambda partition: False
     return lambda partition: partition.most < NO_LIMIT
 
 
 @overloads(state_in, inline=True)
 def _overload_state_in(partition, records, i):
-    if _class_of(partition) is ByKey:
+    if class_of(partition) is ByKey:
         return lambda partition, records, i: records[i, records.shape[1] - 1]
     return lambda partition, records, i: records[i, WHERE] >> STATE_SHIFT
 
@@ -306,7 +288,7 @@ def _overload_put_state(partition, records, i, state, low):
         records[i, WHERE] = low
         records[i, records.shape[1] - 1] = state
 
-    return by_key if _class_of(partition) is ByKey else impl
+    return by_key if class_of(partition) is ByKey else impl
 
 
 def _owner_of_key(partition, state):
@@ -326,6 +308,13 @@ def _hashed(state, ranks):
 @jit_inline
 def _row_of_own(words, before, state):
     return number_of(words, before, state) if words.size else np.int64(state)
+
+
+@jit
+def owners_of(partition, states, owners):
+    """Fill `owners` with the ranks that own `states`, both int64 of shape (n,); or the slots, by `slots`."""
+    for i in range(states.size):
+        owners[i] = owner_of(partition, states[i])
 
 
 @jit
@@ -442,13 +431,6 @@ def _slots_of(holding: Holding, n_states: int) -> Any:
     if holding.partition == "hash":
         return Blocks(n_slots, holding.shift)
     return owned_by(holding.partition, n_states, 0, n_slots, in_place=True).arrays
-
-
-@jit
-def find_slots(slots, states, found):
-    """Fill `found`: in which slot each of these states is."""
-    for i in range(states.size):
-        found[i] = owner_of(slots, states[i])
 
 
 @jit

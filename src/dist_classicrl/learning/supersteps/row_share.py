@@ -9,7 +9,8 @@ import numpy as np
 
 from dist_classicrl._jit import jit_for
 from dist_classicrl.learning.learner import Problem
-from dist_classicrl.learning.supersteps.in_place import MOST_TABLES, rank_of
+from dist_classicrl.learning.supersteps.copies import GROUP_BITS
+from dist_classicrl.learning.supersteps.in_place import MOST_TABLES
 from dist_classicrl.learning.supersteps.partition import All, Held, find_own, first_infinite_own, owned_by
 from dist_classicrl.learning.supersteps.share import Share
 from dist_classicrl.tables import lines
@@ -73,7 +74,7 @@ class RowShare(Share):
     def _are_here(self, states: np.ndarray) -> np.ndarray:
         if not self._is_in_place:
             return self._is_own(states)
-        here: np.ndarray = rank_of(np.arange(states.size), self.ranks) == self._rank
+        here: np.ndarray = (np.arange(states.size) >> GROUP_BITS) % self.ranks == self._rank
         return here
 
 

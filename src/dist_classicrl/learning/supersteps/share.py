@@ -22,6 +22,10 @@ from dist_classicrl.learning.rules import compiling
 from dist_classicrl.learning.rules.kernel import Context
 from dist_classicrl.learning.state import RULE_ARRAYS, State, check_arrays, check_position, refused
 from dist_classicrl.learning.supersteps import in_place, kernels, sums, together
+from dist_classicrl.learning.supersteps.by_messages.hot_rows import HotRows, most_copies
+from dist_classicrl.learning.supersteps.by_messages.kernels import move_out
+from dist_classicrl.learning.supersteps.by_messages.steps import MessageSteps
+from dist_classicrl.learning.supersteps.copies import new_copies
 from dist_classicrl.learning.supersteps.crew import (
     ACTION_BITS,
     BEGUN,
@@ -30,7 +34,6 @@ from dist_classicrl.learning.supersteps.crew import (
     MADE,
     MEMORY,
     MOST_ELAPSED,
-    MOVED,
     REWARD,
     WHO,
     Crew,
@@ -40,8 +43,8 @@ from dist_classicrl.learning.supersteps.crew import (
 )
 from dist_classicrl.learning.supersteps.kernels import FINE, WRONG_GAME, WRONG_RECORD, steps_at_once
 from dist_classicrl.learning.supersteps.letters import LETTER_WORDS
-from dist_classicrl.learning.supersteps.partition import STATE_SHIFT, WHERE, Owned, owned_by
-from dist_classicrl.learning.supersteps.shared import Summed, move_numbers
+from dist_classicrl.learning.supersteps.partition import STATE_SHIFT, WHERE, Owned, owned_by, owners_of
+from dist_classicrl.learning.supersteps.shared import Summed
 from dist_classicrl.learning.supersteps.together import (
     BEGUN_AT,
     CROSSED,
@@ -121,13 +124,14 @@ def record_sizes(simulator: CompiledSimulator, rule: LearningRule, parameters: A
     return words + waits, LETTER_WORDS + key, waits + 1
 
 
-class Share:
+class Share(MessageSteps):
     """What `rank` of `ranks` owns of a problem, and does in supersteps.
 
-    In each, all ranks `depart`, which gives the records for the others, then `answer` what others sent, then
-    `settle` what came back. What is learned does not depend on `ranks`, nor on the `partition`, which is one
-    of those of `dist_classicrl.learning.supersteps.partition.owned_by`.
+    What is learned does not depend on `ranks`, nor on the `partition`, which is one of those of
+    `dist_classicrl.learning.supersteps.partition.owned_by`.
     """
+
+    _copies_rows = True
 
     def __init__(
         self,
@@ -142,6 +146,7 @@ class Share:
         self.ranks, self.walkers, self.n_tables = ranks, walkers, problem.shape.n_tables
         self._problem, self._rank, self._whole = problem, rank, problem.shape
         self._is_alone = ranks == 1 if is_alone is None else is_alone
+        self._boxes = boxes
         #: Its rows.
         self.table: Any = self._own(partition)
         #: What its rule remembers of a walker: how many whole numbers, and real ones.
@@ -171,9 +176,9 @@ class Share:
             numbers = problem.shape.n_shared
             summed: Any = Summed.of(arrays, numbers)
             self._context = context._replace(table=summed)
-        self._boxes = boxes
         self._stuck: np.ndarray | None = None
-        self._added = 0
+        self._hot: HotRows | None = None
+        self._added = self._n_moved = self._n_settled = 0
         self._set_up()
 
     def _set_up(self) -> None:
@@ -189,6 +194,7 @@ class Share:
         #: How many numbers a record has, and a reply.
         self.words, self.width, _ = record_sizes(simulator, problem.rule, problem.parameters)
         self._stuck = stuck_states(simulator)
+        self._hot = self._new_hot_rows()
         self._crew: Any = new_crew(
             self.walkers,
             self.words,
@@ -201,6 +207,7 @@ class Share:
             self._rank,
             self.ranks,
             None if self._boxes is None else (self._boxes.records, self._boxes.out_starts),
+            new_copies(0) if self._hot is None else self._hot.copies,
         )
         parts = type(simulator.tables), problem.rule.parameters, self._kind_of_partition
         self._depart = jit_for(kernels.depart, *parts)
@@ -211,6 +218,8 @@ class Share:
         )
         self._settle_there = jit_for(kernels.settle_there, problem.rule.parameters)
         self._read = jit_for(kernels.read_letters, self._kind_of_partition)
+        self._move_out = jit_for(move_out, self._kind_of_partition)
+        self._owners_of = jit_for(owners_of, self._kind_of_partition)
 
     @property
     def _is_in_place(self) -> bool:
@@ -224,16 +233,38 @@ class Share:
         problem, shape = self._problem, self._whole
         self._owned: Owned = owned_by(partition, shape.n_states, self._rank, self.ranks, self._is_alone)
         states = self._owned.states
-        own = shape if states is None else replace(shape, n_states=states.size)
-        legal = problem.legal if states is None or problem.legal is None else problem.legal[states]
-        return LineTable(own, problem.dtype, legal)
+        if states is None:
+            return LineTable(shape, problem.dtype, problem.legal)
+        own = replace(shape, n_states=states.size + self._room)
+        return LineTable(own, problem.dtype, self._own_rows_of(problem.legal))
 
     def _behavior(self) -> Any:
         """Return how actions are chosen: of a policy its own rows."""
         behavior = self._problem.behavior
         if not isinstance(behavior, FixedPolicy) or self._owned.states is None:
             return behavior
-        return FixedPolicy(np.ascontiguousarray(behavior.probabilities[self._owned.states]))
+        return FixedPolicy(self._own_rows_of(behavior.probabilities))
+
+    def _own_rows_of(self, array: np.ndarray | None) -> Any:
+        """Return its own of all states' rows, and room for those of hot rows."""
+        if array is None:
+            return None
+        return np.pad(array[self._owned.states], ((0, self._room), (0, 0)))
+
+    @property
+    def _room(self) -> int:
+        """How many rows of other owners it may have copies of: those that exchange messages have."""
+        can_be = self._copies_rows and self.n_tables <= in_place.MOST_TABLES
+        return most_copies(self.ranks) if can_be and self.ranks > 1 and self._boxes is None else 0
+
+    def _new_hot_rows(self) -> HotRows | None:
+        if self._room == 0:
+            return None
+        problem, behavior = self._problem, self._problem.behavior
+        place = self._rank, self.ranks, self.walkers, self.table, self._owned.states
+        if not isinstance(behavior, FixedPolicy):
+            return HotRows(*place, problem.legal)
+        return HotRows(*place, problem.legal, behavior.probabilities, self._context.behavior.probabilities)
 
     @property
     def _partition(self) -> Any:
@@ -271,14 +302,21 @@ class Share:
             ramp = 0, self.walkers, STEPS_PER_WALKER
             boxes, rest = self._boxes, (self._context, self._asking, NO_STEPS, *ramp, 0, 0)
             return [call(lambda: self._call(self._together, self._crew, boxes, *rest))]
-        nobody = np.zeros(self.ranks, np.int64)
-        inbox, replies = np.empty((0, self.words), np.int64), np.empty((0, self.width))
+        records = [np.empty((0, self.words), np.int64)] * self.ranks
+        replies = [np.empty((0, self.width), np.int64)] * self.ranks
         return [
             call(lambda: self.depart(NO_STEPS, 0, 0)),
-            call(lambda: self.answer(NO_STEPS, 0, inbox, nobody)),
-            call(lambda: self.settle(NO_STEPS, 0, 0, [replies] * self.ranks)),
+            call(lambda: self.answer(NO_STEPS, 0, records)),
+            call(lambda: self.settle(NO_STEPS, 0, 0, replies)),
             *([call(lambda: self.take_sums(self.sums()))] if self.shares else []),
+            *([] if self._hot is None else [call(self._compile_hot_rows)]),
         ]
+
+    def _compile_hot_rows(self) -> None:
+        assert self._hot is not None
+        self._hot.compile(self._crew)
+        self._move_out(self._partition, self._crew)
+        self._whose(np.zeros(0, np.int64))
 
     def learn_alone(self, stream: Stream, rates: Rates, until: int) -> None:
         """Make `supersteps`, where it owns everything."""
@@ -332,69 +370,6 @@ class Share:
         steps, crossed, learned, begun, ended = state[[STEPS, CROSSED, LEARNED, BEGUN_AT, ENDED_AT]].tolist()
         state[[STEPS, CROSSED, LEARNED, BEGUN_AT]] = 0
         return steps, crossed, learned / max(1, ended - begun)
-
-    def depart(self, stretch: Stretch, done: int, size: int) -> list[np.ndarray]:
-        """Let its walkers among the first `size` act.
-
-        Return the records for each rank, int64 of shape (n, words), which are good until the next superstep.
-        """
-        self._count(size)
-        self._make_room()
-        crew = self._crew
-        self._call(self._depart, crew, self._context, self._asking, stretch, done, size)
-        return [
-            crew.out[start : start + n]
-            for start, n in zip(crew.out_starts.tolist(), crew.n_out.tolist(), strict=True)
-        ]
-
-    def answer(
-        self, stretch: Stretch, done: int, records: np.ndarray, counts: np.ndarray
-    ) -> list[np.ndarray]:
-        """Return the replies to the records of each rank, float64 of shape (n, width), in their order.
-
-        The records are one rank's after the other's; `counts` says how many are whose. It takes the walkers
-        in that came with them, and changes the records. Where steps wait what is returned are letters.
-        """
-        replies = np.empty((len(records), self._crew.targets.shape[1]))
-        starts = np.cumsum(counts) - counts
-        reals = records.view(np.float64)
-        inbox = records, reals, starts, counts, replies
-        crew, problem = self._crew, self._problem
-        wrong = self._answer(problem.parameters, self._partition, crew, self._asking, stretch, done, *inbox)
-        self._check(wrong)
-        if self._waits is None:
-            return np.split(replies, starts[1:])
-        post = crew.post
-        n = int(post.n[0])
-        return [
-            post.reals[:n][(post.owners[:n] == rank) & (rank != self._rank)] for rank in range(self.ranks)
-        ]
-
-    def settle(self, stretch: Stretch, done: int, size: int, told: list[np.ndarray]) -> None:
-        """Learn from what each rank `told` in answer to the records that `depart` returned."""
-        crew, counts = self._crew, np.array([len(part) for part in told])
-        if self._waits is None and (counts != crew.n_out).any():
-            raise ProtocolError("The owners of rows answered another number of walkers than was sent.")
-        came, starts = np.concatenate(told), np.cumsum(counts) - counts
-        if self._learns_there:
-            self._settle_there(self._problem.parameters, crew, self._context, stretch, done, came, starts)
-            return
-        if self._waits is None:
-            kernels.settle(crew, self._context, stretch, done, came, starts)
-            return
-        letters = came.view(np.int64), starts, counts
-        self._check(self._read(self._partition, crew, self._context, stretch, done, size, *letters))
-
-    def sums(self) -> np.ndarray:
-        """Return what its walkers add up in this superstep to move shared numbers: int64, flat."""
-        sums: np.ndarray = self._context.table.sums
-        return sums.ravel()
-
-    def take_sums(self, of_all: np.ndarray) -> None:
-        """Move the shared numbers by the sums of all shares, its own among them, added up."""
-        table = self._context.table
-        table.sums[:] = of_all.reshape(table.sums.shape)
-        move_numbers(table, table.sums)
 
     def _call(self, kernel: Any, crew: Crew, *arguments: Any) -> bool:
         """Call a kernel; return whether it has come to its end."""
@@ -454,11 +429,6 @@ class Share:
 
     # What was learned
 
-    @property
-    def moved(self) -> int:
-        """How many steps it made in the last superstep."""
-        return int(self._crew.sizes[MOVED])
-
     def counted(self) -> np.ndarray:
         """Return what its walkers have counted, see `counted_by`."""
         self._added = 0
@@ -472,8 +442,8 @@ class Share:
 
     def _own_of(self, array: np.ndarray) -> np.ndarray:
         """Return what is its own of a whole array, flat; what the rule shares is everybody's."""
-        n_actions, shared = self._whole.n_actions, self._n_table_entries(self._whole)
-        own = self._rows_of(array)[:, self._owned.states].reshape(-1, n_actions)
+        shared = self._n_table_entries(self._whole)
+        own = np.pad(self._rows_of(array)[:, self._owned.states], ((0, 0), (0, self._room), (0, 0)))
         return np.concatenate([own.ravel(), array.ravel()[shared:]])
 
     @staticmethod
@@ -485,7 +455,14 @@ class Share:
         size = self.table.shape.size
         own = np.empty(size, self.table.values.dtype), np.empty(size, np.int64)
         self.table.settle(*own)
-        return own
+        return self._without_copies(own[0]), self._without_copies(own[1])
+
+    def _without_copies(self, rows: np.ndarray) -> np.ndarray:
+        shape, states = self.table.shape, self._owned.states
+        if states is None or self._room == 0:
+            return rows
+        own = shape.tables(rows.reshape(shape.n_rows, -1))[:, : states.size]
+        return np.concatenate([own.ravel(), rows[self._n_table_entries(shape) :]])
 
     def place(self, rows: np.ndarray, whole: np.ndarray) -> None:
         """Write values or counts of its rows to their places in those of the whole table, both flat."""

@@ -46,13 +46,6 @@ WHAT = 3
 TERMINATED, TRUNCATED, ACTION_SHIFT = 1, 2, 2
 
 
-@jit
-def owners_of(partition, states, owners):
-    """Fill `owners` with the ranks that own `states`, both int64 of shape (n,)."""
-    for i in range(states.size):
-        owners[i] = owner_of(partition, states[i])
-
-
 @jit_inline
 def _is_here(partition, rank, n_states, walkers, record):
     """Return whether a record is of an environment of the run, and for this rank."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -16,8 +16,10 @@ from dist_classicrl.learning.rules import compiling
 from dist_classicrl.learning.state import State, check_arrays
 from dist_classicrl.learning.supersteps import stepped_kernels as kernels
 from dist_classicrl.learning.supersteps import sums
+from dist_classicrl.learning.supersteps.by_messages.exchanges import Exchanges, Parts, with_oneself
 from dist_classicrl.learning.supersteps.crew import MEMORY, REWARD
 from dist_classicrl.learning.supersteps.keyed_share import KeyedShare
+from dist_classicrl.learning.supersteps.partition import owners_of
 from dist_classicrl.learning.supersteps.share import Share, supersteps
 from dist_classicrl.learning.supersteps.stepped_kernels import (
     ACTION_SHIFT,
@@ -36,12 +38,6 @@ if TYPE_CHECKING:
 
 WALKERS = 1 << 8
 """Environments of a run by default. A constant of the run, as there are walkers of others."""
-
-Parts = list[np.ndarray]
-"""What goes to each rank, or came from it: int64 of shape (n, words)."""
-
-Exchanges = Generator[Parts, Parts, None]
-"""Gives what goes to each rank, one exchange after the other; what came from each is to be sent in."""
 
 
 def numbers_of(walkers: int, rank: int, ranks: int) -> range:
@@ -73,6 +69,8 @@ class SteppedShare(Share):
     exchanges four times, see `superstep`, however many rows and environments there are.
     """
 
+    _copies_rows = False
+
     def _set_up(self) -> None:
         problem, n_actions = self._problem, self._whole.n_actions
         mask_words = -(-n_actions // 64)
@@ -92,7 +90,7 @@ class SteppedShare(Share):
         self._choose_for = jit_for(kernels.choose_for, *parts)
         self._answer_for = jit_for(kernels.answer_for, *parts)
         self._settle_for = jit_for(kernels.settle_for, *parts)
-        self._owners_of = jit_for(kernels.owners_of, self._kind_of_partition)
+        self._owners_of = jit_for(owners_of, self._kind_of_partition)
         self._place = self._rank, self._whole.n_states, self.walkers
         self._numbers = np.array(numbers_of(self.walkers, self._rank, self.ranks), np.int64)
         self._memory = np.zeros((self._numbers.size, sum(self._remembered)), np.int64)
@@ -187,21 +185,11 @@ class SteppedShare(Share):
     def learn_alone(self, stream: Stream, rates: Rates, until: int) -> None:
         """Make `supersteps`, where it owns everything, until the stream is cut."""
         for stretch, done, size in supersteps(stream, rates, self.walkers, until):
-            _with_oneself(self.superstep(stretch, done, size))
+            with_oneself(self.superstep(stretch, done, size))
             if self.has_to_end or stream.is_cut():
                 stream.used += size  # as the loop does, which ends here
                 break
-        _with_oneself(self.settle_all())
-
-    @property
-    def has_to_end(self) -> bool:
-        """Whether the superstep that was made is the last, on all ranks alike."""
-        return False
-
-    @property
-    def moved(self) -> int:
-        """How many steps it made in the last superstep."""
-        return self._n_moved
+        with_oneself(self.settle_all())
 
     def _to_owners(self, records: np.ndarray) -> tuple[Parts, np.ndarray]:
         """Return what goes to each rank, and which of the records these are, in that order."""
@@ -367,11 +355,6 @@ class KeyedSteppedShare(SteppedShare, KeyedShare):
         self.note_known(sum(int(part[0, 0]) for part in answers))
         return [part[1:] for part in answers]
 
-    @property
-    def has_to_end(self) -> bool:
-        """See `SteppedShare`: where there are more states than there may be."""
-        return self._is_over
-
 
 def _pack(masks: np.ndarray | None, words: np.ndarray) -> None:
     """Write the legal actions of a row each, a bit for each action; None: all are."""
@@ -382,21 +365,3 @@ def _pack(masks: np.ndarray | None, words: np.ndarray) -> None:
     bits = np.zeros((n, 64 * words.shape[1]), np.uint8)
     bits[:, : masks.shape[1]] = masks[:n]
     words[:] = np.packbits(bits, axis=1, bitorder="little").view(np.int64)
-
-
-def together(all_steps: Sequence[Exchanges]) -> None:
-    """Let shares that are in this process exchange with each other."""
-    sent = [next(steps) for steps in all_steps]
-    ranks = range(len(all_steps))
-    while sent:
-        came = [[sent[other][rank] for other in ranks] for rank in ranks]
-        sent = []
-        for steps, parts in zip(all_steps, came, strict=True):
-            try:
-                sent.append(steps.send(parts))
-            except StopIteration:
-                continue
-
-
-def _with_oneself(steps: Exchanges) -> None:
-    together([steps])

@@ -1,0 +1,1 @@
+"""Supersteps of ranks that exchange messages: what they tell each other, and which rows all can read."""
