@@ -16,7 +16,7 @@ from dist_classicrl.learning.rules import compiling
 from dist_classicrl.learning.state import State, check_arrays
 from dist_classicrl.learning.supersteps import stepped_kernels as kernels
 from dist_classicrl.learning.supersteps import sums
-from dist_classicrl.learning.supersteps.by_messages.exchanges import Exchanges, Parts, with_oneself
+from dist_classicrl.learning.supersteps.by_messages.exchanges import Exchanges, Parts, parts_for, with_oneself
 from dist_classicrl.learning.supersteps.crew import MEMORY, REWARD
 from dist_classicrl.learning.supersteps.keyed_share import KeyedShare
 from dist_classicrl.learning.supersteps.partition import owners_of
@@ -197,9 +197,7 @@ class SteppedShare(Share):
             return [records], np.arange(len(records))
         owners = np.empty(len(records), np.int64)
         self._owners_of(self._partition, np.ascontiguousarray(records[:, STATE]), owners)
-        order = np.argsort(owners, kind="stable")
-        ends = np.cumsum(np.bincount(owners, minlength=self.ranks))
-        return np.split(records[order], ends[:-1]), order
+        return parts_for(records, owners, self.ranks)
 
     def _asks(self, n: int) -> tuple[Parts, np.ndarray]:
         """Return what its first `n` environments ask each rank for, behind the targets of those that moved.

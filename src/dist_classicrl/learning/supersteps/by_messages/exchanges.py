@@ -47,6 +47,13 @@ def with_oneself(steps: Exchanges) -> None:
     together([steps])
 
 
+def parts_for(rows: np.ndarray, to: np.ndarray, ranks: int) -> tuple[Parts, np.ndarray]:
+    """Return the part of each rank of rows that go `to` them, and which of the rows these are, in order."""
+    order = np.argsort(to, kind="stable")
+    ends = np.cumsum(np.bincount(to, minlength=ranks))
+    return np.split(rows[order], ends[:-1]), order
+
+
 def packed(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Return two arrays of one rank's as one part, for `unpacked`."""
     numbers = [np.array([len(first)]), first.ravel().view(np.int64), second.ravel()]

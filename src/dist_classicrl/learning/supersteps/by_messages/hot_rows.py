@@ -19,7 +19,7 @@ import numpy as np
 
 from dist_classicrl.errors import ProtocolError
 from dist_classicrl.learning.supersteps.by_messages import kernels
-from dist_classicrl.learning.supersteps.by_messages.exchanges import Parts
+from dist_classicrl.learning.supersteps.by_messages.exchanges import Parts, parts_for
 from dist_classicrl.learning.supersteps.copies import fill, new_copies
 from dist_classicrl.learning.supersteps.crew import Crew
 from dist_classicrl.learning.supersteps.in_place import TARGET_WORDS
@@ -106,6 +106,12 @@ class HotRows:
         self._steps += size
         self._visited.append(states)
         self._weights.append(n / max(1, states.size))
+        if self.is_due and not (self._are_enough or len(self)):
+            self._forget_visits()
+
+    @property
+    def _are_enough(self) -> bool:
+        return self._steps >= WINDOW * LEAST_WALKERS * self._ranks
 
     @property
     def is_due(self) -> bool:
@@ -115,7 +121,7 @@ class HotRows:
     def candidates(self) -> Parts:
         """Return what this rank knows of its rows that may be hot: for each state its visits and its row."""
         found, visits = np.zeros(0, np.int64), np.zeros(0, np.int64)
-        if self._steps >= WINDOW * LEAST_WALKERS * self._ranks:
+        if self._are_enough:
             found, which = np.unique(np.concatenate(self._visited), return_inverse=True)
             weights = np.repeat(self._weights, [states.size for states in self._visited])
             visits = np.bincount(which, weights, found.size).astype(np.int64)
@@ -212,7 +218,7 @@ class HotRows:
         first = 0 if self._own_states is None else self._own_states.size
         rest = self._kept, entries, asked, told, reals, self._to
         n, self._n_told = kernels.set_apart(crew, self._n_actions, first, *rest)
-        return [entries[:n][asked[:n] == rank] for rank in range(self._ranks)]
+        return parts_for(entries[:n], asked[:n], self._ranks)[0]
 
     def tell(self, records: np.ndarray, counts: np.ndarray, replies: np.ndarray, asked: Parts) -> Parts:
         """Return what each rank is told of the targets of its entries: those of this rank's walkers as well.
@@ -230,7 +236,7 @@ class HotRows:
         n = kernels.tell(self.copies, records, *rest)
         if n < 0:
             raise _wrong("Entries of rows that are not hot")
-        return [told[:n][self._to[:n] == rank] for rank in range(self._ranks)]
+        return parts_for(told[:n], self._to[:n], self._ranks)[0]
 
     def take_told(self, crew: Crew, size: int, parts: Parts) -> None:
         """Let what others have found out be settled with what this rank has; `size` walkers have moved."""

@@ -11,7 +11,13 @@ from dist_classicrl.errors import ProtocolError
 from dist_classicrl.learning.learner import Problem
 from dist_classicrl.learning.loops import NO_STEPS, Stretch
 from dist_classicrl.learning.supersteps import in_place, kernels
-from dist_classicrl.learning.supersteps.by_messages.exchanges import Exchanges, Parts, packed, unpacked
+from dist_classicrl.learning.supersteps.by_messages.exchanges import (
+    Exchanges,
+    Parts,
+    packed,
+    parts_for,
+    unpacked,
+)
 from dist_classicrl.learning.supersteps.by_messages.hot_rows import ENTRY_WORDS, HotRows
 from dist_classicrl.learning.supersteps.crew import ASKED, MOVED, Crew
 from dist_classicrl.learning.supersteps.partition import STATE_SHIFT, WHERE
@@ -141,7 +147,8 @@ class MessageSteps:
             post = crew.post
             n = int(post.n[0])
             owners, letters = post.owners[:n], post.letters[:n]
-            return [letters[(owners == rank) & (rank != self._rank)] for rank in range(self.ranks)]
+            leave = owners != self._rank
+            return parts_for(letters[leave], owners[leave], self.ranks)[0]
         split = np.split(replies.view(np.int64), np.cumsum(counts)[:-1])
         if self._hot is not None and self._sets_apart:
             told = self._hot.tell(records, counts, replies, asked)
