@@ -299,8 +299,9 @@ def test_a_first_training_says_that_it_compiles_and_compiles_only_what_it_calls(
     ]
     assert said == [f"{machine_code.COMPILING}\n", ""]
     compiled = {path.name.split("-")[0] for path in tmp_path.rglob("*.nbi")}
-    assert {"loops.learn_steps", "kernels.settle_maps"} <= compiled
+    assert "loops.learn_steps" in compiled
     assert not compiled & {
+        "kernels.settle_maps",
         "simulate._alias_slots",
         "kernels.pack_maps",
         "kernels.undo_maps",
