@@ -287,7 +287,7 @@ class RoundLoop(Loop):
             self.rounds += 1
             run.tally.steps += made
             run.kept += made
-            run.tally.pushes += len(quotas)
+            run.tally.pushes += len(quotas.workers)
             run.reporter.count(self.own.rank, made, spent)
             goes_on = self.report()
             if run.kept < run.steps:
