@@ -89,3 +89,21 @@ def test_a_process_alone_keeps_none_and_goes_on_where_it_was(tmp_path, monkeypat
         result = agent.train(env=MASKED, steps=steps, checkpoint_dir=tmp_path, checkpoint_interval=500)
         assert agent.visits.sum() == steps and np.isfinite(agent.q_table).all()
     assert result.resumed_from is not None and not agent.visits[1, 2] and agent.q_table[1, 2] == 0.0
+
+
+@pytest.mark.parametrize("placement", ["auto", "sharded"])
+def test_a_state_that_was_acted_in_before_may_be_an_end_in_another_environment(placement):
+    def model(ends):
+        to_end = (1.0, 1, 0.0, ends)
+        outcomes = {
+            0: {0: [to_end], 1: [(1.0, 0, 1.0, False)]},
+            1: {action: [(1.0, 0, 1.0, False)] for action in (0, 1)},
+        }
+        mask = [[True, True], [not ends] * 2]
+        return TabularMDP.from_dict(outcomes, [1.0, 0.0], n_actions=2, action_mask=mask)
+
+    agent = DistAsyncQLearning(seed=1, epsilon=0.5)
+    agent.train(model(False), total_steps=200, placement=placement)
+    before = agent.visits[1].copy()
+    agent.train(model(True), total_steps=200, placement=placement, new_env=True)
+    assert before.all() and np.array_equal(agent.visits[1], before) and agent.visits.sum() == 400

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -237,11 +238,9 @@ class CompiledLearner:
             raise infinite_return(collected[~np.isfinite(collected)][0])
 
     def _check_not_stuck(self, states: np.ndarray) -> None:
-        n_tables = len(self._rule.tables)
-        updates = self.table.updates if self.table.with_maps else self.table.visits
-        acted = updates[: n_tables * self.table.n_states * self.table.n_actions]
-        rows = acted.reshape(n_tables, self.table.n_states, -1)
-        stuck_there(states, np.asarray(rows[:, states].any(axis=(0, 2))))
+        table = self.table
+        values = table.shape.tables(table.q.reshape(-1, table.n_actions))
+        stuck_there(states, values[:, states], -np.inf)  # whoever learns there comes to no number
 
     def state(self, walker: int) -> State:
         """See `Learner`."""
@@ -281,8 +280,12 @@ def stuck_states(simulator: CompiledSimulator) -> np.ndarray | None:
     return None if simulator.legal is None else np.flatnonzero(~simulator.legal.any(axis=1))
 
 
-def stuck_there(states: np.ndarray, acted: np.ndarray) -> None:
-    """Raise ActionMaskError if something was done in one of the `stuck_states`; `acted` says in which."""
+def stuck_there(states: np.ndarray, now: np.ndarray, before: Any = 0) -> None:
+    """Raise ActionMaskError if something was done in one of the `stuck_states`.
+
+    Something was where what a table has of them, of shape (tables, states, A), is not what it was `before`.
+    """
+    acted = np.asarray((now != before).any(axis=(0, 2)))
     if acted.any():
         raise ActionMaskError(
             f"The compiled environment came to state {states[acted][0]}, where its mask forbids every "

@@ -151,11 +151,12 @@ class HeldRows:
         if not self._has_changed:
             return
         assert self._there is not None  # else nobody could have changed it
+        counts = self.shape.tables(self._rows.counts)
+        before = None if self._stuck is None else counts[:, self._stuck]
         self._memory.read(self._there.known, self._rows.arrays.counts)
         self._has_changed = False
-        if self._stuck is not None and self._stuck.size:
-            acted = self.shape.tables(self._rows.counts)[:, self._stuck].any(axis=(0, 2))
-            stuck_there(self._stuck, np.asarray(acted))
+        if self._stuck is not None:
+            stuck_there(self._stuck, counts[:, self._stuck], before)
 
     def close(self) -> None:
         """Give the card's memory back."""

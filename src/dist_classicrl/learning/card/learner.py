@@ -148,8 +148,8 @@ class CardLearner(ABC):
         """Raise ActionMaskError if something was done in a state in which no action is legal."""
         if self._stuck is not None and self._stuck.size and isinstance(self.table, LocalTable):
             table = self.table
-            acted = table.shape.tables(table.updates.reshape(-1, table.n_actions))
-            stuck_there(self._stuck, np.asarray(acted[:, self._stuck].any(axis=(0, 2))))
+            updates = table.shape.tables(table.updates.reshape(-1, table.n_actions))
+            stuck_there(self._stuck, updates[:, self._stuck])
 
     def _raise_for(self, faults: np.ndarray, walkers: CardWalkers) -> None:
         """Raise the error for what is wrong with a step, if that is not a target beyond the bound."""

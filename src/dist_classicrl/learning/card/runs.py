@@ -347,8 +347,8 @@ class CardRuns:
                 if faults[run] == BAD_GAME:
                     run_game(self._simulator, came[run], collected[run], lambda: True)
                 if self._stuck is not None and self._stuck.size:
-                    acted = shape.tables(updates[run].reshape(shape.n_rows, shape.n_actions) > 0)
-                    stuck_there(self._stuck, np.asarray(acted[:, self._stuck].any(axis=(0, 2))))
+                    of_rows = shape.tables(updates[run].reshape(shape.n_rows, shape.n_actions))
+                    stuck_there(self._stuck, of_rows[:, self._stuck])
                 if not np.isfinite(collected[run, 0]):
                     raise infinite_return(collected[run, 0])
                 check_sums(totals[run])

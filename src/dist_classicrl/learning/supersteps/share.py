@@ -415,7 +415,7 @@ class Share(MessageSteps):
                 is_own = (rows < owned.size) & (owned[np.minimum(rows, owned.size - 1)] == stuck)
                 stuck, rows = stuck[is_own], rows[is_own]
             counts = self.table.shape.tables(self.table.counts)
-            stuck_there(stuck, np.asarray(counts[:, rows].any(axis=(0, 2))))
+            stuck_there(stuck, counts[:, rows])
         if (collected := float(self._crew.infinite[0])) != 0.0:
             raise infinite_return(collected)
 
