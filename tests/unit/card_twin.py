@@ -1,5 +1,10 @@
 """Learners of a card without one: on a core, in the same rounds, and in numba's CUDA simulator."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 
 from dist_classicrl._jit import jit_for
@@ -18,6 +23,14 @@ from dist_classicrl.sweep import making
 from dist_classicrl.tables.line_table import LineTable
 
 NO_CARD = Card(0, "none", (0, 0), 1 << 30, 1, is_simulated=True)
+
+
+def run_in_simulator(program, folder):
+    """Run a program that stands beside this one in numba's CUDA simulator, which says that all is well."""
+    environ = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(Path(__file__).with_name(program)), str(folder)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=900)
+    assert done.stdout.endswith("all is well\n"), done.stderr
 
 
 class CoreMemory:

@@ -1,10 +1,6 @@
 """Studies that ask for a card: in the CUDA simulator, with a core in its place, and without one."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import numba
@@ -13,7 +9,7 @@ import pytest
 
 pytest.importorskip("numba_cuda", reason="the extra gpu is not installed")
 
-from card_twin import make_runs_on_a_core
+from card_twin import make_runs_on_a_core, run_in_simulator
 
 from dist_classicrl import Sweep, TabularMDP
 from dist_classicrl.environments import trial
@@ -25,16 +21,12 @@ from dist_classicrl.schedules import PerVisit
 from dist_classicrl.sweep import making, plan
 from dist_classicrl.sweep.plan import Plan
 
-HERE = Path(__file__).parent
 MODEL = TabularMDP.garnet(6, 2, 2, seed=1)
 
 
 @pytest.mark.slow
 def test_studies_in_the_simulator_are_those_of_cores_to_the_bit(tmp_path):
-    environ = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    program = [sys.executable, str(HERE / "card_studies.py"), str(tmp_path)]
-    done = subprocess.run(program, env=environ, capture_output=True, text=True, timeout=900)
-    assert done.stdout.endswith("all is well\n"), done.stderr
+    run_in_simulator("card_studies.py", tmp_path)
 
 
 def a_study(folder, device, env=MODEL, **changes):
