@@ -165,10 +165,10 @@ class RoundPlayer:
         learner, sums = self._learner, self._sums
         if self._is_quick and learner.learn_apart(quotas, until, sums, totals):
             return
-        for quota, its_totals in list(zip(quotas.each(), totals, strict=True))[at:until]:
+        for place, quota in enumerate(quotas.of(quotas.workers[at:until]).each(), at):
             learner.learn(quota.worker, Stream(quota.key, quota.start), quota.steps)
             sums.fold(learner.table)
-            its_totals[:] = learner.totals.take()
+            totals[place] = learner.totals.take()
 
 
 def states_of(learner: Any, walkers: Sequence[int]) -> State:

@@ -51,6 +51,5 @@ class Quotas(NamedTuple):
 
     def each(self) -> Iterator[Quota]:
         """Yield them one by one."""
-        keys = keys_of(self.key, self.logical_workers)
-        for worker in self.workers:
-            yield Quota(worker, self._start_of(worker), self.share + (worker < self.more), keys[worker])
+        for worker, key in zip(self.workers, keys_of(self.key, self.workers), strict=True):
+            yield Quota(worker, self._start_of(worker), self.share + (worker < self.more), key)
