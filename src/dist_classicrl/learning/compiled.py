@@ -80,7 +80,7 @@ class CompiledLearner:
         simulator = problem.source.simulator
         if simulator is None:
             raise TypeError(f"{problem.source.name} is not compiled")
-        self.table = problem.table
+        self.table = problem.lean_table
         self.totals = Totals()
         self._settings = problem.settings
         self._rates = problem.rates

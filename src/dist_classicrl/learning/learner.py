@@ -226,9 +226,16 @@ class Problem:
 
     @cached_property
     def table(self) -> Any:
-        """The rows, or else a new `LocalTable`, of which maps can be taken if somebody may ask for them."""
+        """The rows, or else a new `LocalTable`, of which maps can be taken."""
+        return self._table(True)
+
+    @cached_property
+    def lean_table(self) -> Any:
+        """The same for learners that do without maps: there are some only if somebody may ask for them."""
+        return self._table(not self.is_alone)
+
+    def _table(self, with_maps: bool) -> Any:
         if self.rows is not None:
             return self.rows
         with_replays = self.settings.replay_ratio > 0.0
-        is_bare = self.is_alone and self.source.simulator is not None and self.card is None
-        return LocalTable(*self.shape.of_table, self.dtype, self.legal, with_replays, self.shape, not is_bare)
+        return LocalTable(*self.shape.of_table, self.dtype, self.legal, with_replays, self.shape, with_maps)
