@@ -187,10 +187,6 @@ def main(arguments: list[str]) -> int:
         checks.tool("lint", LIMIT_SECONDS["lint"], "ruff", "check")
         checks.tool("format", LIMIT_SECONDS["lint"], "ruff", "format", "--check")
         checks.tool("types", LIMIT_SECONDS["types"], "mypy")
-        # The smallest program of a user's, under the strictest settings.
-        checks.tool(
-            "types of a user's program", LIMIT_SECONDS["types"], "mypy", "--strict", "examples/typed.py"
-        )
         lint_imports = str(Path(sys.executable).with_name("lint-imports"))
         checks.step("contracts", [lint_imports, "--no-cache"], LIMIT_SECONDS["contracts"])
     checks.tests("unit")

@@ -22,7 +22,8 @@ import numba
 import numba.extending
 from llvmlite import ir
 from numba.core import cgutils, types
-from numba.core.registry import CPUDispatcher
+from numba.core.registry import CPUDispatcher, cpu_target
+from numba.core.typing.templates import builtin_registry
 
 from dist_classicrl._jit.identity import identity_of
 from dist_classicrl._jit.machine_code import OF_USERS, kept
@@ -126,9 +127,24 @@ def picked(function_of: Callable[[Any], Any], inline: bool = True) -> Any:
             return lambda *arguments: function(*arguments)
 
         overloads(stub, inline)(pick)
+        _call_it_directly(stub, function_of)
         return stub
 
     return decorate
+
+
+def _call_it_directly(stub: Callable[..., Any], function_of: Callable[[Any], Any]) -> None:
+    """Let jitted code call what is picked without the lambda between them, which is compiled for each caller."""
+    template: Any = next(kind for what, kind in reversed(builtin_registry.globals) if what is stub).templates[0]
+    through_lambda = template._get_impl
+
+    def get_impl(self: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        function = function_of(arguments[0]) if arguments and not named else None
+        if isinstance(function, CPUDispatcher) and self.context is cpu_target.typing_context:
+            return function, arguments
+        return through_lambda(self, arguments, named)
+
+    template._get_impl = get_impl
 
 
 @numba.extending.intrinsic

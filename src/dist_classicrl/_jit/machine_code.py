@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import hashlib
 import logging
 import os
@@ -107,7 +108,8 @@ class _Kept:
         with global_compiler_lock:  # before the turn: threads would wait for each other
             had_it = self._turn >= 0
             try:
-                return self._compile(signature)
+                with _no_collections():
+                    return self._compile(signature)
             finally:
                 if not had_it:
                     self._end_turn()
@@ -181,6 +183,18 @@ class _Kept:
                 fcntl.flock(self._turn, fcntl.LOCK_UN)
             os.close(self._turn)
             self._turn = -1
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Do not look for garbage meanwhile: there is little, and each look takes in all that numba has made."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _remove_oldest(folder: Path) -> None:

@@ -136,20 +136,13 @@ class InterleavedLearner:
         """See `Learner`."""
         crew, memory = self._crews[walker]
         moving = self._part(crew, stream.start + stream.used)
-        before = self._visits_of_stuck()
         for stretch in stream.stretches(steps, self._problem.rates):
             self._call(moving, memory, stretch)
         if self._stuck is not None:
-            stuck_there(self._stuck, self._visits_of_stuck(), before)
+            stuck_there(self._stuck, self.table.of_states(self._stuck), -np.inf)
         for collected in crew.collected.tolist():
             if not math.isfinite(collected):
                 raise infinite_return(collected)
-
-    def _visits_of_stuck(self) -> np.ndarray:
-        """Return the visits of states in which no action is legal, shape (tables, states, A)."""
-        if self._stuck is None or not self._stuck.size:
-            return np.zeros((0, 0, 0), np.uint32)
-        return self.table.shape.tables(self.table.counts)[:, self._stuck]
 
     def _part(self, crew: Walkers, done: int) -> Walkers:
         """Return those of the walkers that move after `done` steps of all.

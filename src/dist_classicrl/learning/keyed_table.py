@@ -158,7 +158,7 @@ class KeyedTable(LineTable):
         if self._known[STUCK] == 0 or self.arrays.legal is None:
             return
         stuck = np.flatnonzero(self.arrays.legal[0][: self.n_known] == 0)
-        stuck = self.keys[stuck][self.shape.tables(self.counts)[:, stuck].any(axis=(0, 2))]
+        stuck = self.keys[stuck][(self.of_states(stuck) != -np.inf).any(axis=(0, 2))]
         if stuck.size:
             raise ActionMaskError(
                 f"{self._simulator.name} came to the state {stuck[0]}, where its function legal forbids "

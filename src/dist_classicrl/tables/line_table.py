@@ -69,6 +69,13 @@ class LineTable:
         if self._legal is not None:
             self.shape.tables(self.values)[:, ~self._legal] = -np.inf
 
+    def of_states(self, states: np.ndarray) -> np.ndarray:
+        """Return the values of some states, shape (tables, states, A); those of illegal actions are -inf.
+
+        Whoever learns such an entry all the same comes to no number.
+        """
+        return self.shape.tables(self.values)[:, states]
+
     def load(self, values: np.ndarray, counts: np.ndarray, exact: np.ndarray | None = None) -> None:
         """Start from a whole table: `values` and visit `counts`, flat; `exact` has nothing more to tell.
 

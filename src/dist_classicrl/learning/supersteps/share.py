@@ -414,8 +414,7 @@ class Share(MessageSteps):
                 rows = np.searchsorted(owned, stuck)
                 is_own = (rows < owned.size) & (owned[np.minimum(rows, owned.size - 1)] == stuck)
                 stuck, rows = stuck[is_own], rows[is_own]
-            counts = self.table.shape.tables(self.table.counts)
-            stuck_there(stuck, counts[:, rows])
+            stuck_there(stuck, self.table.of_states(rows), -np.inf)
         if (collected := float(self._crew.infinite[0])) != 0.0:
             raise infinite_return(collected)
 
