@@ -33,7 +33,9 @@ NO_TESTS_CHOSEN = 5
 # Of mpirun, where MPI's end took rank 0 too long after the work was done, as it may once ranks were lost.
 ENDED_IN_FINALIZE = 128 + signal.SIGALRM
 # By folder: in how many processes pytest runs its tests. More than there are cores, as many tests wait.
-PROCESSES = {"unit": max(3, CORES), "jobs": max(3, CORES), "faults": 2, "cluster": 3}
+PROCESSES = {"unit": max(3, CORES), "jobs": max(3, CORES), "faults": 3, "cluster": 3}
+# For tests of tests/mpi on 1 rank each process is an MPI job of its own, without mpirun.
+ALONE = PROCESSES["unit"]
 # How pytest gives tests to processes: those of a file of tests/cluster share what its fixtures have started.
 SHARING = {"cluster": "loadfile"}
 # By folder: which marks the tests of the core have, or have not.
@@ -69,7 +71,10 @@ class Checks:
         `is_done` says whether the work was done where MPI's end alone took too long.
         """
         print(f"\n==> {title}", flush=True)
-        job = run_job(command, timeout=limit, env=launch_environment(), cwd=ROOT, keep_output=False)
+        environment = launch_environment()
+        # Else each of some thousand processes would compile the package and the tests from their text.
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        job = run_job(command, timeout=limit, env=environment, cwd=ROOT, keep_output=False)
         ending = f"did not end within {limit:g} s and was killed" if job.timed_out else f"{job.seconds:.0f} s"
         nothing = self.choosing and job.returncode == NO_TESTS_CHOSEN and not job.timed_out
         late = job.returncode == ENDED_IN_FINALIZE and not job.timed_out and is_done()
@@ -86,7 +91,7 @@ class Checks:
         self.step(title, [sys.executable, "-m", *arguments], limit)
 
     def tests(self, name: str, ranks: int | None = None) -> None:
-        """Run the tests of one folder, under mpirun if `ranks` is given."""
+        """Run the tests of one folder, with MPI if `ranks` are given, under mpirun if they are several."""
         folder = TESTS / name
         paths = [path for path in self.paths if folder in (Path(path.split("::")[0]), *Path(path).parents)]
         if self.paths and not paths:
@@ -97,17 +102,19 @@ class Checks:
             pytest = [sys.executable, "-m", "pytest", *self.options, *(paths or [str(folder)])]
             if self.core or (ranks == ONLY_CORE_ON and not self.choosing):
                 pytest += ["-m", CORE[name]]
-            if name in PROCESSES and not self.choosing:
-                pytest += ["-n", str(PROCESSES[name]), "--dist", SHARING.get(name, "worksteal")]
+            processes = ALONE if ranks == 1 else PROCESSES.get(name)
+            if processes and not self.choosing:
+                pytest += ["-n", str(processes), "--dist", SHARING.get(name, "worksteal")]
             # mpirun gives its ranks a terminal of their own, so pytest cannot tell.
             pytest += ["--color", "yes" if sys.stdout.isatty() else "no"]
             pytest += [] if self.choosing else ["--durations=25", "--durations-min=5"]
             if ranks:
-                quiet = [sys.executable, str(ROOT / "scripts" / "_rank.py"), logs]
                 # A stuck rank ends the job and shows where; ranks must not write to one cache at a time.
                 stuck = ["-o", "faulthandler_timeout=300", "-o", "faulthandler_exit_on_timeout=true"]
-                mpi = ["--with-mpi", "-p", "no:cacheprovider", *stuck]
-                pytest = [*mpirun_command(ranks), *quiet, *pytest, *mpi]
+                pytest += ["--with-mpi", "-p", "no:cacheprovider", *stuck]
+            if ranks and ranks > 1:
+                quiet = [sys.executable, str(ROOT / "scripts" / "_rank.py"), logs]
+                pytest = [*mpirun_command(ranks), *quiet, *pytest]
             have_passed = partial(all_ranks_have_passed, report, Path(logs), ranks or 0)
             command = [*pytest, f"--junitxml={report}"]
             status = self.step(title, command, LIMIT_SECONDS[name], have_passed)
@@ -186,7 +193,8 @@ def main(arguments: list[str]) -> int:
     if not chosen:
         checks.tool("lint", LIMIT_SECONDS["lint"], "ruff", "check")
         checks.tool("format", LIMIT_SECONDS["lint"], "ruff", "format", "--check")
-        checks.tool("types", LIMIT_SECONDS["types"], "mypy")
+        if not checks.core:
+            checks.tool("types", LIMIT_SECONDS["types"], "mypy")
         lint_imports = str(Path(sys.executable).with_name("lint-imports"))
         checks.step("contracts", [lint_imports, "--no-cache"], LIMIT_SECONDS["contracts"])
     checks.tests("unit")

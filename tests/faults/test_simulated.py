@@ -13,12 +13,11 @@ from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.engines.run import LossPolicy
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("seeds", ["known", "fresh"])
 @pytest.mark.parametrize(
     ("name", "histories"),
     [
-        ("elections", 10),
+        pytest.param("elections", 10, marks=pytest.mark.core),
         ("calls", 50),
         ("rounds", 30),
         ("ends", 20),
@@ -84,13 +83,11 @@ def test_a_seed_gives_the_same_history_every_time():
     assert logged() == logged()
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(("name", "kind", "count"), [("calls", Kind.REPLY, 9), ("rounds", Kind.MERGED, 3)])
 def test_whoever_takes_over_knows_the_steps_that_an_earlier_job_has_made(name, kind, count, monkeypatch):
     check_with_a_dying_server(monkeypatch, name, kind, count, "take_over")
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("name", ["calls", "rounds"])
 def test_whoever_takes_over_at_the_end_counts_earlier_steps_once(name, monkeypatch):
     check_with_a_dying_server(monkeypatch, name, Kind.DONE, 1, "end_as")

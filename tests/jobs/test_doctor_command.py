@@ -21,7 +21,6 @@ def data_of(job):
     return json.loads(job.output[job.output.index("{") :])
 
 
-@pytest.mark.core
 def test_the_doctor_finds_several_troubles_at_once(run_python, tmp_path):
     (tmp_path / "file").touch()
     other = tmp_path / "bin" / "mpirun"

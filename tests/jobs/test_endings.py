@@ -119,7 +119,6 @@ def test_an_exception_in_the_script_on_one_rank_ends_the_job(run_python, rank, m
     check_ends_with_one_traceback(run_python, program, "ZeroDivisionError: thin ice")
 
 
-@pytest.mark.core
 def test_an_exception_in_the_constructor_on_one_rank_ends_the_job(run_python):
     program = IN_THE_CONSTRUCTOR.format(rank=2)
     check_ends_with_one_traceback(run_python, program, r"SettingsError: learning_rate .*2\.0")
@@ -192,7 +191,6 @@ for ranks in (1, 2, 3, 4, 6):
 """
 
 
-@pytest.mark.core
 def test_the_reproducible_mode_at_six_numbers_of_ranks(run_python):
     program = TRAIN.format(settings="async_updates=False, logical_workers=4", steps=60_000)
     alone = run_python("-c", program).output.split()[-1]

@@ -6,7 +6,6 @@ import subprocess
 import time
 
 import kill_sweeps
-import pytest
 
 from dist_classicrl import Study
 from dist_classicrl.launch.launcher import launch_environment
@@ -22,7 +21,6 @@ def test_a_sweep_on_ranks_of_which_some_or_all_are_killed_ends_with_the_same_tab
     kill_sweeps.main(["--kills", "1", "--seeds", "6", "--ranks", "3"])
 
 
-@pytest.mark.core
 def test_ranks_of_a_job_share_a_study_and_make_what_one_process_makes(tmp_path):
     study = tmp_path / "study.toml"
     study.write_text(kill_sweeps.STUDY.format(seeds=2).replace("1_000_000", "1_000"))

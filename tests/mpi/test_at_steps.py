@@ -25,7 +25,6 @@ def rows(folder):
     return {name: metrics[name].tolist() for name in COLUMNS if name not in OF_RANKS}
 
 
-@pytest.mark.core
 def test_rows_of_the_reproducible_mode_are_those_of_one_process(world, alone, make_agent, folder, tmp_path):
     env = TabularMDP.garnet(30, 3, 4, seed=3, max_episode_steps=17)
     found = []

@@ -67,7 +67,6 @@ def truth(make_agent, alone, model):
     return digest(agent), (result.steps, result.episodes, repr(result.mean_return))
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("partition", ["hash", "range"])
 def test_ranks_of_several_hosts_learn_the_same_table(make_agent, model, truth, chosen, partition):
     agent, result = learned(make_agent, model, partition=partition)

@@ -81,7 +81,6 @@ def digest(agent):
     return hashlib.sha256(b"".join(array[order].tobytes() for array in arrays)).hexdigest()
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("exchange", "is_async"),
     [("in memory", False), ("by messages", False), ("in memory", True)],

@@ -31,7 +31,6 @@ def outcomes(pair):
     return MODEL.outcome_prob.reshape(30, 3)[pair][:, :2]
 
 
-@pytest.mark.core
 def test_ranks_divide_the_data_and_come_to_the_solution(world):
     data = logged()
     best = empirical_model(Transitions(**data), 10, 3).solve(0.8).q

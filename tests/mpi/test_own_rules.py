@@ -14,9 +14,7 @@ from dist_classicrl.rules import register, unregister
 from dist_classicrl.schedules import PerVisit
 
 RULES = {rule.name: rule for rule in own_rules.RULES}
-NAMES = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.core] * (name == "own_double_q")) for name in RULES]
-)
+NAMES = pytest.mark.parametrize("name", RULES)
 DISCOUNT = 0.9
 WAITING_STEPS = 3
 """The most that n-step SARSA has collected and not learned."""

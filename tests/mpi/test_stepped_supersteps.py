@@ -67,7 +67,6 @@ def assert_same(world, agent, single):
     assert len(set(world.allgather(table_of(agent)[0].tobytes()))) == 1
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("kind", LAKES)
 def test_any_number_of_ranks_learns_the_same_table(world, alone, make_agent, several_hosts, kind):
     together, single = make_agent(epsilon=0.5), make_agent(epsilon=0.5, async_updates=False, comm=alone)

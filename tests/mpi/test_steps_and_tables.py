@@ -157,7 +157,6 @@ def test_steps_whose_learning_is_refused_count_all_the_same(world, make_agent, l
     assert agent.visits.sum() == 50_011 or (world.size > 2 and 0 < agent.visits.sum() < 50_011)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("async_updates", [True, False])
 def test_messages_of_many_pieces(world, make_agent, digests, monkeypatch, async_updates):
     # A piece is shorter than the table of its parts, and no multiple of it.
@@ -167,7 +166,6 @@ def test_messages_of_many_pieces(world, make_agent, digests, monkeypatch, async_
     check(world, agent, agent.train(model, total_steps=30_000), digests, 30_000)
 
 
-@pytest.mark.core
 def test_auto_measures_the_link_between_hosts_and_all_ranks_take_what_the_head_chooses(
     world, make_agent, digests, monkeypatch
 ):

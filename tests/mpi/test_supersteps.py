@@ -96,7 +96,6 @@ def check_same(world, alone, make_agent, env, calls=(40_001, 9_973), asked=(), *
     return result
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(("name", "partition"), [*zip(SETTINGS, ("hash", "range"), strict=True)])
 def test_any_number_of_ranks_learns_the_same_table(
     world, alone, make_agent, garnet, uneven_ranks, name, partition

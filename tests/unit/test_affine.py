@@ -61,6 +61,7 @@ def test_composition_is_applying_one_after_the_other_and_associative():
     assert compose((0.25, 8.0), (0.5, 3.0)) == (0.125, 8.75)
 
 
+@pytest.mark.slow
 def test_one_composed_map_equals_the_updates_one_by_one():
     rng = np.random.default_rng(2)
     start = rng.normal(size=SIZE)
@@ -78,6 +79,7 @@ def test_one_composed_map_equals_the_updates_one_by_one():
     assert shared.counts.sum() == 160
 
 
+@pytest.mark.slow
 def test_a_push_that_waits_or_merges_with_the_next_gives_the_same_table():
     rng = np.random.default_rng(3)
     start = rng.normal(size=SIZE)
@@ -101,6 +103,7 @@ def test_a_push_that_waits_or_merges_with_the_next_gives_the_same_table():
         assert table.values == pytest.approx(once.q, abs=1e-14)
 
 
+@pytest.mark.slow
 def test_two_workers_pushes_are_a_convex_combination_and_never_overshoot():
     # 64 workers that each went all the way from 0 to 1 leave 1; sums of differences would leave 64.
     shared = SharedTable(np.zeros(SIZE), np.zeros(SIZE, np.int64))
@@ -199,6 +202,7 @@ def test_workers_who_forget_everything_leave_an_average():
     assert 1.4 < shared.values[0] < 1.6
 
 
+@pytest.mark.slow
 def test_a_map_tells_the_visits_that_its_sender_knows_of():
     table = LocalTable(6, 4, np.dtype("f8"), with_replays=True)
     table.load(np.zeros(SIZE), np.arange(SIZE) + 2**32)
@@ -216,6 +220,7 @@ def test_a_map_tells_the_visits_that_its_sender_knows_of():
 # Precision
 
 
+@pytest.mark.slow
 def test_maps_are_float64_whatever_the_table_is():
     # A millionth of the way from 49 to 50 is less than half of float32's spacing there: float32 stands still.
     table = local_table(np.full(SIZE, 49.0, np.float32), "f4")
@@ -251,6 +256,7 @@ def round_merge(start, maps, dtype="f8"):
     return shared
 
 
+@pytest.mark.slow
 def test_a_round_is_the_order_free_form():
     rng = np.random.default_rng(5)
     start = rng.normal(size=SIZE)

@@ -123,6 +123,7 @@ def test_learning_reaches_the_optimum(async_updates, dtype):
     assert result.seconds > 0 and result.steps_per_second == pytest.approx(1_000_000 / result.seconds)
 
 
+@pytest.mark.slow
 def test_a_stepped_environment_is_learned():
     agent = DistAsyncQLearning(learning_rate=0.5, discount_factor=0.9, epsilon=0.4, seed=1)
     result = agent.train(env=limited(Counter), steps=20_000)
@@ -138,6 +139,7 @@ def test_a_stepped_environment_is_learned():
     assert evaluated.returns == pytest.approx(np.full(5, 0.6)) and evaluated.lengths.tolist() == [5] * 5
 
 
+@pytest.mark.slow
 def test_an_agent_can_learn_from_replay_too():
     agent = DistAsyncQLearning(
         learning_rate=PerVisit(0.7), discount_factor=0.9, seed=1, replay_ratio=1.0, epsilon=0.3
@@ -147,6 +149,7 @@ def test_an_agent_can_learn_from_replay_too():
     assert agent.visits.sum() == 300_000
 
 
+@pytest.mark.slow
 def test_tictactoe_with_the_table_size_of_existing_scripts():
     agent = DistAsyncQLearning(state_size=512, action_size=9, learning_rate=0.2, epsilon=0.3, seed=1)
     agent.train(env=TicTacToeEnv(), steps=200_000)
@@ -160,6 +163,7 @@ def test_tictactoe_with_the_table_size_of_existing_scripts():
 # The same numbers again
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", [GARNET, SteppedLake], ids=["compiled", "stepped"])
 def test_the_seed_decides_and_time_does_not(env, monkeypatch):
     def table(seed):
@@ -226,6 +230,7 @@ def test_the_table_can_be_read_and_set():
     assert fresh.q_table.dtype == np.float32 and fresh.visits.shape == (3, 2)
 
 
+@pytest.mark.slow
 def test_training_starts_from_the_table_that_was_set():
     agent = DistAsyncQLearning(
         state_size=4, action_size=2, learning_rate=1.0, discount_factor=1.0, epsilon=0.0
@@ -236,6 +241,7 @@ def test_training_starts_from_the_table_that_was_set():
     assert agent.visits.tolist() == [[0, 1], [0, 1], [0, 1], [0, 0]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("async_updates", [True, False])
 def test_a_table_larger_than_the_environment(async_updates):
     model = TabularMDP.from_gymnasium("CliffWalking-v1")
@@ -256,6 +262,7 @@ def test_a_table_larger_than_the_environment(async_updates):
     assert all(agent.predict(state) < 4 for state in range(48))
 
 
+@pytest.mark.slow
 def test_predict_of_a_loaded_larger_table_names_actions_of_the_environment(tmp_path):
     agent = DistAsyncQLearning(state_size=100, action_size=9, learning_rate=0.5, seed=1)
     agent.train(env=TabularMDP.from_gymnasium("CliffWalking-v1"), steps=20_000)
@@ -265,6 +272,7 @@ def test_predict_of_a_loaded_larger_table_names_actions_of_the_environment(tmp_p
     assert [loaded.predict(state) for state in range(48)] == [agent.predict(state) for state in range(48)]
 
 
+@pytest.mark.slow
 def test_a_table_smaller_than_the_environment_is_refused():
     for sizes in (dict(state_size=24), dict(action_size=3), dict(state_size=24, action_size=4)):
         agent = DistAsyncQLearning(**sizes)
@@ -303,6 +311,7 @@ def test_schedules_stand_where_the_steps_are():
     assert agent.epsilon == 0.7
 
 
+@pytest.mark.slow
 def test_epsilon_is_followed():
     # With epsilon 0 and a table that points ahead, nothing else is ever tried.
     agent = DistAsyncQLearning(state_size=4, action_size=2, epsilon=0.0, learning_rate=1e-6)
@@ -314,6 +323,7 @@ def test_epsilon_is_followed():
     assert abs(agent.visits[:, 0].sum() - 1500) < 150
 
 
+@pytest.mark.slow
 def test_visits_go_on_counting():
     # n ** -1 makes the running mean of all targets: with one state and one action, of all rewards.
     model = TabularMDP.from_dict({0: {0: [(0.5, 0, 0.0, True), (0.5, 0, 1.0, True)]}}, [1.0])
@@ -361,6 +371,7 @@ def test_no_steps_at_all(async_updates):
     assert agent.train(env=GARNET, steps=1).steps == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [0, 40])
 def test_environments_made_for_a_training_are_closed(steps):
     Counter.closed = 0
@@ -374,6 +385,7 @@ def test_environments_made_for_a_training_are_closed(steps):
     assert len(made) >= 3 and Counter.closed == len(made)
 
 
+@pytest.mark.slow
 def test_an_environment_that_was_passed_in_stays_open():
     Counter.closed = 0
     env = gymnasium.wrappers.TimeLimit(Counter(), 30)
@@ -391,6 +403,7 @@ def test_progress_is_told_and_ends_with_the_end():
     assert sum(progress.episodes for progress in told) == result.episodes > 0
 
 
+@pytest.mark.slow
 def test_returns_and_lengths_of_episodes():
     agent = DistAsyncQLearning(state_size=4, action_size=2, epsilon=0.0, learning_rate=1e-6)
     agent.q_table = np.array([[0, 1]] * 4)
@@ -421,6 +434,7 @@ def test_subclasses_train_save_and_load_as_themselves(tmp_path):
     assert type(loaded) is Mine and agent.calls == 1 and loaded.steps == 100
 
 
+@pytest.mark.slow
 def test_two_agents_do_not_disturb_each_other():
     def table():
         agent = DistAsyncQLearning(seed=1)
@@ -472,6 +486,7 @@ def test_predict():
             agent.predict(0, bad)
 
 
+@pytest.mark.slow
 def test_evaluate_plays_the_greedy_policy():
     agent = DistAsyncQLearning(state_size=6, action_size=3)
     agent.q_table[:, 1] = 1.0
@@ -519,6 +534,7 @@ def test_what_evaluate_refuses():
 # What cannot be learned in
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reward", [np.nan, np.inf, -np.inf])
 def test_rewards_that_are_no_finite_numbers(reward):
     agent = DistAsyncQLearning(epsilon=1.0, seed=1)
@@ -528,6 +544,7 @@ def test_rewards_that_are_no_finite_numbers(reward):
         TabularMDP.from_dict({0: {0: [(1.0, 0, reward, True)]}}, [1.0])
 
 
+@pytest.mark.slow
 def test_a_mask_that_forbids_everything():
     with pytest.raises(ActionMaskError, match="forbids every action|no action|every action"):
         DistAsyncQLearning().train(env=lambda: Counter(mask=[0, 0, 0]), steps=100)
@@ -535,6 +552,7 @@ def test_a_mask_that_forbids_everything():
         TabularMDP.from_dict({0: {0: [(1.0, 0, 0.0, True)]}}, [1.0], action_mask=[[False]])
 
 
+@pytest.mark.slow
 def test_masks_of_stepped_environments_are_followed():
     agent = DistAsyncQLearning(epsilon=1.0, seed=1)
     agent.train(env=limited(lambda: Counter(mask=[0, 1, 1])), steps=2000)
@@ -552,6 +570,7 @@ def test_environments_that_are_none():
             DistAsyncQLearning().train(env=bad, steps=100)
 
 
+@pytest.mark.slow
 def test_the_reproducible_mode_needs_environments_of_its_own():
     env = gymnasium.wrappers.TimeLimit(Counter(), 30)
     with pytest.raises(EnvError, match="Pass its id or a function that makes it, or set logical_workers=1"):
@@ -559,6 +578,7 @@ def test_the_reproducible_mode_needs_environments_of_its_own():
     assert DistAsyncQLearning(async_updates=False, logical_workers=1).train(env=env, steps=100).steps == 100
 
 
+@pytest.mark.slow
 def test_a_users_compiled_game_trains_and_its_errors_come_through():
     from typing import NamedTuple
 
@@ -653,6 +673,7 @@ class Half(gymnasium.Env):
         return int(self.ends), float(self.ends), self.ends, False, {}
 
 
+@pytest.mark.slow
 def test_evaluation_prefers_no_short_episodes_where_long_ones_are_cut():
     agent = DistAsyncQLearning(state_size=2, action_size=2)
     result = agent.evaluate(Half, episodes=2_000, max_steps=30, seed=1)

@@ -117,6 +117,7 @@ def test_a_second_call_has_points_of_its_own_and_the_same_multiples():
     assert steps.reported == sorted({*points(10_000, 1_234), *asked})
 
 
+@pytest.mark.slow
 @MODES
 def test_what_a_run_learns_does_not_depend_on_what_is_asked_for_on_the_way(async_updates):
     env = TabularMDP.garnet(30, 3, 4, seed=3, max_episode_steps=17)
@@ -146,6 +147,7 @@ class Corridor(gymnasium.Env):
         return self.place, float(self.place == 2), self.place == 2, False, {}
 
 
+@pytest.mark.slow
 def test_in_a_stepped_environment_it_is_at_the_end_of_the_batch():
     every = Steps()
     agent = DistAsyncQLearning(seed=1, batch_size=8, n_envs=4)
@@ -163,6 +165,7 @@ def test_in_the_reproducible_mode_it_is_at_the_end_of_the_round():
     assert steps.reported == ends_of_rounds([*asked, *points(30_000)], 30_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interval", ["1ms", 1_000])
 def test_rows_of_a_reproducible_run_that_was_stopped_are_those_of_one_that_was_not(
     interval, tmp_path, restart
@@ -192,6 +195,7 @@ def test_rows_of_a_reproducible_run_that_was_stopped_are_those_of_one_that_was_n
     assert rows("whole")["step"] == ends_of_rounds(points(40_000), 40_000)
 
 
+@pytest.mark.slow
 @MODES
 def test_checkpoints_by_steps_are_at_multiples_and_so_are_those_after_a_stop(
     async_updates, tmp_path, restart

@@ -17,6 +17,7 @@ def little(monkeypatch):
     monkeypatch.setattr(rates, "_PUSH_ROUNDS", 3)
 
 
+@pytest.mark.slow
 def test_rates_as_json(little, capsys):
     words = ("bench", "--seconds", "0.05", "--rounds", "2", "--json")
     status, out, _ = run_command(capsys, *words)
@@ -32,6 +33,7 @@ def test_rates_as_json(little, capsys):
     assert all(push[stage] > 0 for stage in ("pack", "apply", "refresh", "rebase"))
 
 
+@pytest.mark.slow
 def test_what_is_said_to_be_stepped_is():
     stepped = [resolve(rates.problem(name), 1, None).stepped is not None for name in rates.ONE_CORE]
     assert stepped == ["by Gymnasium" in name for name in rates.ONE_CORE]

@@ -562,6 +562,7 @@ def test_limits_of_returns_are_numbers(make, name):
     assert vars(make(np.float32(-math.inf)))[name] == -math.inf
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("async_updates", [True, False])
 def test_in_an_environment_that_is_stepped_a_report_comes_at_the_end_of_the_batch(async_updates):
     heard = []

@@ -263,6 +263,7 @@ def test_one_table_on_a_card_is_that_of_a_core_to_the_bit(algorithm, given):
         assert np.array_equal(one[name], other[name]), name
 
 
+@pytest.mark.slow
 def test_the_benchmark_refuses_to_measure_where_no_card_is(tmp_path):
     environ = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     program = [sys.executable, str(HERE.parents[1] / "benchmarks" / "card.py")]

@@ -28,6 +28,8 @@ from dist_classicrl.rules import NStepSarsa
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
 
+pytestmark = pytest.mark.slow  # each kernel here takes long to compile
+
 MODEL = TabularMDP.garnet(6, 2, 2, seed=1)
 STATES = np.arange(60)[:, np.newaxis]
 MASKED = dataclasses.replace(
@@ -106,7 +108,6 @@ def test_its_error_is_that_of_blocks_with_copies():
     assert max(errors[1:]) < 2.0 * errors[0] + 0.01, errors
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["double_q_learning", "expected_sarsa", "sarsa", NStepSarsa(n=4)])
 def test_other_rules_come_to_their_truths(algorithm):
     from dist_classicrl.learning.rules import find
@@ -233,7 +234,6 @@ def _step(data, memory, state, action, random):
     return (7 if state == data.bad else state + 1), 1.0, state == 2
 
 
-@pytest.mark.slow
 def test_what_a_game_does_wrongly_is_said_and_nothing_is_learned_after(monkeypatch):
     monkeypatch.setattr(learners, "try_out", lambda simulator: None)
     game = CompiledSimulator.game("wrong", 4, 2, Data(1), _reset, _step)
@@ -243,7 +243,6 @@ def test_what_a_game_does_wrongly_is_said_and_nothing_is_learned_after(monkeypat
     assert arrays_of(learner)["updates"].reshape(4, 2).sum(axis=1).tolist() == [8, 0, 0, 0]
 
 
-@pytest.mark.slow
 def test_a_state_in_which_nothing_is_legal_is_named_when_rows_come_back():
     legal = np.arange(4)[:, np.newaxis] != [2, 2]
     game = CompiledSimulator.game("stuck", 4, 2, Data(-1), _reset, _step, legal=legal)

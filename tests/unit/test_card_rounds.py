@@ -17,6 +17,8 @@ from dist_classicrl.learning.learner import Stream
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
 
+pytestmark = pytest.mark.slow  # each kernel here takes long to compile
+
 MODEL = TabularMDP.garnet(6, 2, 2, seed=1)
 SETTINGS = Settings(discount_factor=0.9, epsilon=0.5, learning_rate=PerVisit(0.7))
 WIDE = Shape(16, 64, 32)
@@ -70,14 +72,12 @@ def test_the_table_comes_to_the_optimal_values_and_the_map_says_how():
     assert np.array_equal(learner.table.best, found["q"].reshape(6, 2).max(axis=1))
 
 
-@pytest.mark.slow
 def test_float32_copies_come_to_the_same_values():
     learner = made(OnCore, MODEL, SETTINGS, WIDE, dtype=np.float32)
     found = learned(learner, 4_000_000)
     assert np.abs(found["q"].reshape(6, 2) - MODEL.solve(0.9).q).max() < 0.06
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["double_q_learning", "expected_sarsa", "sarsa", "n_step_sarsa"])
 def test_other_rules_come_to_their_truths(algorithm):
     from dist_classicrl.learning.rules import find

@@ -21,10 +21,11 @@ from dist_classicrl.schedules import PerVisit
 from dist_classicrl.sweep import making, plan
 from dist_classicrl.sweep.plan import Plan
 
+pytestmark = pytest.mark.slow  # each kernel here takes long to compile
+
 MODEL = TabularMDP.garnet(6, 2, 2, seed=1)
 
 
-@pytest.mark.slow
 def test_studies_in_the_simulator_are_those_of_cores_to_the_bit(tmp_path):
     run_in_simulator("card_studies.py", tmp_path)
 

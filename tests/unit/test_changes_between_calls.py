@@ -80,6 +80,7 @@ def test_a_second_agent_of_a_notebook_is_told_where_it_saves(tmp_path, monkeypat
     assert "1 agent of this session" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("async_updates", [True, False])
 @pytest.mark.parametrize(
     "name, value",

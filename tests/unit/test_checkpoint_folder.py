@@ -53,6 +53,7 @@ def sequences(folder):
 # Round trips
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int64", "int32", "uint32", "uint8", "bool"])
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (5,), (3, 4), (2, 3, 4), (700, 901)])
 def test_every_type_and_shape_comes_back(tmp_path, dtype, shape):
@@ -704,6 +705,7 @@ def test_a_disk_that_is_really_full(tmp_path):
         subprocess.run(["umount", tmp_path], check=True)
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_it_writes_leaves_the_last_checkpoint(tmp_path):
     """A real one, at a random moment, several times over."""
     program = (

@@ -91,6 +91,7 @@ def claimed(location, **options):
     return folder
 
 
+@pytest.mark.slow
 def test_what_is_written_can_be_listed_read_replaced_and_removed(location):
     storage = open_storage(location, "agent-0", 0o600)
     assert isinstance(storage, RemoteStorage) and storage.url == f"{location}/agent-0"
@@ -111,6 +112,7 @@ def test_what_is_written_can_be_listed_read_replaced_and_removed(location):
         storage.open("b")
 
 
+@pytest.mark.slow
 def test_only_the_first_writes_a_new_file(location):
     storage = open_storage(location, "agent-0", 0o600)
     storage.create()
@@ -119,6 +121,7 @@ def test_only_the_first_writes_a_new_file(location):
     assert content(storage, "fence") == b"first"
 
 
+@pytest.mark.slow
 def test_of_many_at_once_one_writes_a_new_file(s3):
     storages = [open_storage(s3, "agent-0", 0o600) for _ in range(8)]
     start = threading.Barrier(len(storages))
@@ -137,6 +140,7 @@ def test_of_many_at_once_one_writes_a_new_file(s3):
     assert won == [content(storages[0], "fence")]
 
 
+@pytest.mark.slow
 def test_the_backends_create_exclusively(location):
     storage = open_storage(location, "agent-0", 0o600)
     assert remote._creates_exclusively(storage._fs)
@@ -194,6 +198,7 @@ def test_without_exclusive_creation_what_is_there_stays(memory, monkeypatch):
     assert content(storage, "fence") == b"first"
 
 
+@pytest.mark.slow
 def test_of_two_that_saw_nothing_there_only_one_writes(location, monkeypatch):
     storage = open_storage(location, "agent-0", 0o600)
     storage.create()
@@ -297,6 +302,7 @@ def test_listings_are_not_taken_from_a_cache(s3):
         storage.open("two")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("megabytes", [1, 60])
 def test_a_stream_that_fails_half_way_is_not_published(s3, megabytes):
     """60 MB: part of them is uploaded by then."""
@@ -323,6 +329,7 @@ def test_a_large_array_in_several_parts_comes_back(s3):
     assert same(folder.read(name).arrays, arrays)
 
 
+@pytest.mark.slow
 def test_checkpoints_come_back_rotate_and_are_fenced(location):
     folder = claimed(location, keep_last=2, keep_every=4)
     assert folder.read_newest() is None
@@ -357,6 +364,7 @@ def test_damaged_objects_are_refused(location):
         assert folder.read_newest().name == names[1]
 
 
+@pytest.mark.slow
 def test_what_other_processes_write_is_seen(s3):
     """Listings are not taken from a cache, whoever reads or is replaced."""
     folder = claimed(s3)
@@ -425,6 +433,7 @@ def test_passwords_are_not_shown(monkeypatch, user, password):
     assert storage.url == f"sftp://{user}:...@host/runs/agent-0"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing, url", [("fsspec", "memory://x"), ("s3fs", "s3://bucket/x")])
 def test_a_missing_package_is_named(missing, url):
     program = (

@@ -143,6 +143,7 @@ if sys.argv[4] == "abandoned":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "speed, seconds, wanted, written",
     [

@@ -320,6 +320,7 @@ def test_walkers_without_rows_that_have_one_owner_are_refused(place, capsys):
     assert not (place / "runs").exists()
 
 
+@pytest.mark.slow
 def test_rows_with_one_owner_are_learned_whoever_owns_which(place):
     words = ("--placement", "sharded", "--no-async-updates", "--seed", "3", "--walkers", "64", "-q")
     tables = []
@@ -451,6 +452,7 @@ def test_what_a_run_has_learned_stays_until_it_really_goes_on(place, capsys):
     assert {path: path.read_bytes() for path in folder.glob("*.*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_a_command_that_failed_at_once_binds_nobody(place, capsys):
     (place / "afile").touch()
     assert train(*LAKE, "--checkpoint-dir", "afile") == 2
@@ -548,6 +550,7 @@ class Endless(gym.Env):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "total_steps, seconds, why", [(10_000, 30, "ended by SIGTERM"), (100, 0.01, "it took")]
 )
@@ -578,6 +581,7 @@ def test_a_return_that_ended_the_run_is_said(place, capsys):
     assert "the mean return has reached --stop-at-return 0.01" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_run_whose_lines_nobody_reads_goes_on_to_its_end(place):
     command = [
         sys.executable,

@@ -38,6 +38,7 @@ def told(capsys, *words):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_the_level_decides_what_counts_as_a_difference(study, capsys):
     (one,) = told(capsys, study)["comparisons"]
     p = one["adjusted_p_value"]
@@ -100,6 +101,7 @@ def test_new_seeds_that_fail_decide_nothing(study, capsys, monkeypatch):
     assert main([*words, *copy, *names, "--retry-failed"]) == 0
 
 
+@pytest.mark.slow
 def test_who_was_stopped_early_is_named_and_not_compared_by_its_scores(tmp_path, capsys):
     text = STUDY.replace("[0.3, 0.0]", "[0.3, 0.0, 0.2, 0.01]") + "[early_stopping]\nfactor = 2\nrungs = 2\n"
     folder = made(tmp_path, text)

@@ -60,6 +60,7 @@ UNIT = {task: (0.0, 1.0) for task in SCORES}
 FAST = {"resamples": 200, "permutations": 200}
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_rliable():
     found = compare(SCORES, "a", "b", bounds=UNIT, **FAST)
     assert (found.first.iqm.value, found.second.iqm.value) == pytest.approx(RLIABLE["iqm"], abs=1e-12)
@@ -72,6 +73,7 @@ def test_figures_are_those_of_rliable():
         assert each.low < each.value < each.high
 
 
+@pytest.mark.slow
 def test_figures_by_hand():
     assert interquartile_mean([100.0, 1.0, 2.0, -50.0]) == 1.5
     assert optimality_gap([0.5, 3.0]) == 0.25  # not (1 - 1.75)
@@ -115,6 +117,7 @@ def test_intervals_cover_the_truth():
     assert 49 <= inside  # 0.95 less a little for percentiles and 30 seeds; 4 standard errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds, effect", [(10, 2.0), (30, 1.1)])
 def test_fixed_studies_keep_their_level_and_find_differences(seeds, effect):
     rng = np.random.default_rng(seeds)
@@ -127,6 +130,7 @@ def test_fixed_studies_keep_their_level_and_find_differences(seeds, effect):
     assert found >= 0.87 * 200
 
 
+@pytest.mark.slow
 def test_sequential_studies_keep_their_level_over_all_stages():
     rng = np.random.default_rng(2)
     alarms = found = 0

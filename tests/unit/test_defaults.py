@@ -30,6 +30,7 @@ def gaps(name, steps, seeds, **settings):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, steps, seeds, most",
     [(LAKE, 1_000_000, 6, 0.03), (TAXI, 100_000, 2, 0.05), (GARNET, 100_000, 2, 0.1)],
@@ -39,6 +40,7 @@ def test_defaults_learn_where_constants_did_not(name, steps, seeds, most):
     assert np.mean(gaps(name, steps, seeds, learning_rate=0.1, epsilon=0.1)) > most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -53,6 +55,7 @@ def test_defaults_learn_with_other_settings(settings):
     assert np.mean(gaps(GARNET, 300_000, 2, **settings)) < 0.06
 
 
+@pytest.mark.slow
 def test_defaults_learn_in_the_reproducible_mode():
     assert np.mean(gaps(LAKE, 5_000_000, 4, async_updates=False)) < 0.02
 

@@ -208,6 +208,7 @@ def test_each_rank_of_a_host_takes_a_card_of_its_own(monkeypatch, caplog):
     assert card is None and "the 2 cards of this host are for other ranks of the 3 there" in why
 
 
+@pytest.mark.slow
 def test_auto_takes_a_card_where_the_problem_suits_it_and_says_why_not(monkeypatch, caplog):
     monkeypatch.setattr(choosing, "cards", lambda: CARDS)
     monkeypatch.delenv("OMPI_COMM_WORLD_LOCAL_RANK", raising=False)
@@ -245,6 +246,7 @@ def test_too_little_memory_is_refused_by_how_much(monkeypatch):
         check_memory(3 << 29, CARDS[0], "A table")
 
 
+@pytest.mark.slow
 def test_device_auto_without_a_card_trains_on_cores(library):
     library(driver=None)
     agent = DistAsyncQLearning(device="auto", seed=1)

@@ -44,6 +44,7 @@ class Pays(gymnasium.Env):
 ENVIRONMENTS = {"compiled": lambda reward: pays(reward), "stepped": lambda reward: lambda: Pays(reward)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_async", [True, False])
 @pytest.mark.parametrize("kind", list(ENVIRONMENTS))
 @pytest.mark.parametrize(("dtype", "reward"), [("float64", 1e308), ("float32", 3e38), ("float32", -3e38)])
@@ -62,6 +63,7 @@ def test_values_beyond_all_numbers_are_an_error_and_are_not_kept(kind, dtype, re
         assert np.isfinite(DistAsyncQLearning.load_model(tmp_path).q_table).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_async", [True, False])
 def test_an_earlier_checkpoint_stays(is_async, tmp_path):
     settings = dict(seed=1, async_updates=is_async, logical_workers=1, n_envs=1)
@@ -74,6 +76,7 @@ def test_an_earlier_checkpoint_stays(is_async, tmp_path):
     assert loaded.steps == 2_000 and np.array_equal(loaded.q_table, good)
 
 
+@pytest.mark.slow
 def test_what_was_learned_before_it_is_kept_and_saved(tmp_path):
     agent = DistAsyncQLearning(seed=1, n_envs=1, batch_size=1)
     with pytest.raises(DivergenceError):

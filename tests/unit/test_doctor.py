@@ -88,6 +88,7 @@ def test_a_missing_mpirun_is_found(no_own_mpi):
     assert finding.status == "failure" and "no mpirun or mpiexec" in finding.found
 
 
+@pytest.mark.slow
 def test_without_mpi_the_rest_is_examined_all_the_same(no_own_mpi, tmp_path):
     no_own_mpi.setenv("MPI4PY_LIBMPI", "/nonexistent/libmpi.so")
     found = status_of(examination.examine(replace(PLAN, checkpoint_dir=str(tmp_path / "new" / "run"))))
@@ -364,6 +365,7 @@ def test_too_little_space_for_checkpoints_is_found(monkeypatch):
     assert finding.status == "failure" and "4 checkpoints need 2.38 GiB" in finding.found
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_written_to_is_found(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file" / "cache"))
@@ -376,6 +378,7 @@ def test_a_cache_that_cannot_be_written_to_is_found(tmp_path, monkeypatch):
     assert finding.status == "warning" and finding.found == files.CACHE_UNUSED
 
 
+@pytest.mark.slow
 def test_a_cache_that_others_may_write_to_is_found(tmp_path, monkeypatch):
     tmp_path.chmod(0o777)
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
@@ -384,6 +387,7 @@ def test_a_cache_that_others_may_write_to_is_found(tmp_path, monkeypatch):
     assert "NUMBA_CACHE_DIR" in finding.remedy and "chmod 700" in finding.remedy
 
 
+@pytest.mark.slow
 def test_a_cache_that_can_be_written_to_is_shown(monkeypatch, tmp_path):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     finding = files.examine_cache(SECONDS)
@@ -397,6 +401,7 @@ def held(holder):
     return sum(value.nbytes for value in vars(holder).values() if isinstance(value, np.ndarray))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_the_memory_that_is_told_is_the_memory_that_is_taken(dtype):
     states, actions = 300, 7

@@ -102,6 +102,7 @@ TROUBLES = {  # what ssh or a shell writes, its exit status, what the doctor say
 }
 
 
+@pytest.mark.slow
 def test_why_a_host_does_not_answer_is_told_with_its_name(tmp_path):
     for name, (said, _, _, _) in TROUBLES.items():
         (tmp_path / name).write_text(said)
@@ -141,6 +142,7 @@ def test_what_ssh_says_last_counts_and_not_a_greeting(said, status, what):
     assert troubles.before_the_first_word(said, status).what.startswith(what)
 
 
+@pytest.mark.slow
 def test_hosts_with_the_same_trouble_are_told_together(tmp_path):
     agent = program(tmp_path, "agent", "echo Connection refused; exit 255")
     _, found = examined(plan_of(agent, HERE, *(f"far{n}" for n in range(10))))
@@ -149,6 +151,7 @@ def test_hosts_with_the_same_trouble_are_told_together(tmp_path):
     assert len(found["hosts"].remedy.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_an_agent_that_is_not_there_is_told(tmp_path):
     _, found = examined(plan_of(str(tmp_path / "missing"), HERE, "far"))
     assert found["hosts"].status == "failure" and str(tmp_path / "missing") in found["hosts"].found
@@ -178,6 +181,7 @@ def canned(tmp_path, monkeypatch):
     return can
 
 
+@pytest.mark.slow
 def test_a_host_that_says_nothing_holds_up_nobody(canned):
     cluster, found = examined(plan_of(canned(), HERE, "deaf1", "deaf2", "near", seconds=3.0))
     assert found["hosts"].status == "failure"
@@ -187,6 +191,7 @@ def test_a_host_that_says_nothing_holds_up_nobody(canned):
     assert found["connections"].status == "ok"
 
 
+@pytest.mark.slow
 def test_hosts_that_are_well_say_what_is_there_and_reach_each_other(tmp_path):
     agent = program(tmp_path, "agent", 'cd /; exec env -u PYTHONPATH sh -c "$2"')
     (tmp_path / "file").touch()
@@ -243,6 +248,7 @@ def test_a_part_that_cannot_be_told_ends_no_report(monkeypatch, capfd):
     assert on_host.find_trouble(peer, SECONDS, on_host.END) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gone", ["reader", "parent"])
 def test_a_report_that_nobody_waits_for_ends(gone):
     request = json.dumps({"files": {}, "seconds": 600.0})

@@ -76,6 +76,7 @@ SCRIPTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", SCRIPTS.values(), ids=SCRIPTS)
 def test_a_script_runs_and_ends_as_under_python(run, text):
     plain, ranked = run(text, "a", "-n", words=()), run(text, "a", "-n")
@@ -163,6 +164,7 @@ VERDICTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text, kind", VERDICTS.values(), ids=VERDICTS)
 def test_the_launcher_hears_what_kind_of_end_it_was(run, text, kind):
     (ending,) = run(MPI + text).record.endings()

@@ -176,6 +176,7 @@ def test_what_is_no_placement_is_refused(placement):
     assert agent.steps == 0 and agent.train(LAKE, total_steps=10).steps == 10
 
 
+@pytest.mark.slow
 def test_a_process_alone_loads_no_other_engine():
     program = (
         "import sys\nfrom dist_classicrl import DistAsyncQLearning\n"

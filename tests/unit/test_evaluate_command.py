@@ -19,6 +19,7 @@ from dist_classicrl.evaluation.exact import exact_value, model_of
 LAKE = TabularMDP.from_gymnasium("FrozenLake-v1")
 
 
+@pytest.mark.slow
 def test_the_best_policy_has_no_gap_and_another_its_own_value(tmp_path, capsys):
     optimal = LAKE.solve(0.99)
     best = make_run(tmp_path / "best", "FrozenLake-v1", optimal.q)
@@ -52,6 +53,7 @@ def test_ties_are_broken_at_random_in_the_exact_value_as_in_episodes():
         exact_value(LAKE, np.zeros((16, 3)), 0.99)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plays", ["first", "second", "both"])
 def test_the_game_has_an_exact_value_in_which_illegal_moves_play_no_part(plays):
     model = tictactoe_model.model(plays)
@@ -65,6 +67,7 @@ def test_the_game_has_an_exact_value_in_which_illegal_moves_play_no_part(plays):
     assert model_of(env, use_action_mask=False) is None
 
 
+@pytest.mark.slow
 def test_without_a_model_there_are_episodes_alone(tmp_path, capsys):
     run = make_run(tmp_path / "run", "Blackjack-v1", np.tile([1.0, 0.0], (704, 1)))
     _, out, _ = run_command(capsys, "evaluate", run, "--episodes", "40")

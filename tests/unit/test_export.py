@@ -113,6 +113,7 @@ def moves_of(agent, policy):
     return moves
 
 
+@pytest.mark.slow
 def test_the_program_plays_as_predict_does_without_any_library(tmp_path):
     jobs = {}
     for name in CASES:
@@ -154,6 +155,7 @@ class Told(gymnasium.Env):
         return self.place, -1.0, self.place == 3, False, self._info()
 
 
+@pytest.mark.slow
 def test_the_program_plays_what_was_tried_where_masks_were_told_as_states_were_met(tmp_path):
     agent = DistAsyncQLearning(seed=1)
     agent.train(Told, total_steps=200, progress_bar=False)
@@ -216,6 +218,7 @@ def test_an_action_that_was_given_out_can_be_changed(tmp_path):
     assert act(observation) == kept
 
 
+@pytest.mark.slow
 def test_small_tables_can_be_read_and_large_ones_are_packed(tmp_path):
     agent, env = case("lake")
     text = export(state_of(agent), tmp_path / "lake.py", env, environment="FrozenLake-v1").read_text()
@@ -254,6 +257,7 @@ def test_a_table_comes_back_as_it_went(tmp_path, name, kind, dtype):
     assert back.visits.tobytes() == agent.visits.tobytes()
 
 
+@pytest.mark.slow
 def test_the_arrays_of_an_npz_are_plain_and_it_is_a_model(tmp_path, capsys):
     agent, env = case("tictactoe")
     path = export(state_of(agent), tmp_path / "policy.npz", env)

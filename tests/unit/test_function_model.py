@@ -54,6 +54,7 @@ def lazy(name, **more):
     return of(name, tables=False, **more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_stored_is_what_plain_python_makes(name):
     stored, expected = of(name), in_python(**CASES[name])
@@ -64,6 +65,7 @@ def test_what_is_stored_is_what_plain_python_makes(name):
         assert given.dtype == getattr(expected, field).dtype and not given.flags.writeable
 
 
+@pytest.mark.slow
 def test_large_models_are_not_stored_unless_that_is_asked_for(monkeypatch):
     monkeypatch.setattr("dist_classicrl.environments.model_making._STORED", 6 * 5 * 5 - 1)
     assert type(of("stock")) is FunctionMDP
@@ -91,6 +93,7 @@ def assert_same(one, other, starts=True):
         np.testing.assert_array_equal(getattr(one, field), getattr(other, field), err_msg=field)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_function_is_packed_as_its_arrays_are(name, monkeypatch):
     monkeypatch.setattr(packing, "_FEW_SLOTS", 0)
@@ -101,6 +104,7 @@ def test_a_function_is_packed_as_its_arrays_are(name, monkeypatch):
     assert_same(packed, compile_model(of(name)), starts="starts" in name)  # in plain Python
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["stock", "stock with a function as mask", "some with many"])
 def test_a_part_has_the_pairs_of_its_states(name, monkeypatch):
     for states in (range(2, 5), np.array([4, 0, 4, 1]), range(3, 3)):
@@ -125,6 +129,7 @@ def assert_is_part(name, states, monkeypatch):
         assert_same(compile_model(model, states), lazy(name).part(states), starts=False)
 
 
+@pytest.mark.slow
 def test_many_slots_are_compact_where_float32_holds_their_rewards(monkeypatch):
     models = {name: of(name) for name in ("even", "stock")}
     wide = {name: compile_model(model) for name, model in models.items()}
@@ -147,6 +152,7 @@ def chi_square(observed, chances):
     return (((np.array(observed) - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["function", "slots of a function", "compact slots"])
 @pytest.mark.parametrize("name", ["stock", "ragged", "even"])
 def test_outcomes_come_as_often_as_they_should(name, kind, monkeypatch):
@@ -169,6 +175,7 @@ def test_outcomes_come_as_often_as_they_should(name, kind, monkeypatch):
         assert chi_square([counts[key] for key in chances], list(chances.values())) < 5.0
 
 
+@pytest.mark.slow
 def test_the_function_is_sampled_by_the_upper_bits_from_its_first_outcome_on():
     simulator = lazy("stock").simulator()
     cuts = np.cumsum(STOCK.demand)
@@ -179,6 +186,7 @@ def test_the_function_is_sampled_by_the_upper_bits_from_its_first_outcome_on():
         assert (nexts[0], rewards[0], ends[0]) == sell.py_func(STOCK, 1, 3, sold)[1:]
 
 
+@pytest.mark.slow
 def test_what_rounding_leaves_is_the_last_outcomes():
     @numba.njit
     def nearly(data, state, action, outcome):
@@ -192,6 +200,7 @@ def test_what_rounding_leaves_is_the_last_outcomes():
     assert model.solve(0.0).v == pytest.approx(stored.solve(0.0).v, rel=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["stock", "stock with a function as mask", "ragged", "starts"])
 def test_values_are_those_of_the_arrays(name, monkeypatch):
     model, stored = lazy(name), of(name)
@@ -219,6 +228,7 @@ def assert_same_values(model, stored, discount):
     assert one.optimum == pytest.approx(other.optimum, abs=1e-8)
 
 
+@pytest.mark.slow
 def test_a_state_without_legal_actions_is_worth_nothing():
     mask = MASK.copy()
     mask[5] = False
@@ -227,6 +237,7 @@ def test_a_state_without_legal_actions_is_worth_nothing():
     np.testing.assert_allclose(solved.q, of("stock", legal=mask).solve(0.9).q, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_values_at_discount_factor_1_need_arrays():
     with pytest.raises(ConvergenceError, match="tables=True"):
         lazy("stock").solve(1.0)
@@ -240,6 +251,7 @@ def test_values_at_discount_factor_1_need_arrays():
         lazy("stock", legal=may_order).policy_value(np.array([4, 4, 0, 0, 0, 0]), 0.9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("legal", [None, may_order])
 def test_it_is_learned_with_tables_and_without(legal):
     settings = dict(discount_factor=0.8, seed=3)
@@ -266,6 +278,7 @@ def around(data, state, action, outcome):
     return 0.5 * (outcome < 2), (state + 1 + outcome * action) % 9, 1.0, False
 
 
+@pytest.mark.slow
 def test_rules_that_look_at_a_model_do_so_where_nothing_is_stored():
     ring = TabularMDP.from_function(
         around, n_states=9, n_actions=2, n_outcomes=3, max_episode_steps=20, name="ring", tables=False
@@ -285,6 +298,7 @@ def test_rules_that_look_at_a_model_do_so_where_nothing_is_stored():
         train(ring, exploring_starts=True)
 
 
+@pytest.mark.slow
 def test_starts_are_drawn_as_they_are_given():
     @numba.njit
     def odd(data, random):
@@ -307,6 +321,7 @@ def test_starts_are_drawn_as_they_are_given():
             assert chi_square(counts[chance > 0], chance[chance > 0]) < 5.0
 
 
+@pytest.mark.slow
 def test_a_start_that_only_a_function_knows_is_not_stored():
     @numba.njit
     def anywhere(data, random):
@@ -364,6 +379,7 @@ class Rewards(NamedTuple):
     rewards: np.ndarray
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tables", [None, False])
 @pytest.mark.parametrize(
     ("kind", "error", "told"),
@@ -388,11 +404,13 @@ def out_of_the_mask(data, state, action):
     return data.demand[state + action] >= 0.0
 
 
+@pytest.mark.slow
 def test_an_index_of_legal_that_there_is_not_is_told_with_its_state_and_action():
     with pytest.raises(OutsideSpaceError, match="of action 4 in state 1"):
         of("stock", legal=out_of_the_mask)
 
 
+@pytest.mark.slow
 def test_of_large_models_some_outcomes_are_tried_and_all_before_they_are_relied_on(monkeypatch):
     monkeypatch.setattr(function_model, "_TRIED", 8)  # states 0 and 8
     sizes = dict(n_states=9, n_actions=2, n_outcomes=2, data=Rewards(np.zeros(2)), tables=False)
@@ -411,6 +429,7 @@ def test_of_large_models_some_outcomes_are_tried_and_all_before_they_are_relied_
         DistAsyncQLearning(seed=1).train(model, total_steps=100_000)
 
 
+@pytest.mark.slow
 def test_indices_are_looked_at_in_the_first_steps():
     """By what is simulated, not only by what is looked at before."""
     model = lazy("stock")
@@ -419,6 +438,7 @@ def test_indices_are_looked_at_in_the_first_steps():
         DistAsyncQLearning(seed=1).train(model, total_steps=100)
 
 
+@pytest.mark.slow
 def test_a_state_that_its_mask_leaves_without_actions_is_refused_where_it_is_stored():
     mask = MASK.copy()
     mask[2] = False
@@ -497,6 +517,7 @@ def test_arguments_that_describe_no_model_are_refused(more, told):
         of("stock", **more)
 
 
+@pytest.mark.slow
 def test_other_arguments_are_refused():
     with pytest.raises(ActionMaskError, match=r"shape \(6, 5\)"):
         of("stock", legal=[[True]])
@@ -531,6 +552,7 @@ def helper(x):
     return SCALE * x
 
 
+@pytest.mark.slow
 def test_a_fingerprint_tells_functions_apart_by_what_they_do(monkeypatch):
     monkeypatch.setattr(FunctionMDP, "check", lambda model, states=None: None)  # compiles each anew
 
@@ -562,6 +584,7 @@ def test_a_fingerprint_tells_functions_apart_by_what_they_do(monkeypatch):
     assert same == again and hash(same) == hash(again) and same != unlike and same != of("stock")
 
 
+@pytest.mark.slow
 def test_two_functions_with_data_of_one_class_are_two_games():
     @numba.njit
     def stays(data, state, action, outcome):
@@ -587,12 +610,14 @@ def test_ranks_of_a_host_share_its_cores(monkeypatch):
     assert ranges.in_ranges(lambda low, high: (low, high), 1000) == [(0, 1000)]
 
 
+@pytest.mark.slow
 def test_a_few_states_are_packed_in_plain_python(monkeypatch):
     for kernel in ("alias", "store"):
         monkeypatch.setattr(packing, kernel, types.SimpleNamespace(py_func=getattr(packing, kernel).py_func))
     compile_model(of("stock"), range(2, 4))
 
 
+@pytest.mark.slow
 def test_one_function_with_data_of_two_classes_reads_each_by_name():
     class Swapped(NamedTuple):
         other: float

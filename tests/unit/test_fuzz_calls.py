@@ -156,6 +156,7 @@ def check_calls(name, examples, folder, monkeypatch):
     check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(CALLS))
 def test_odd_arguments_work_or_are_refused_by_name(name, tmp_path, monkeypatch):
     check_calls(name, 150, tmp_path, monkeypatch)
@@ -167,6 +168,7 @@ def test_many_odd_arguments_work_or_are_refused_by_name(name, tmp_path, monkeypa
     check_calls(name, 2_000, tmp_path, monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "call", "usual"),
     [(DistAsyncQLearning, construct, {}), (DistAsyncQLearning.train, train, {"env": MODEL})],
@@ -240,6 +242,7 @@ def check_environments(examples):
     check()
 
 
+@pytest.mark.slow
 def test_odd_environments_work_or_are_refused_by_name():
     check_environments(200)
 

@@ -19,7 +19,8 @@ from dist_classicrl.learning.supersteps.share import supersteps
 from dist_classicrl.rules import ExpectedSarsa, NStepSarsa, Sarsa
 from dist_classicrl.rules.behaviors import FixedPolicy
 
-pytestmark = pytest.mark.usefixtures("fast_ramp")
+# Each kernel here takes long to compile.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fast_ramp")]
 
 STEPS = 60_000
 
@@ -105,7 +106,6 @@ def test_targets_of_steps_that_wait_come_to_the_owners_of_hot_rows(at_random, mo
     assert learned(problem, STEPS, 5) == one and max(at_random) > 5
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rule", [ExpectedSarsa(), Sarsa(), DoubleQ()])
 def test_rules(rule, at_random, monkeypatch):
     with registered():
@@ -117,7 +117,6 @@ def test_rules(rule, at_random, monkeypatch):
         assert learned(problem, STEPS, 2) == one
 
 
-@pytest.mark.slow
 def test_a_partition_of_the_users_and_a_policy(at_random, monkeypatch):
     model = short(forbidden=False)
     policy = np.random.default_rng(3).dirichlet(np.ones(5), model.n_states)

@@ -22,6 +22,8 @@ from dist_classicrl.model import places
 from dist_classicrl.schedules import Linear, PerVisit
 from dist_classicrl.settings import Settings
 
+pytestmark = pytest.mark.slow  # each kernel here takes long to compile
+
 MASK = (1 << 64) - 1
 STRIDE = 3 * int(GAMMA)
 KEY = np.uint64(12345)

@@ -57,6 +57,7 @@ def environment(seen, played):
     return Any
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seen", OBSERVATIONS.values(), ids=OBSERVATIONS)
 @pytest.mark.parametrize("played", ACTIONS.values(), ids=ACTIONS)
 def test_values_are_numbered_as_they_were_learned(tmp_path, seen, played):

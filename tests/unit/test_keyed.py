@@ -43,6 +43,8 @@ from dist_classicrl.learning import interleaved, keyed_table
 from dist_classicrl.model import places
 from dist_classicrl.tables.keys import empty_slots, enter_all, find_rows, slots_of
 
+pytestmark = pytest.mark.slow  # each kernel here takes long to compile
+
 
 @pytest.fixture(autouse=True)
 def anew(monkeypatch):

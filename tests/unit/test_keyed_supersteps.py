@@ -26,7 +26,8 @@ from dist_classicrl.learning.supersteps.crew import WHO, joined
 from dist_classicrl.model import places
 from dist_classicrl.tables.keys import empty_slots
 
-pytestmark = pytest.mark.usefixtures("fast_ramp")
+# Each kernel here takes long to compile.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fast_ramp")]
 
 STEPS = 100_000
 
@@ -43,7 +44,7 @@ MODELS = {"taxi": taxi, "forbidden actions": partial(garnet, forbidden=True)}
 scrambled_once = cache(lambda name: scrambled(MODELS[name]()))
 
 
-@pytest.mark.parametrize("name", ["taxi", pytest.param("forbidden actions", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["taxi", "forbidden actions"])
 def test_the_values_are_those_of_numbered_states(name):
     settings = settings_of()
     numbered = learned(problem_of(MODELS[name](), settings), STEPS)
@@ -58,7 +59,6 @@ def test_the_values_are_those_of_numbered_states(name):
         assert learned(problem, STEPS, ranks, partition) == one
 
 
-@pytest.mark.slow
 def test_a_partition_of_the_users_learns_the_same_table_and_is_told_where_it_is_wrong():
     problem = problem_of(scrambled_once("forbidden actions"), settings_of())
     one = learned(problem, STEPS)
@@ -71,7 +71,6 @@ def test_a_partition_of_the_users_learns_the_same_table_and_is_told_where_it_is_
     assert learned(problem, STEPS, 2, cuts=cuts) == one
 
 
-@pytest.mark.slow
 def test_two_tables_of_a_rule():
     with registered():
         problem = problem_of(scrambled_once("taxi"), settings_of(algorithm=DoubleQ(), dtype="float32"))
@@ -172,7 +171,6 @@ def game(stuck_from=1 << 40, infinite_from=1 << 40):
     )
 
 
-@pytest.mark.slow
 def test_what_a_game_does_wrong_is_told_with_the_key():
     settings = settings_of(epsilon=1.0)
     stuck = problem_of(game(stuck_from=100), settings)

@@ -20,6 +20,8 @@ from dist_classicrl.tables.large_table import LargeTable
 from dist_classicrl.tables.line_table import LineTable, size_of
 from dist_classicrl.tables.shape import TableShape
 
+pytestmark = pytest.mark.slow  # each kernel here takes long to compile
+
 MODEL = TabularMDP.garnet(5_000, 4, 3, seed=2, terminal_states=4)
 STATES = np.arange(5_000)[:, np.newaxis]
 MASKED = replace(MODEL, action_mask=(np.arange(4) != STATES % 4) | (STATES < 4))

@@ -104,6 +104,7 @@ def test_the_marker_counts_for_more_than_the_status(supervise, capfd):
     assert "the work is done; mpirun returned 137, SIGKILL" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 @needs_proc
 @pytest.mark.parametrize("said", ["done_", "ended 0 0 code true; ended 1 0 code false"])
 def test_an_mpirun_that_does_not_end_is_killed_with_all_that_it_started(
@@ -131,6 +132,7 @@ def test_an_error_that_comes_of_a_death_is_none(supervise, tmp_path):
     assert starts(tmp_path) == ["1", "2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("said", ["1 1 left false", "0 1 lost true", "1 3 code false"])
 def test_a_rank_without_which_the_job_may_go_on_does_not_end_it(supervise, said):
     assert supervise(f"ended {said}; sleep 0.6; done_", grace=0.0, max_restarts=0) == 0
@@ -146,6 +148,7 @@ def test_ranks_that_do_not_come_through_the_start_of_mpi_have_a_limit_of_their_o
     assert "MPI had not started on all ranks" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_limit_of_the_start_is_over_when_mpi_runs(supervise):
     runs = "touch $place/alive $place/mpi-starts $place/mpi-runs; sleep 1; done_"
     assert supervise(runs, start_limit=0.1, max_restarts=0) == 0
@@ -199,6 +202,7 @@ def test_the_delay_between_starts_grows_up_to_its_limit(supervise, monkeypatch):
     assert waited == [20.0, 40.0, 60.0, 60.0]
 
 
+@pytest.mark.slow
 def test_a_job_without_a_sign_of_life_is_ended(supervise, tmp_path, capfd):
     script = "touch $place/alive; [ $attempt = 2 ] && { done_; exit; }; sleep 600"
     assert supervise(script, silence=1.5) == 0
@@ -231,6 +235,7 @@ def test_signs_of_life_end_a_silence_and_a_suspended_launcher_counts_none(tmp_pa
     assert "no rank gave a sign of life for 10 s" in looks(2)
 
 
+@pytest.mark.slow
 @needs_proc
 def test_silence_is_short_where_all_ranks_of_this_host_are_gone(supervise, monkeypatch, capfd):
     monkeypatch.setattr(silence, "_WITHOUT_RANKS_HERE_SECONDS", 1.0)
@@ -242,6 +247,7 @@ wait; sleep 600"""
     assert "all ranks of this host had ended" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "script, times", [("exit 213", 2), ("exit $((210 + attempt))", 4), ("kill -9 $$", 4)]
 )
@@ -264,6 +270,7 @@ def test_a_job_whose_output_nobody_reads_is_not_started_again(supervise, tmp_pat
     assert supervise("done_; kill -PIPE $$") == 0
 
 
+@pytest.mark.slow
 def test_a_launcher_whose_words_nobody_reads_ends_with_the_jobs_status(tmp_path):
     fake(tmp_path, f"echo $attempt >> {tmp_path}/starts; sleep 0.5; echo a line; kill -PIPE $$")
     code = (
@@ -470,6 +477,7 @@ touch $place/alive ready; while :; do sleep 0.05; done
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number, heard, status",
     [
@@ -493,6 +501,7 @@ def test_signals_reach_mpirun_in_a_form_that_lets_ranks_save(start_launch, tmp_p
 DEAF = "trap '' USR1; touch $place/alive; echo $$ > pid; mv pid ready; while :; do sleep 0.05; done"
 
 
+@pytest.mark.slow
 @needs_proc
 @pytest.mark.parametrize(
     "first, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 138)]
@@ -515,6 +524,7 @@ def test_a_signal_that_comes_with_the_end_stops_the_restarting(supervise, tmp_pa
     assert starts(tmp_path) == ["1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number, status", [(signal.SIGUSR1, 75), (signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_signal_before_any_rank_runs_ends_the_job_and_mpirun_hears_nothing(
     start_launch, tmp_path, number, status
@@ -527,6 +537,7 @@ def test_a_signal_before_any_rank_runs_ends_the_job_and_mpirun_hears_nothing(
     assert "no rank had begun" in said and "The same command starts the job again" in said
 
 
+@pytest.mark.slow
 def test_a_job_that_does_not_stop_is_ended(start_launch, tmp_path):
     process = start_launch(f"while :; do touch $place/alive; sleep 0.1; done & {DEAF}", "--silence", "1")
     wait_for(tmp_path / "ready")
@@ -535,6 +546,7 @@ def test_a_job_that_does_not_stop_is_ended(start_launch, tmp_path):
     assert (process.returncode, "did not stop within 1 s" in said) == (143, True)
 
 
+@pytest.mark.slow
 def test_a_signal_that_stops_nothing_is_forgotten(start_launch, tmp_path):
     script = (
         "[ $attempt = 2 ] && { done_; exit; }; trap : USR2; touch $place/alive ready\n"
@@ -547,6 +559,7 @@ def test_a_signal_that_stops_nothing_is_forgotten(start_launch, tmp_path):
     assert (process.returncode, (tmp_path / "on-2").exists()) == (0, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number, status", [(signal.SIGUSR1, 75), (signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_signal_between_two_starts_stops_the_restarting(start_launch, tmp_path, number, status):
     process = start_launch("exit 1", "--restart-delay", "30")

@@ -102,6 +102,7 @@ def test_own_addresses_are_those_of_cards_and_not_the_loopbacks():
             server.bind((address, 0))  # so it is one of this host's
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "named, what", [("eth1", "a card of that name"), ("10.78.0.0/24", "an address in that network")]
 )

@@ -85,6 +85,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_next_steps_are_the_same_to_the_bit(case):
     name, more = CASES[case]
@@ -132,6 +133,7 @@ def test_float32_needs_the_exact_table():
     assert other.best.tobytes() == table.best.tobytes() and other.greedy.tolist() == table.greedy.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize(("name", "ratio"), [("garnet", 0.0), ("garnet", 0.7), ("moody", 0.0)])
 def test_rounds_go_on_the_same_to_the_bit(name, ratio, dtype):
@@ -202,6 +204,7 @@ def stepped(masked=True, ratio=3.0, capacity=30, at=0):
     return learner_of(lambda: Pays(masked, at), settings, n_envs=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [20, 200])
 def test_a_stepped_learner_keeps_its_replay_memory(steps):
     learner = stepped()
@@ -221,6 +224,7 @@ def test_a_stepped_learner_keeps_its_replay_memory(steps):
         assert restored.state(0)[name].tolist() == array.tolist()
 
 
+@pytest.mark.slow
 def test_a_stepped_learner_without_replay_has_no_state():
     learner = stepped(ratio=0.0)
     assert learner.state(0) == {}
@@ -229,6 +233,7 @@ def test_a_stepped_learner_without_replay_has_no_state():
         learner.restore(0, {"replay_masks": np.ones((30, 2), bool)})
 
 
+@pytest.mark.slow
 def test_masks_are_optional_for_a_stepped_learner():
     plain = stepped(masked=False)
     plain.learn(0, Stream(KEY, 0), 40)
@@ -313,6 +318,7 @@ def good_state(held=CAPACITY, place=3):
     }
 
 
+@pytest.mark.slow
 def test_what_is_allowed_comes_back():
     learner = line_learner()
     for held, place in ((CAPACITY, 0), (CAPACITY, CAPACITY - 1), (0, 0), (5, 5)):
@@ -374,6 +380,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", WRONG)
 def test_numbers_that_no_learner_could_have_are_refused(case):
     name, index, value, message = WRONG[case]
@@ -421,6 +428,7 @@ FORMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", FORMS)
 def test_arrays_of_another_kind_are_refused(case):
     change, message = FORMS[case]
@@ -429,6 +437,7 @@ def test_arrays_of_another_kind_are_refused(case):
     refuses(line_learner(), state, message)
 
 
+@pytest.mark.slow
 def test_replay_and_no_replay_do_not_mix():
     state = good_state()
     refuses(
@@ -437,6 +446,7 @@ def test_replay_and_no_replay_do_not_mix():
     refuses(line_learner(), line_learner(replay_ratio=0.0).state(0), "replay_entries is missing")
 
 
+@pytest.mark.slow
 def test_a_stepped_learner_checks_its_replay_memory():
     learner = stepped()
     state = learner.state(0)

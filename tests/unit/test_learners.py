@@ -50,6 +50,7 @@ def rewards_in_order(n_envs):
         at += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", [0, 5])
 @pytest.mark.parametrize("kind", ["one by one", "vector"])
 @pytest.mark.parametrize(("n_envs", "batch_size"), [(1, 4), (3, 8), (5, 2), (4, 4)])
@@ -108,6 +109,7 @@ class OneLegalAction(gymnasium.Env):
         return 0, -1.0, False, False, {"action_mask": np.array([1, 0], np.int8)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("told_at_once", [True, False])
 @pytest.mark.parametrize("replay_ratio", [0.0, 4.0])
 def test_replay_keeps_to_the_mask(replay_ratio, told_at_once):
@@ -134,6 +136,7 @@ class Closed(Ticker):
         self.closed.append(self)
 
 
+@pytest.mark.slow
 def test_a_walker_of_the_same_number_is_replaced():
     closed, settings = [], Settings(learning_rate=1.0, discount_factor=0.0, batch_size=1)
     source = resolve(lambda: Closed(closed), 2, None)
@@ -151,6 +154,7 @@ def test_a_walker_of_the_same_number_is_replaced():
     assert len(closed) == 6
 
 
+@pytest.mark.slow
 def test_a_compiled_walker_of_the_same_number_is_replaced():
     settings = Settings(learning_rate=0.5, replay_ratio=1.0, buffer_size=5)
     source = resolve(TabularMDP.garnet(9, 3, 2, seed=1), 1, None)

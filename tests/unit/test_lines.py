@@ -24,6 +24,7 @@ def searched(table):
     return maxima, greedy, chosen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("n_actions", [1, 2, 3, 5, 8, 15, 16, 17, 31, 32, 33, 100])
 def test_the_best_of_a_row_is_found(n_actions, dtype):
@@ -45,6 +46,7 @@ def test_the_best_of_a_row_is_found(n_actions, dtype):
     assert is_best[np.arange(500), chosen].all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_actions", [8, 40])
 def test_rows_without_numbers_to_compare_do_no_harm(n_actions):
     """Nothing can be collected where no action is legal; NaN is told later, by `settle`."""

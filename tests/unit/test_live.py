@@ -235,6 +235,7 @@ def on_terminal(command, look=lambda process, got: None):
     return run_on_terminal(command, look, env=environment)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_the_screen_is_given_back_however_it_ends(ending, tmp_path):
     code, expected = ENDINGS[ending]
@@ -251,6 +252,7 @@ def test_the_screen_is_given_back_however_it_ends(ending, tmp_path):
     assert ("own mistake" in after) == (ending == "error")
 
 
+@pytest.mark.slow
 def test_a_training_and_a_sweep_are_shown_and_their_summaries_come_below(tmp_path):
     out, study = tmp_path / "out", tmp_path / "study.toml"
     study.write_text('environment = "FrozenLake-v1"\ntotal_steps = 1000\nseeds = 2\n')

@@ -58,6 +58,7 @@ def test_the_agent_comes_back_from_each_kind_of_folder(tmp_path, monkeypatch, pl
     assert same(DistAsyncQLearning.load_model("."), agent)
 
 
+@pytest.mark.slow
 def test_the_policy_is_that_of_the_trained_agent(tmp_path):
     game = tictactoe_model()
     agent = DistAsyncQLearning(seed=1, state_size=512, action_size=12)

@@ -151,6 +151,7 @@ def same(one, other):
     return one == other or one != one and other != other
 
 
+@pytest.mark.slow
 @given(values_of(Everything))
 def test_fields_of_every_type_come_out_as_they_went_in(record):
     parts = envelope.decode(envelope.encode(Kind.PUSH, *to_parts(record)))[1]
@@ -158,6 +159,7 @@ def test_fields_of_every_type_come_out_as_they_went_in(record):
     assert same(from_parts(Everything, parts), record)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 @settings(max_examples=25)
 @given(data=st.data())
@@ -204,6 +206,7 @@ def read(encoded, cls):
     return refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", [*CLASSES, Everything], ids=lambda cls: cls.__name__)
 @settings(max_examples=40)
 @given(data=st.data())
@@ -218,6 +221,7 @@ def test_damaged_bytes_are_a_message_or_a_protocol_error(cls, data):
     assert size == encoded.size or read(encoded[:size].copy(), cls) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", [*CLASSES, Everything], ids=lambda cls: cls.__name__)
 @settings(max_examples=40)
 @given(st.data())

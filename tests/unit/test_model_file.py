@@ -367,6 +367,7 @@ def with_big_tables(path, shape, blocks):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
@@ -386,6 +387,7 @@ def test_a_small_file_that_would_be_large_is_refused_before_it_is_unpacked(
     assert all(np.prod(given[0]) < 10_000 for given in made)  # what the file says of itself
 
 
+@pytest.mark.slow
 def test_reading_needs_no_second_copy_of_the_table(tmp_path):
     shape = (2**21, 4)
     path = model_file.write(

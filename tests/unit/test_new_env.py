@@ -27,6 +27,7 @@ def limited():
     return gym.wrappers.TimeLimit(gym.make("Blackjack-v1"), 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "second", "words"),
     [
@@ -91,6 +92,7 @@ def test_what_has_learned_nothing_takes_any_environment():
     assert agent.steps == 100
 
 
+@pytest.mark.slow
 def test_a_loaded_agent_knows_what_it_was_trained_in(tmp_path):
     path = trained("Taxi-v4").save_model(tmp_path / "taxi.npz")
     for source in (path, tmp_path / "saved"):
@@ -134,6 +136,7 @@ def script(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [1, 2, 3])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_a_curriculum_goes_on_from_its_checkpoints(script, before, dtype):

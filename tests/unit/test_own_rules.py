@@ -23,6 +23,8 @@ from dist_classicrl.rules import LearningRule, Shared, register, unregister
 from dist_classicrl.schedules import Constant
 from dist_classicrl.settings import Settings
 
+pytestmark = pytest.mark.slow  # each kernel here takes long to compile
+
 MODEL = TabularMDP.garnet(6, 2, 2, seed=1)
 
 
@@ -310,7 +312,6 @@ class AlwaysCompares(NamedTuple):
     bonus: float = 0.05
 
 
-@pytest.mark.slow
 def test_what_the_table_knows_of_the_best_action_makes_no_difference_to_upper_confidence_bounds():
     rule = find("ucb_q_learning")[0]
     register(replace(rule, name="always_compares", parameters=AlwaysCompares, is_by_value=None))

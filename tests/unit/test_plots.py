@@ -72,6 +72,7 @@ def test_smooth_return_is_the_mean_of_the_episodes_around(metrics):
     assert np.abs(np.diff(curve.smooth)).mean() < 0.6 * np.abs(np.diff(curve.y)).mean()
 
 
+@pytest.mark.slow
 def test_reports_without_a_value_are_left_out(tmp_path):
     lines = [hand_made.report(1000 * i, i, mean_return=None if i == 2 else 0.1 * i) for i in (1, 2, 3)]
     curves = plot_curves(read_metrics(hand_made.write(tmp_path, lines)), x=("steps", "time"))[1]
@@ -79,12 +80,14 @@ def test_reports_without_a_value_are_left_out(tmp_path):
     assert curves["td_error", "time"].x.size == 3
 
 
+@pytest.mark.slow
 def test_an_error_that_falls_by_far_is_on_a_logarithmic_axis(tmp_path):
     lines = [hand_made.report(1000 * i, i, td_error=10.0**-i) for i in range(1, 6)]
     figure, _ = plot_curves(read_metrics(hand_made.write(tmp_path, lines)), x="steps")
     assert [axes.get_yscale() for axes in figure.axes] == ["linear", "log", "linear", "linear"]
 
 
+@pytest.mark.slow
 def test_names_are_no_formulas_and_powers_of_ten_are(tmp_path):
     lines = [hand_made.report(1000 * i, i, td_error=10.0**-i) for i in range(1, 6)]
     metrics = read_metrics(hand_made.write(tmp_path / "a$_$b", lines))
@@ -255,6 +258,7 @@ def make_lake(**arguments):
     return gymnasium.make("FrozenLake-v1", **arguments)
 
 
+@pytest.mark.slow
 def test_a_map_of_any_lake_has_its_cells_its_values_and_where_actions_lead():
     q = np.zeros((6, 4))
     q[0] = (0.1, 0.5, 0.2, 0.0)  # down
@@ -302,6 +306,7 @@ def test_what_is_no_grid_or_does_not_fit_has_no_map():
 # Files
 
 
+@pytest.mark.slow
 def test_an_overview_has_all_and_is_written_1200_pixels_wide(eventful, tmp_path):
     import matplotlib
     from matplotlib.image import imread

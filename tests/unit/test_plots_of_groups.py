@@ -72,6 +72,7 @@ def test_each_group_has_its_mean_and_interval_on_common_steps(tmp_path):
     assert len(colors) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [4, 10, 30])
 @pytest.mark.parametrize(
     "label",
@@ -295,6 +296,7 @@ def test_runs_are_grouped_by_any_setting_and_by_what_differs(drawn, tmp_path, ca
     assert status == 2 and "there is no setting 'learning-rat'. Did you mean 'learning_rate'?" in err
 
 
+@pytest.mark.slow
 def test_an_argument_of_the_environment_is_not_the_setting_of_the_same_name(drawn, tmp_path, capsys):
     """A garnet has a seed of its own."""
     same, other = ({"environment_arguments": {"seed": seed, "states": 9}} for seed in (7, 8))

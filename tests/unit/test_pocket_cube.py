@@ -27,6 +27,7 @@ def all_distances(half_turns):
     return distances(pocket_cube(half_turns))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("half_turns", "known"), [(False, QUARTER), (True, HALF)])
 def test_so_many_states_are_so_many_turns_away(half_turns, known):
     keys, turns = all_distances(half_turns)
@@ -46,6 +47,7 @@ def test_each_turn_has_one_back_and_four_of_them_do_nothing():
             assert two == turn(cube.tables, key, twice) and turn(cube.tables, two, twice) == key
 
 
+@pytest.mark.slow
 def test_it_begins_with_each_cube_but_the_solved_one():
     """The first 10,000 of the numbers that are drawn are as many keys, all of cubes that can be had."""
     cube = pocket_cube()
@@ -55,6 +57,7 @@ def test_it_begins_with_each_cube_but_the_solved_one():
     assert cube.tables.solved == key_of(np.arange(CORNERS), np.zeros(CORNERS, np.int64))
 
 
+@pytest.mark.slow
 def test_learning_comes_from_above_to_the_distances():
     """What is hoped for at first, 0, never gets worse than a state is."""
     cube = pocket_cube()

@@ -38,6 +38,7 @@ def keeper():
     return agent
 
 
+@pytest.mark.slow
 def test_where_values_are_negative_the_policy_plays_legal_actions_and_argmax_of_the_table_does_not(
     keeper, tmp_path
 ):
@@ -71,6 +72,7 @@ def test_where_values_are_negative_the_policy_plays_legal_actions_and_argmax_of_
     assert model.start_value(model.policy_value(keeper.policy.greedy, 0.9)) < 0.0
 
 
+@pytest.mark.slow
 def test_a_policy_is_of_when_it_was_taken():
     agent = DistAsyncQLearning(seed=1)
     agent.train(inventory(), total_steps=2_000)
@@ -98,6 +100,7 @@ class Nested(gym.Env):
         return seen, float(action.tolist() == [1, 2]), bool(self.np_random.random() < 0.2), False, {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", ["Blackjack-v1", Nested])
 def test_a_batch_gets_what_each_of_its_observations_gets(env):
     agent = DistAsyncQLearning(seed=1, n_envs=2)
@@ -123,6 +126,7 @@ def test_a_batch_gets_what_each_of_its_observations_gets(env):
         agent.action_values([*each[:1], ("not", "of", "this space")])
 
 
+@pytest.mark.slow
 def test_a_batch_with_masks_of_its_own():
     class Masked(Nested):
         observation_space = spaces.Dict(
@@ -146,6 +150,7 @@ def test_a_batch_with_masks_of_its_own():
     assert agent.state_values(batch).tolist() == [0.0, 1.0]
 
 
+@pytest.mark.slow
 def test_ended_games_are_worth_nothing():
     transition = np.zeros((3, 2, 3))
     transition[:2, :, 2] = 1.0
@@ -161,6 +166,7 @@ def test_ended_games_are_worth_nothing():
     assert agent.action_values([1, 2]).tolist() == [[-np.inf, -4.0], [-3.0, -4.0]]
 
 
+@pytest.mark.slow
 def test_a_loaded_agent_that_was_not_told_its_environment_takes_no_observation_for_a_batch(tmp_path):
     agent = DistAsyncQLearning(seed=1, n_envs=2)
     agent.train(Nested, total_steps=200)
@@ -174,6 +180,7 @@ def test_a_loaded_agent_that_was_not_told_its_environment_takes_no_observation_f
     assert told.predict({"at": np.array([[1, 2]]), "flag": np.array([1])}).shape == (1, 2)
 
 
+@pytest.mark.slow
 def test_what_is_no_state_is_refused_in_a_batch_too(keeper):
     for wrong in (6, -1, [0, 6], 2.0, "3", [[0, 1]], [[0], [1, 2]], None):
         for ask in (keeper.policy, keeper.predict, keeper.action_values, keeper.state_values):
@@ -221,6 +228,7 @@ class Corridor(gym.Env):
         return self.cell, -1.0, self.cell == 4, False, self._told()
 
 
+@pytest.mark.slow
 def test_what_masks_forbade_where_they_were_told_by_and_by_is_not_played(tmp_path):
     agent = DistAsyncQLearning(seed=1, discount_factor=0.9)
     agent.train(Corridor, total_steps=20_000)
@@ -236,6 +244,7 @@ def test_what_masks_forbade_where_they_were_told_by_and_by_is_not_played(tmp_pat
     assert agent.predict(0) == 0
 
 
+@pytest.mark.slow
 def test_what_a_table_begins_with_is_not_taken_for_something_known():
     for dtype in ("float64", "float32"):
         agent = DistAsyncQLearning(seed=1, discount_factor=0.9, initial_value=0.3, dtype=dtype)
@@ -255,6 +264,7 @@ def test_who_is_to_learn_in_two_environments_is_told_the_size_for_both():
         agent.train("FrozenLake-v1", total_steps=100)
 
 
+@pytest.mark.slow
 def test_a_policy_cannot_be_written_to():
     agent = DistAsyncQLearning(seed=1)
     agent.train(TicTacToeEnv(), total_steps=200)

@@ -13,6 +13,7 @@ from dist_classicrl.errors import EnvError, ModelFileError, OutsideSpaceError, S
 from dist_classicrl.model import model_file
 
 
+@pytest.mark.slow
 def test_predict_names_legal_actions_of_a_compiled_game_also_after_loading(tmp_path):
     env = TicTacToeEnv(agent_plays="second")
     agent = DistAsyncQLearning(seed=1, state_size=400)
@@ -95,6 +96,7 @@ def _saved_lake(folder):
     return agent.save_model(folder / "lake")
 
 
+@pytest.mark.slow
 def test_a_model_file_whose_mask_was_left_out_is_refused(tmp_path):
     agent = DistAsyncQLearning(seed=1)
     agent.train(TicTacToeEnv(), total_steps=100)

@@ -38,6 +38,7 @@ NAMES = [name.partition("/")[2] for name in PROBLEMS]
 HAVE_OPTIMUM = [name for name in NAMES if PROBLEMS[f"dist_classicrl/{name}"].optimum is not None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_registry_says_how_large_they_are(name):
     problem, made = PROBLEMS[f"dist_classicrl/{name}"], model_of(name)
@@ -50,6 +51,7 @@ def test_the_registry_says_how_large_they_are(name):
     assert context.params["env"] == problem.id and context.params["total_steps"] >= 10**6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HAVE_OPTIMUM)
 def test_the_best_policy_collects_what_the_registry_says(name):
     problem, model = PROBLEMS[f"dist_classicrl/{name}"], model_of(name)
@@ -103,6 +105,7 @@ def outcomes_of(model, state, action):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_gymnasium_makes_them_and_finds_nothing_wrong(name):
     with warnings.catch_warnings():
@@ -110,6 +113,7 @@ def test_gymnasium_makes_them_and_finds_nothing_wrong(name):
         check_env(gymnasium.make(f"dist_classicrl/{name}").unwrapped)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["RiverSwim-v0", "Blackjack-v0"])
 def test_stepped_by_gymnasium_they_are_the_same_process(name):
     """How often each outcome comes, against its probability: chi squared over all pairs that were met."""
@@ -179,6 +183,7 @@ def test_actions_have_names_where_they_are_no_numbers():
     assert len(named) > 10 and all(len(each.actions) >= each.n_actions for each in named)
 
 
+@pytest.mark.slow
 def test_gymnasium_knows_them_once_both_are_imported():
     """In either order; and nothing of Gymnasium is imported before."""
     said = "print(gymnasium.make('dist_classicrl/Chain-v0').observation_space.n)"

@@ -37,6 +37,7 @@ def test_environment_and_folder_are_those_asked_for(tmp_path):
     assert job.output.split() == [str(tmp_path), "red", "False"]
 
 
+@pytest.mark.slow
 @needs_proc
 @pytest.mark.parametrize("ending", ["import time; time.sleep(600)", "pass", "raise SystemExit(4)"])
 def test_nothing_is_left_however_the_job_ends(ending):
@@ -47,6 +48,7 @@ def test_nothing_is_left_however_the_job_ends(ending):
     assert job.timed_out == ("sleep" in ending)
 
 
+@pytest.mark.slow
 @needs_proc
 def test_the_first_process_may_clean_up_before_it_is_killed():
     program = "import signal, time\nsignal.signal(15, lambda *_: (print('cleaned', flush=True), exit(9)))\n"

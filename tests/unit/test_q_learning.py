@@ -205,6 +205,7 @@ def test_learning_equals_the_twin_bit_for_bit(name, schedules):
     assert pair.slow_table.maps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["masked ragged", "tictactoe"])
 def test_masked_environments_equal_the_twin(name):
     simulator = simulator_of(name)
@@ -216,6 +217,7 @@ def test_masked_environments_equal_the_twin(name):
     assert simulator.legal.ravel()[touched].all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("capacity", "ratio"), [(1, 1.0), (7, 2.5), (50, 0.4)])
 @pytest.mark.parametrize("learning_rate", [0.3, PerVisit(0.7)])
 def test_replay_equals_the_twin(learning_rate, capacity, ratio):
@@ -240,6 +242,7 @@ def test_long_learning_without_a_push_keeps_weights_normal():
     assert all(weight == 0.0 or weight > 1e-290 for weight in weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedules", SCHEDULES)
 def test_cutting_a_stretch_changes_no_bit(schedules):
     def learned(pieces):
@@ -258,6 +261,7 @@ def test_cutting_a_stretch_changes_no_bit(schedules):
         assert learned(np.diff(cuts, prepend=0, append=5000).tolist()) == whole
 
 
+@pytest.mark.slow
 def test_a_truncated_step_bootstraps_from_the_state_it_reached():
     # One action walks 0, 1, 2, ...; episodes are cut after one step and begin anew in state 0.
     transition = np.zeros((3, 1, 3))
@@ -287,6 +291,7 @@ def corridor_step(data, memory, state, action, random):
     return state + 1, 1.0, False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replay_ratio", [0.0, 2.0])
 def test_a_state_without_legal_actions_is_worth_nothing_where_an_episode_is_truncated(replay_ratio):
     legal = np.array([[True, False], [True, True], [False, False]])
@@ -368,6 +373,7 @@ def some_transitions(seed, n, n_states, n_actions, masked):
     return batch, masks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learning_rate", [Linear(0.5, 0.1, 100), PerVisit(0.6)])
 @pytest.mark.parametrize("replaying", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
@@ -416,6 +422,7 @@ def test_learn_batch_equals_the_twin(masked, replaying, learning_rate):
         assert table.updates[entry] == real + (replayed << 32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 1.0])
 def test_choose_actions_equals_the_twin(epsilon, masked):
@@ -459,6 +466,7 @@ def bad_step(data, memory, state, action, random):
     return 0, reward, memory[0] == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [3, 10])
 @pytest.mark.parametrize("reward", [np.nan, np.inf, -np.inf])
 def test_a_reward_that_is_no_finite_number_is_an_error(reward, at, monkeypatch):

@@ -50,6 +50,7 @@ def test_a_log_of_evaluations_that_is_a_pipe_is_set_aside(pipe, caplog):
     assert "Not a regular file" in caplog.text and not path.exists()
 
 
+@pytest.mark.slow
 def test_a_manifest_that_is_a_pipe_is_no_checkpoint(tmp_path):
     folder = tmp_path / "checkpoints"
     agent = DistAsyncQLearning(seed=1)

@@ -42,6 +42,7 @@ def page(run, tmp_path_factory):
     return target
 
 
+@pytest.mark.slow
 def test_a_page_tells_all_of_a_run_and_needs_nothing_but_itself(page):
     text = page.read_text()
     tags = Tags(text)
@@ -59,6 +60,7 @@ def test_a_page_tells_all_of_a_run_and_needs_nothing_but_itself(page):
     assert 'name="viewport"' in text and "prefers-color-scheme: dark" in text
 
 
+@pytest.mark.slow
 def test_the_exact_gap_is_that_of_the_table(run, tmp_path, capsys):
     worse = make_run(tmp_path / "worse", "FrozenLake-v1", np.zeros((16, 4)))
     status, told, _ = run_command(capsys, "report", worse, "--html", str(tmp_path / "worse.html"))
@@ -67,6 +69,7 @@ def test_the_exact_gap_is_that_of_the_table(run, tmp_path, capsys):
     assert f"{uniform:.6g}" in (tmp_path / "worse.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_saved_agent_has_a_page_too(run, tmp_path, capsys):
     target = tmp_path / "saved.html"
     assert run_command(capsys, "report", str(run / "model.npz"), "--html", str(target))[0] == 0
@@ -92,6 +95,7 @@ def test_sections_are_added_in_order_and_escaped(tmp_path):
     assert text.index("A &amp; B</h2>") < text.index("C</h2>")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="There is no chromium.")
 @pytest.mark.parametrize(("scheme", "ground"), [(1, "rgb(255, 255, 255)"), (0, "rgb(20, 24, 29)")])
 def test_a_browser_shows_it_on_a_phone_in_light_and_dark(page, tmp_path, scheme, ground):

@@ -37,6 +37,7 @@ def shown(tmp_path_factory):
     return {type(thing).__name__: repr(thing) for thing in [*things, read_metrics(folder)]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "words"),
     [

@@ -144,6 +144,7 @@ def settings_of(name, async_updates):
     return env, {"seed": 11, "async_updates": async_updates, **settings}
 
 
+@pytest.mark.slow
 @MODES
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_that_was_stopped_is_one_that_was_not(name, async_updates, tmp_path, restart, small_slices):
@@ -244,6 +245,7 @@ def stopped(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
 def test_what_no_training_has_written_is_refused_by_name(name, stopped, tmp_path, restart):
     shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
@@ -270,6 +272,7 @@ def contents(folder):
 # Requests to stop at a call's edges
 
 
+@pytest.mark.slow
 @MODES
 @pytest.mark.parametrize("steps", [1, 64, 4_001])
 def test_a_request_in_the_last_steps_of_a_call_stops_the_script_behind_it(
@@ -345,6 +348,7 @@ def test_a_time_limit_stops_in_time_and_the_next_run_goes_on(tmp_path, restart):
 CALLS = [300, 1, 0, 450, 32, 700, 1_200, 64, 900, 333]
 
 
+@pytest.mark.slow
 @MODES
 @pytest.mark.parametrize("stop_at", [0, 500, 1_170])
 def test_ten_calls_of_which_the_seventh_was_stopped(
@@ -441,6 +445,7 @@ def check_stopped_in_some_calls(calls, stopped_in, restart, **settings):
     assert same(agent, straight)
 
 
+@pytest.mark.slow
 @MODES
 def test_calls_that_are_not_saved_in_between(async_updates, tmp_path, restart, small_slices):
     settings = {"seed": 11, "async_updates": async_updates, "logical_workers": 2, "sync_frequency": 1}
@@ -620,6 +625,7 @@ def everything(folder):
     return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_checkpoint_of_something_else_is_refused_and_left_alone(name, garnet_folder, tmp_path):
     folder, _ = garnet_folder
@@ -672,6 +678,7 @@ FREE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("had", [{}, {"replay_ratio": 0.5}])
 @pytest.mark.parametrize("name", FREE)
 def test_other_settings_may_change_from_run_to_run(name, had, tmp_path, restart):
@@ -687,6 +694,7 @@ def test_other_settings_may_change_from_run_to_run(name, had, tmp_path, restart)
     assert newest(tmp_path).body["settings"] == json.loads(json.dumps(agent.settings.to_dict()))
 
 
+@pytest.mark.slow
 def test_the_reproducible_mode_may_change_its_replay_memory(tmp_path, restart, caplog):
     settings = {"seed": 11, "async_updates": False, "replay_ratio": 1.0}
     with pytest.raises(TrainingStopped):
@@ -711,6 +719,7 @@ def test_a_seed_that_nobody_gave_comes_from_the_checkpoint(tmp_path, restart, sm
     assert same(again, straight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_not_strict_what_fits_is_taken_over(name, garnet_folder, restart, caplog):
     folder, first = garnet_folder
@@ -737,6 +746,7 @@ def test_not_strict_what_fits_is_taken_over(name, garnet_folder, restart, caplog
     assert same(again, agent)
 
 
+@pytest.mark.slow
 def test_not_strict_a_smaller_table_takes_its_corner(tmp_path, restart):
     first = DistAsyncQLearning(seed=11)
     first.train(LARGER, total_steps=20_000, checkpoint_dir=tmp_path)
@@ -1017,6 +1027,7 @@ def test_checkpoints_by_steps(async_updates, tmp_path, small_slices):
         assert saved.arrays["visits"].sum() == saved.body["steps"]
 
 
+@pytest.mark.slow
 @MODES
 @pytest.mark.parametrize("slow", [False, True])
 def test_checkpoints_by_time(slow, async_updates, tmp_path, monkeypatch):
@@ -1051,6 +1062,7 @@ def test_checkpoints_by_time(slow, async_updates, tmp_path, monkeypatch):
     assert saved[-1] == agent.steps
 
 
+@pytest.mark.slow
 def test_how_many_are_kept_may_change_from_call_to_call(tmp_path, small_slices):
     agent = DistAsyncQLearning(seed=11, batch_size=10)
 
@@ -1081,6 +1093,7 @@ def test_permissions_may_change_from_call_to_call(tmp_path):
     assert {path.stat().st_mode & 0o777 for path in Path(newest(tmp_path).url).iterdir()} == {0o640}
 
 
+@pytest.mark.slow
 def test_legal_actions_are_saved_where_they_are_known(tmp_path):
     DistAsyncQLearning(seed=11).train(TicTacToeEnv, total_steps=100, checkpoint_dir=tmp_path / "game")
     assert np.array_equal(newest(tmp_path / "game").arrays["legal"], rules().legal)
@@ -1104,6 +1117,7 @@ def test_a_table_larger_than_the_environment_comes_back_whole(tmp_path, restart,
     assert (again.q_table[16:] == np.arange(96.0, 120.0).reshape(4, 6)).all()
 
 
+@pytest.mark.slow
 def test_a_stepped_environment_makes_the_steps_asked_for_and_keeps_its_replay_memory(tmp_path, restart):
     settings = {"seed": 11, "n_envs": 3, "batch_size": 6, "replay_ratio": 0.5, "buffer_size": 40}
     for stop in (1, 200, 401):

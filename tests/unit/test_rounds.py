@@ -85,6 +85,7 @@ def slowly_merged(learner, shared, merge, quotas):
     return merge.merge(parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -136,6 +137,7 @@ def test_the_table_is_the_same_bits_whoever_plays(settings):
     assert [trained(ranks) for ranks in (1, 2, 3, 6)] == [expected] * 4
 
 
+@pytest.mark.slow
 def test_the_order_in_which_entries_were_seen_does_not_show():
     rng = np.random.default_rng(4)
     sums = [
@@ -168,6 +170,7 @@ def test_maps_of_others_are_read_only_where_their_parts_are_what_they_should_be(
         assert not is_taken(**wrong), wrong
 
 
+@pytest.mark.slow
 def test_what_is_abandoned_leaves_nothing_behind():
     settings = Settings(async_updates=False, logical_workers=4, replay_ratio=0.5, buffer_size=10)
     learner = learner_of(MODEL, settings, 4, range(4))
@@ -272,6 +275,7 @@ def test_the_pace_goes_through_files_and_nothing_else_passes_for_one():
         assert not Pace.is_described_by(other)
 
 
+@pytest.mark.slow
 def test_a_call_of_train_makes_its_rounds_longer(monkeypatch):
     lengths = []
     after = Pace.after
@@ -287,6 +291,7 @@ def test_a_call_of_train_makes_its_rounds_longer(monkeypatch):
     assert lengths[0] == 16 * 32 * ROUND_UPDATES < max(lengths) <= 3_000_000 / 32
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_from_a_checkpoint_makes_rounds_as_long(monkeypatch, tmp_path):
     def trained(**saved):
         monkeypatch.setattr(places, "_agents", {})  # agents are numbered as in a new process

@@ -60,6 +60,7 @@ def test_each_number_that_a_rule_remembers_has_a_range_and_others_are_refused(al
         assert not array.any(), name
 
 
+@pytest.mark.slow
 def test_a_learner_refuses_what_its_rule_could_not_have_remembered():
     model = TabularMDP.garnet(STATES, ACTIONS, 2, seed=1)
     learner = learner_of(model, Settings(algorithm="n_step_sarsa"))
@@ -165,6 +166,7 @@ def test_a_model_whose_numbers_contradict_each_other_is_refused():
     assert tried > 1000
 
 
+@pytest.mark.slow
 def test_a_list_of_outcomes_that_goes_round_is_refused():
     """Two outcomes of a state that come after each other, and after nothing else: each is in one list."""
     memory = lived()
@@ -179,6 +181,7 @@ def test_a_list_of_outcomes_that_goes_round_is_refused():
         memory.restore(state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, value, says",
     [

@@ -63,6 +63,7 @@ def test_the_names_are_those_of_the_package_and_what_was_registered(own):
     rules.register(own)
 
 
+@pytest.mark.slow
 def test_rules_of_the_package_are_known_before_anything_is_compiled():
     program = """
 import sys

@@ -446,6 +446,7 @@ def test_a_process_that_was_replaced_stops(broken_disk, tmp_path):
 # A disk that hangs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["patience", "second Ctrl-C", "error"])
 def test_a_table_that_changes_while_it_is_read_is_never_published(way, tmp_path, monkeypatch, caplog):
     """Each file is hashed as it is read, so a torn table would pass every check."""

@@ -58,6 +58,7 @@ def test_nothing_is_shown_where_there_is_no_terminal(capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_how_far_the_training_is():
     status, got = on_terminal("agent.train(garnet, total_steps=200_000)\nprint('afterwards')\n")
     assert status == 0, got
@@ -66,11 +67,13 @@ def test_a_terminal_shows_how_far_the_training_is():
     assert got.rindex("\x1b[?25h") > got.rindex("\x1b[?25l")  # the cursor is back
 
 
+@pytest.mark.slow
 def test_no_bar_on_a_terminal_for_who_wants_none():
     status, got = on_terminal("agent.train(garnet, total_steps=1_000, progress_bar=False)\n")
     assert (status, got.replace("\x1b[0m", "")) == (0, "")  # with which colorama ends, where it is installed
 
 
+@pytest.mark.slow
 def test_what_is_printed_to_a_file_stays_there(tmp_path):
     program = (
         "def say(report):\n    print('said', file=sys.stdout)\n"
@@ -90,6 +93,7 @@ def test_a_rank_draws_nothing(monkeypatch):
         assert nothing is None
 
 
+@pytest.mark.slow
 def test_a_bar_is_closed_when_training_fails():
     program = "def fail(report):\n    raise ValueError('no more')\n"
     program += "agent.train(garnet, total_steps=1_000, progress=fail)\n"
@@ -98,6 +102,7 @@ def test_a_bar_is_closed_when_training_fails():
     assert got.rindex("\x1b[?25h") < got.index("Traceback") < got.index("ValueError: no more")
 
 
+@pytest.mark.slow
 def test_what_is_wrong_at_once_leaves_no_trace_of_a_bar():
     status, got = on_terminal("agent.train('NoSuch-v0', total_steps=1_000)\n")
     assert status == 1
@@ -105,6 +110,7 @@ def test_what_is_wrong_at_once_leaves_no_trace_of_a_bar():
     assert "preparing" not in left and "Traceback" in left
 
 
+@pytest.mark.slow
 def test_a_training_within_a_training_draws_no_second_bar():
     program = (
         "def train_another(report):\n"
@@ -214,6 +220,7 @@ def test_a_notebook_shows_nothing_of_what_did_not_begin(notebook):
 # Ctrl-C where nothing is saved
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_one_line_and_no_traceback():
     status, got = on_terminal(LONG, interrupts(b"steps"))
     assert status == 130
@@ -223,6 +230,7 @@ def test_ctrl_c_is_one_line_and_no_traceback():
     assert "save_model()" in last and "checkpoint_dir=" in last
 
 
+@pytest.mark.slow
 def test_a_script_that_catches_ctrl_c_has_what_was_learned():
     program = (
         f"try:\n    {LONG}except KeyboardInterrupt:\n"
@@ -259,6 +267,7 @@ def test_ctrl_c_stops_between_two_updates(async_updates, caplog):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.slow
 def test_ctrl_c_during_the_preparations_waits_for_their_end():
     """Numba cannot be interrupted: it goes on with half of what it was compiling."""
     agent = DistAsyncQLearning(seed=1, n_envs=1)
@@ -319,6 +328,7 @@ class SlowLake(SteppedLake):
         return super().step(action)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_envs", [1, 3])
 @pytest.mark.parametrize("has_folder", [False, True])
 def test_ctrl_c_stops_after_the_step_that_is_being_made(n_envs, has_folder, tmp_path, caplog):
@@ -340,6 +350,7 @@ def kept_in(made, kind):
     return made[-1]
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_slow_step_says_what_is_waited_for_and_how_to_end_it_at_once(caplog):
     class VerySlow(SlowLake):
         seconds = 1.5
@@ -381,6 +392,7 @@ def test_a_program_that_hears_ctrl_c_itself_goes_on_hearing_it(monkeypatch):
     assert heard == [1]
 
 
+@pytest.mark.slow
 def test_a_prompt_survives_ctrl_c():
     """A real prompt, which a SystemExit would end."""
     typed = """

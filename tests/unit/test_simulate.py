@@ -72,6 +72,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_slots_hold_each_pairs_distribution(name):
     make, ragged = MODELS[name]
@@ -128,6 +129,7 @@ def test_an_outcome_rarer_than_a_slot_can_tell_never_comes():
     assert compile_model(TabularMDP.from_dict(P, [1.0, 0.0])).slot(0)[1] == [3, 3]
 
 
+@pytest.mark.slow
 def test_few_slots_are_filled_without_compiling_and_alike(monkeypatch):
     model = TabularMDP.garnet(40, 4, 3, seed=5)
     in_python = compile_model(model)
@@ -175,6 +177,7 @@ def played(simulator, randoms, states, actions):
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["padded", "ragged"])
 def test_the_kernel_reads_the_slots_as_documented(name):
     model = MODELS[name][0]()
@@ -267,6 +270,7 @@ def test_kernels_for_a_users_game_have_files_of_their_own():
     assert jit_for(learn_steps, WalkData, QLearning).stats.cache_path is None
 
 
+@pytest.mark.slow
 def test_a_users_game_is_learned():
     learner = learner_of(
         walk(max_episode_steps=50), Settings(learning_rate=0.5, discount_factor=0.9, epsilon=0.3)
@@ -284,6 +288,7 @@ def test_a_users_game_is_learned():
     assert episodes_begun() == learner.totals.values[0] + 1
 
 
+@pytest.mark.slow
 def test_a_games_mask_is_followed():
     legal = np.array([[False, True]] * 5)
     learner = learner_of(walk(legal=legal.tolist()), Settings(learning_rate=0.5, epsilon=1.0))
@@ -292,6 +297,7 @@ def test_a_games_mask_is_followed():
     assert not learner.table.updates.reshape(5, 2)[:, 0].any()
 
 
+@pytest.mark.slow
 def test_a_game_that_goes_on_where_nothing_is_legal_is_refused():
     legal = [[False, True]] * 4 + [[False, False]]  # the walk ends with a step from there
     learner = learner_of(walk(legal=legal), Settings(learning_rate=0.5))
@@ -328,6 +334,7 @@ def test_a_game_may_make_arrays():
     assert evaluate(game, agent, 3, 0, 9).returns.tolist() == [6.0] * 3
 
 
+@pytest.mark.slow
 def test_a_function_that_was_written_anew_makes_another_game_of_the_same_class():
     """In a notebook a cell is run again, and each time its functions are new ones."""
     first, shorter = walk(), walk(data=WalkData(3, np.zeros(1)))

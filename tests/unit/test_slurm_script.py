@@ -194,6 +194,7 @@ def test_words_come_through_the_shell_as_they_are_but_for_variables_of_slurm():
     assert json.loads(told.stdout) == [*words[:-2], '--x=17 $HOME `q` " \\', "17"]
 
 
+@pytest.mark.slow
 def test_tasks_that_do_not_find_each_other_are_told_what_to_write_instead(tmp_path):
     # As srun starts a task, of which MPI knows nothing.
     variables = {"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3"}
@@ -254,6 +255,7 @@ def asked_of_slurm(folder):
     return (folder / "asked").read_text() if (folder / "asked").exists() else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("requeue", "array", "asked"),
     [(True, None, "requeue 17\n"), (True, "0-3", "requeue 16_2\n"), (False, None, None)],
@@ -282,6 +284,7 @@ def test_a_warning_before_the_training_is_begun_does_not_end_the_job(started, tm
     assert asked_of_slurm(tmp_path) is None
 
 
+@pytest.mark.slow
 def test_a_failure_right_after_the_warning_is_no_stop(started, tmp_path):
     # The script takes its time to hand the warning on, so that it finds nothing to wait for then.
     slow = 'kill() { builtin kill "$@" || return; sleep 0.5; }'

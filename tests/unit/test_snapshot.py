@@ -28,6 +28,7 @@ def is_copy(snapshot, table):
     return same and snapshot.counts.tobytes() == table.counts.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["f8", "f4"])
 @pytest.mark.parametrize("in_rounds", [False, True])
 @pytest.mark.parametrize("seed", range(40))

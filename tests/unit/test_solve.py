@@ -48,6 +48,7 @@ def brute_force_q(model, discount, sweeps):
     return q
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("discount", [0.0, 0.5, 0.9])
 def test_solve_agrees_with_plain_value_iteration(seed, discount):
@@ -202,6 +203,7 @@ def brute_force_value(model, probability, discount, sweeps):
     return v
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dense_states", [2_000, -1])
 @pytest.mark.parametrize("discount", [0.0, 0.9, 1.0])
 def test_policy_value_agrees_with_plain_evaluation(monkeypatch, dense_states, discount):

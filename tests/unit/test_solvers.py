@@ -28,6 +28,7 @@ def continuing(seed, states, actions=2, zeros=0.6):
     return TabularMDP.from_arrays(transition, rng.normal(size=(states, actions)), np.full(states, 1 / states))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["value_iteration", "policy_iteration", "modified_policy_iteration"])
 @pytest.mark.parametrize("discount", [0.0, 0.9, 1.0])
 def test_all_methods_agree_with_plain_value_iteration(method, discount):
@@ -59,6 +60,7 @@ def test_rewards_that_never_end_are_an_error_for_each_method():
         model.solve(1.0, method="policy_iteration")
 
 
+@pytest.mark.slow
 def test_large_models_are_solved_alike_by_any_number_of_threads(monkeypatch):
     model = TabularMDP.garnet(3_000, 3, 2, seed=2, terminal_states=5)
     in_place = model.solve(0.9, 1e-9)
@@ -190,6 +192,7 @@ def test_a_multichain_model_is_named_and_solved():
     assert max(spreads) > 0.01
 
 
+@pytest.mark.slow
 def test_a_process_that_is_gone_round_has_its_period():
     for length in (1, 2, 30):
         P = {s: [[(1.0, (s + 1) % length, float(s == 0), False)]] for s in range(length)}
@@ -224,6 +227,7 @@ def test_the_gain_of_a_policy_with_probabilities(dense_states, monkeypatch):
         np.testing.assert_allclose(gains, np.ones(5), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_recurrent_classes_and_periods_are_those_of_the_definition():
     rng = np.random.default_rng(3)
     seen = set()
@@ -248,6 +252,7 @@ def test_recurrent_classes_and_periods_are_those_of_the_definition():
     assert {1, 2, 3} <= seen
 
 
+@pytest.mark.slow
 def test_models_of_functions_are_solved_as_their_arrays_are():
     options = function_models.STOCKED
     stored, asked = (

@@ -203,6 +203,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("way", WAYS)
 def test_transitions_are_those_of_an_environment_driven_by_hand(way, style):
@@ -613,6 +614,7 @@ print(json.dumps([lake.describe(), lake.fingerprint(), wrapped.describe(), wrapp
 """
 
 
+@pytest.mark.slow
 def test_fingerprints_agree_between_processes_and_differ_between_environments():
     outputs = [
         subprocess.run([sys.executable, "-c", DESCRIBE], capture_output=True, text=True, check=True).stdout

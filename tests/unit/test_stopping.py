@@ -545,6 +545,7 @@ def test_a_process_that_is_asked_to_stop_ends_with_its_status(name, code):
     assert process.returncode == code and not errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "second"),
     [("SIGUSR1", "SIGTERM"), ("SIGTERM", "SIGTERM"), ("SIGINT", "SIGUSR1")],

@@ -47,6 +47,7 @@ def page(study, tmp_path_factory):
     return target
 
 
+@pytest.mark.slow
 def test_a_page_tells_all_of_a_study_and_needs_nothing_but_itself(page, study):
     text = page.read_text()
     tags = Tags(text)
@@ -69,6 +70,7 @@ def test_a_page_tells_all_of_a_study_and_needs_nothing_but_itself(page, study):
     assert "<b>study" in said and "<b>" not in text
 
 
+@pytest.mark.slow
 def test_tables_have_the_figures_of_the_runs(page, study):
     text = page.read_text()
     for environment in ("one", "two"):
@@ -80,6 +82,7 @@ def test_tables_have_the_figures_of_the_runs(page, study):
         assert re.search(rf"<td>{re.escape(name)}</td><td>{environment}</td>.*?<td>{gap:.3g} \(", text)
 
 
+@pytest.mark.slow
 def test_a_study_of_one_seed_that_is_under_way_or_was_stopped_early_has_a_page(tmp_path):
     sweep = Sweep(GARNET, seeds=1, vary={"learning_rate": [0.1, 0.4]}, folder=tmp_path, **FEW)
     StudyFolder(tmp_path).begin(sweep.plan.to_dict())
@@ -88,12 +91,14 @@ def test_a_study_of_one_seed_that_is_under_way_or_was_stopped_early_has_a_page(t
     assert "Learning curves" in titles and "Intervals" not in titles and "Performance profiles" not in titles
 
 
+@pytest.mark.slow
 def test_without_matplotlib_it_says_what_to_install(study, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingExtraError, match="pip install matplotlib"):
         study_sections(study)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="There is no chromium.")
 @pytest.mark.parametrize(("scheme", "ground"), [(1, "rgb(255, 255, 255)"), (0, "rgb(20, 24, 29)")])
 def test_a_browser_shows_it_on_a_phone_in_light_and_dark(page, tmp_path, scheme, ground):

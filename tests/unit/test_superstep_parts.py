@@ -92,6 +92,7 @@ def ask(partition, states, owners, rows, rank):
         rows[i] = row_of(partition, states[i]) if owners[i] == rank else -1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partition", ["hash", "range", thirds])
 @pytest.mark.parametrize(("n_states", "ranks"), [(1, 3), (64, 3), (1000, 3), (10, 8)])
 def test_each_state_has_one_owner_and_a_row_of_its_own(partition, n_states, ranks):

@@ -36,7 +36,8 @@ from dist_classicrl.rules import LearningRule, Range, register, unregister
 from dist_classicrl.schedules import Constant, Linear, PerVisit
 from dist_classicrl.settings import Settings
 
-pytestmark = pytest.mark.usefixtures("fast_ramp")
+# Each kernel here takes long to compile.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fast_ramp")]
 
 MASK = (1 << 64) - 1
 STRIDE = 3 * int(GAMMA)
@@ -112,14 +113,13 @@ PROBLEMS = {
     "hidden memory, float32": lambda: problem_of(shop(), settings_of(dtype="float32")),
 }
 FIRST = "forbidden actions"
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in PROBLEMS if name != FIRST]
 
 
 def other_partition(name):
     return "range" if name == FIRST else "hash"
 
 
-@pytest.mark.parametrize("name", [FIRST, *SLOW])
+@pytest.mark.parametrize("name", PROBLEMS)
 def test_ranks_and_partitions_learn_the_same_table(name):
     problem, other = PROBLEMS[name](), other_partition(name)
     one = learned(problem, STEPS)
@@ -136,7 +136,7 @@ def test_ranks_that_share_memory_learn_the_same_table():
         assert learned(problem, STEPS, ranks, in_memory=True) == one
 
 
-@pytest.mark.parametrize("name", [FIRST, *SLOW])
+@pytest.mark.parametrize("name", PROBLEMS)
 def test_ranks_that_share_rows_learn_the_same_table_however_these_are_divided(name):
     problem = PROBLEMS[name]()
     one = learned(problem, STEPS)
@@ -145,7 +145,6 @@ def test_ranks_that_share_rows_learn_the_same_table_however_these_are_divided(na
     assert learned(problem, STEPS, 3, "range", in_place=True) == one
 
 
-@pytest.mark.slow
 def test_a_partition_of_the_users_learns_the_same_table():
     problem = PROBLEMS[FIRST]()
     one = learned(problem, STEPS)
@@ -157,7 +156,7 @@ def test_a_partition_of_the_users_learns_the_same_table():
     assert learned(small, 20_000, 2, by_remainder) == one == learned(small, 20_000, 1, by_remainder)
 
 
-@pytest.mark.parametrize("name", [FIRST, *SLOW])
+@pytest.mark.parametrize("name", PROBLEMS)
 def test_other_ranks_go_on_where_these_stopped(name):
     problem = PROBLEMS[name]()
     cuts = (
@@ -175,7 +174,7 @@ def test_the_walkers_are_a_constant_of_the_run():
     assert learned(problem, 20_000, 3, walkers=1) == learned(problem, 20_000, 1, walkers=1)
 
 
-@pytest.mark.parametrize("rule", [pytest.param(ExpectedSarsa(), marks=pytest.mark.slow), DoubleQ()])
+@pytest.mark.parametrize("rule", [ExpectedSarsa(), DoubleQ()])
 def test_rules_that_travel(rule):
     with registered():
         problem = problem_of(garnet(), settings_of(algorithm=rule, dtype="float32"))
@@ -218,7 +217,6 @@ def learn_twice(rule, context, now, step, learned):
     return update(context, now, step.state, step.action, value(context, step.state, 0), learned)
 
 
-@pytest.mark.slow
 def test_what_a_rule_remembers_travels():
     rule = register(
         LearningRule(
@@ -255,7 +253,6 @@ def test_what_a_rule_remembers_travels():
         unregister(rule)
 
 
-@pytest.mark.slow
 def test_rules_that_cannot_travel_are_refused_by_name():
     with registered():
         for rule, why in ((N_STEP_SARSA, "on_action"), (DIFFERENTIAL, "shares mean_reward")):

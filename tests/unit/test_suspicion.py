@@ -55,6 +55,7 @@ def test_the_estimate_is_that_of_the_latest_intervals():
     assert 10 ** -arrivals.phi(now + mean + 2.3263 * deviation) == pytest.approx(0.01, rel=1e-3)
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.floats(0.0, 30.0), max_size=40),
     st.floats(1e-3, 100.0),

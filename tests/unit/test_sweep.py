@@ -177,6 +177,7 @@ def test_a_single_environment_that_cannot_be_made_again_is_refused(tmp_path):
 # Runs
 
 
+@pytest.mark.slow
 def test_a_run_is_a_training_with_these_settings_and_this_seed(whole):
     agent = DistAsyncQLearning(learning_rate=PerVisit(0.7), discount_factor=0.9, seed=2, comm=THIS_PROCESS)
     result = agent.train(GARNET, total_steps=2_000)
@@ -192,6 +193,7 @@ def test_a_run_is_a_training_with_these_settings_and_this_seed(whole):
     assert row["score"] == pytest.approx((value - random) / (best - random))
 
 
+@pytest.mark.slow
 def test_a_curve_is_at_evenly_spread_steps_and_adds_up_to_the_whole(whole):
     lake = Sweep("FrozenLake-v1", total_steps=1_000, seeds=1, points=7, folder=whole.folder / "lake").run(1)
     (row,) = lake.rows()
@@ -202,6 +204,7 @@ def test_a_curve_is_at_evenly_spread_steps_and_adds_up_to_the_whole(whole):
     assert total == pytest.approx(row["episodes"] * row["training_return"])
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_same_tables_as_one(whole, tmp_path):
     seen = []
     study = a_sweep(tmp_path).run(processes=2, progress=seen.append)
@@ -210,6 +213,7 @@ def test_two_processes_make_the_same_tables_as_one(whole, tmp_path):
     assert (seen[-1].done, seen[-1].failed, seen[-1].total, seen[-1].seconds_left) == (12, 0, 12, 0.0)
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_where_it_was_and_makes_no_run_twice(whole, tmp_path, monkeypatch):
     made, real = [], Laboratory.run
 
@@ -378,6 +382,7 @@ def test_a_study_without_room_for_its_records_says_so(tmp_path, monkeypatch):
         assert member.claim("0-1")
 
 
+@pytest.mark.slow
 def test_a_study_is_made_and_shown_where_standard_output_is_closed(tmp_path):
     file = tmp_path / "study.toml"
     file.write_text('environment = "FrozenLake-v1"\ntotal_steps = 200\nseeds = 2\n')
@@ -650,6 +655,7 @@ def test_who_gets_to_the_end_is_what_it_is_without_early_stopping(whole, tmp_pat
 # Results
 
 
+@pytest.mark.slow
 def test_the_frame_has_a_line_per_run(whole, tmp_path):
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
@@ -723,6 +729,7 @@ def test_a_study_is_shown_as_a_table_and_named_where_a_run_is_asked_for(whole, c
         assert f"dist-classicrl compare {folder}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_settings_are_compared_by_a_command(whole, capsys):
     names = [each["settings"] for each in whole.summary()]
     assert main(["compare", str(whole.folder), "--json"]) == 0

@@ -87,6 +87,7 @@ def test_spaces(agent_plays, n_states):
     assert TicTacToeEnv().observation_space.n == 338
 
 
+@pytest.mark.slow
 def test_every_turn_has_the_exact_probabilities(agent_plays):
     env = TicTacToeEnv(agent_plays)
     expected = brute.expected_transitions(rules(agent_plays).boards)
@@ -120,6 +121,7 @@ def test_every_turn_has_the_exact_probabilities(agent_plays):
     assert found == expected
 
 
+@pytest.mark.slow
 def test_the_machine_and_the_openings_are_uniformly_random():
     """Chi-square of the frequencies under the environment's own generator."""
     env = TicTacToeEnv("both")

@@ -19,6 +19,7 @@ def agent_plays(request):
     return request.param
 
 
+@pytest.mark.slow
 def test_states_are_the_reachable_positions_up_to_symmetry(agent_plays):
     reachable = {brute.key(board) for board in brute.agent_boards(agent_plays)}
     ours = [brute.key(brute.from_numbers(board)) for board in rules(agent_plays).boards]
@@ -55,6 +56,7 @@ def test_tables_are_read_only():
             array[...] = 0
 
 
+@pytest.mark.slow
 def test_model_has_the_exact_probabilities_of_every_pair(agent_plays):
     game = model(agent_plays)
     expected = brute.expected_transitions(rules(agent_plays).boards)
@@ -86,6 +88,7 @@ def test_model_starts_where_the_game_does(agent_plays):
     np.testing.assert_allclose(model(agent_plays).start_prob, expected, rtol=0, atol=1e-15)
 
 
+@pytest.mark.slow
 def test_optimal_values_are_those_of_perfect_play(agent_plays):
     game = model(agent_plays)
     truth = [float(brute.best_value(brute.from_numbers(board))) for board in rules(agent_plays).boards]
@@ -114,6 +117,7 @@ def test_unknown_role_is_refused(make):
         make("third")
 
 
+@pytest.mark.slow
 def test_the_tables_need_neither_gymnasium_nor_numba():
     code = (
         "import sys, dist_classicrl.environments as e, dist_classicrl.environments.tictactoe.rules as r;"

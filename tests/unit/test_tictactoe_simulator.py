@@ -59,6 +59,7 @@ def test_games_start_with_the_exact_probabilities(agent_plays):
     assert shares == brute.expected_starts(rules(agent_plays).boards, agent_plays)
 
 
+@pytest.mark.slow
 def test_the_smallest_and_the_largest_random_bits_choose_the_first_and_the_last_reply():
     tables = rules("both")
     least, most = np.uint64(0), np.uint64(2**64 - 1)

@@ -68,6 +68,7 @@ def model_outcomes(model, s, a):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make, options, divisions", CASES)
 def test_every_pair_has_the_outcomes_of_gymnasium(make, options, divisions):
     env = make(**options)
@@ -103,6 +104,7 @@ def test_the_same_random_number_draws_the_same_outcome(make, options, divisions)
         assert model.outcome_terminated[o] == terminated
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make, options, divisions", CASES)
 def test_start_distribution(make, options, divisions):
     env = make(**options)

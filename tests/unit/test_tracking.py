@@ -14,6 +14,8 @@ from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.callbacks import EvalCallback, MlflowCallback, WandbCallback
 from dist_classicrl.errors import MetricsError, MissingExtraError
 
+pytestmark = pytest.mark.slow  # MLflow takes long to import
+
 MISSING = "is not installed: pip install '.[tracking]'"
 
 

@@ -3,9 +3,12 @@
 import gc
 import weakref
 
+import pytest
+
 from dist_classicrl.comm.transport import Backoff, Channel
 
 
+@pytest.mark.slow
 def test_a_channel_that_nobody_closed_stays_as_mpi_may_write_to_it():
     from mpi4py import MPI
 

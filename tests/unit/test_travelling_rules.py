@@ -32,7 +32,8 @@ from dist_classicrl.rules import (
     unregister,
 )
 
-pytestmark = pytest.mark.usefixtures("fast_ramp")
+# Each kernel here takes long to compile.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fast_ramp")]
 
 STEPS = 50_000
 # One of each way in which what is learned travels: as letters about entries, or about whole states; where the
@@ -66,7 +67,6 @@ def test_what_waits_is_learned_whoever_owns_it():
     check_values(NStepSarsa(n=3), 2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_ranks_and_partitions_learn_the_same_and_the_right_values(rule):
     problem = problem_with(rule)
@@ -77,7 +77,6 @@ def test_ranks_and_partitions_learn_the_same_and_the_right_values(rule):
     check_values(rule, 1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rule", SIMILAR)
 def test_what_other_rules_let_wait_has_the_right_values(rule):
     check_values(rule, 1)
@@ -96,7 +95,6 @@ def check_values(rule, ranks):
         assert np.abs(values - truth).max() < 0.1 * (1.0 + np.abs(truth).max())
 
 
-@pytest.mark.slow
 def test_ranks_that_share_memory_learn_the_same():
     problem = problem_with(NStepSarsa(n=3))
     one = learned(problem, STEPS, 2)
@@ -104,7 +102,6 @@ def test_ranks_that_share_memory_learn_the_same():
         assert learned(problem, STEPS, ranks, in_memory=True) == one
 
 
-@pytest.mark.slow
 def test_keys_are_learned_whoever_owns_them():
     settings = settings_of(algorithm=NStepSarsa(n=3))
     problem = problem_of(scrambled_once("taxi"), settings)
@@ -114,7 +111,6 @@ def test_keys_are_learned_whoever_owns_them():
     assert learned(problem, STEPS, 3, cuts=((25_600, 2, "hash"),)) == one
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("behavior", [Boltzmann(temperature=0.5), UCB(exploration=0.5)])
 def test_other_behaviors_learn_the_same(behavior):
     problem = problem_of(garnet(), settings_of(behavior=behavior))
@@ -168,7 +164,6 @@ def learn_stray(rule, context, now, step, learned):
     return update(context, now, rule.place, 0, 1.0, learned)
 
 
-@pytest.mark.slow
 def test_a_rule_of_ones_own_that_updates_what_does_not_wait_is_told():
     rule = register(LearningRule("stray", Stray, learn_stray, can_travel=True, waits=lambda parameters: 2))
     try:

@@ -71,6 +71,7 @@ def packed(rng, known, with_replays, most_weight=1.0):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_replays", [False, True])
 @pytest.mark.parametrize("counted", [0, 2**32 - 3])
 def test_a_composed_map_does_what_its_parts_do_in_their_order(with_replays, counted):

@@ -90,6 +90,7 @@ def play(request, monkeypatch):
     return lambda **wrong: trained(course(**wrong, check=request.param == "checked loop"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", [N_STATES, -1, 2**40, -(2**62)])
 def test_a_state_that_is_none_is_told_with_what_led_to_it(play, state):
     with pytest.raises(
@@ -100,17 +101,20 @@ def test_a_state_that_is_none_is_told_with_what_led_to_it(play, state):
         play(state=state)
 
 
+@pytest.mark.slow
 def test_a_state_that_an_episode_cannot_begin_in_is_told(play):
     with pytest.raises(OutsideSpaceError, match=r"course: reset gave the state 6\. .* reset function"):
         play(start=6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reward", [np.nan, np.inf, -np.inf])
 def test_a_reward_that_is_no_finite_number_is_told(play, reward):
     with pytest.raises(RewardError, match=rf"step in state 2 with action [0-2] gave the reward {reward}"):
         play(reward=reward)
 
 
+@pytest.mark.slow
 def test_nothing_wrong_is_learned(monkeypatch):
     monkeypatch.setattr(trial, "TRIAL_STEPS", 0)
     learner = learner_of(course(reward=np.nan), Settings(learning_rate=0.5))
@@ -128,6 +132,7 @@ def test_an_action_that_the_games_arrays_do_not_have_is_found_in_the_trial():
         trained(course(n_prices=2, read=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -148,6 +153,7 @@ def test_functions_that_cannot_be_compiled_are_named_with_what_they_must_return(
         evaluate(game, agent, 3, 0, 50)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [Listed([1.0]), Listed({1: 2})])
 def test_data_that_compiled_code_cannot_read_is_named(data):
     game = CompiledSimulator.game("oops", 2, 2, data, begin_at_0, step_to_1)
@@ -155,6 +161,7 @@ def test_data_that_compiled_code_cannot_read_is_named(data):
         trained(game, 10)
 
 
+@pytest.mark.slow
 def test_a_state_that_is_no_whole_number_is_named_and_not_rounded():
     half = numba.njit(lambda data, memory, random: 0.5)
     with pytest.raises(OutsideSpaceError, match=r"reset gave the state 0\.5\. States are whole numbers"):
@@ -166,6 +173,7 @@ def test_a_state_that_is_no_whole_number_is_named_and_not_rounded():
     trained(CompiledSimulator.game("float", 2, 2, Plain(1), begin_at_0, whole), 10)
 
 
+@pytest.mark.slow
 def test_with_check_each_index_is_checked_in_every_step(monkeypatch):
     monkeypatch.setattr(trial, "TRIAL_STEPS", 0)
     with pytest.raises(OutsideSpaceError, match="with action 2 read or wrote an array"):
@@ -190,6 +198,7 @@ def test_a_good_game_passes_and_learns_what_it_would_have_learned_unchecked():
     assert np.array_equal(*tables) and tables[0].any()
 
 
+@pytest.mark.slow
 def test_the_trial_plays_legal_actions_only():
     legal = np.ones((N_STATES, N_ACTIONS), bool)
     legal[:, 2] = False

@@ -93,6 +93,7 @@ def mypy(path):
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.core
 def test_mypy_finds_what_is_wrong_in_a_users_script_and_nothing_else(tmp_path):
     (tmp_path / "wrong.py").write_text(WRONG)

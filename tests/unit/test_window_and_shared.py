@@ -316,6 +316,7 @@ def test_random_histories_neither_lose_nor_double_an_update(dtype, part):
     assert met > held_back > 200  # the histories have what the rule is about
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["order_free", "staleness_weighted"])
 def test_random_histories_merged_in_other_ways(name):
     met = held_back = 0
@@ -508,6 +509,7 @@ def test_what_breaks_the_protocol_is_an_error():
         window.refresh(late, 0)
 
 
+@pytest.mark.slow
 def test_undo_brings_back_the_base():
     rng = np.random.default_rng(1)
     history = History(3, "f8")

@@ -38,6 +38,7 @@ def learned(source, settings, is_alone, dtype):
     return values, counts, learner
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "given"),
     [
@@ -81,6 +82,7 @@ def test_a_value_beyond_what_the_table_holds_is_named_and_nothing_is_written():
     assert values[7] == 2.0 and counts[7] == 3 and np.count_nonzero(values) == 1
 
 
+@pytest.mark.slow
 def test_a_process_alone_keeps_none_and_goes_on_where_it_was(tmp_path, monkeypatch):
     monkeypatch.setattr(places, "_agents", {})
     for steps in (1500, 2500):
@@ -91,6 +93,7 @@ def test_a_process_alone_keeps_none_and_goes_on_where_it_was(tmp_path, monkeypat
     assert result.resumed_from is not None and not agent.visits[1, 2] and agent.q_table[1, 2] == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", ["auto", "sharded"])
 def test_a_state_that_was_acted_in_before_may_be_an_end_in_another_environment(placement):
     def model(ends):

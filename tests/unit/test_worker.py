@@ -56,6 +56,7 @@ def learned_and_pushed(monkeypatch, carry, with_replays=False):
     return learned, pushes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "with_replays, entry_bytes", [(False, 4 + 8 + 8 + 4 + 4), (True, 4 + 8 + 8 + 4 + 4 + 4)]
 )

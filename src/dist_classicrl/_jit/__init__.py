@@ -134,8 +134,9 @@ def picked(function_of: Callable[[Any], Any], inline: bool = True) -> Any:
 
 
 def _call_it_directly(stub: Callable[..., Any], function_of: Callable[[Any], Any]) -> None:
-    """Let jitted code call what is picked without the lambda between them, which is compiled for each caller."""
-    template: Any = next(kind for what, kind in reversed(builtin_registry.globals) if what is stub).templates[0]
+    """Let jitted code call what is picked without the lambda between, which is compiled for each caller."""
+    kind: Any = next(kind for what, kind in reversed(builtin_registry.globals) if what is stub)
+    template = kind.templates[0]
     through_lambda = template._get_impl
 
     def get_impl(self: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
