@@ -94,7 +94,6 @@ def mypy(path):
 
 
 @pytest.mark.slow
-@pytest.mark.core
 def test_mypy_finds_what_is_wrong_in_a_users_script_and_nothing_else(tmp_path):
     (tmp_path / "wrong.py").write_text(WRONG)
     said = dict(re.findall(r"wrong\.py:(\d+): error: (.*)", "\n".join(mypy(tmp_path / "wrong.py"))))

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from keyed_games import scrambled
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.environments.resolve import resolve
@@ -94,8 +95,13 @@ def test_a_process_alone_keeps_none_and_goes_on_where_it_was(tmp_path, monkeypat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("placement", ["auto", "sharded"])
-def test_a_state_that_was_acted_in_before_may_be_an_end_in_another_environment(placement):
+@pytest.mark.parametrize(
+    "placed",
+    [{"placement": "auto"}, {"placement": "sharded"}, {"placement": "sharded", "walkers": 4}],
+    ids=["alone", "in turns", "supersteps"],
+)
+@pytest.mark.parametrize("has_keys", [False, True])
+def test_a_state_that_was_acted_in_before_may_be_an_end_in_another_environment(placed, has_keys):
     def model(ends):
         to_end = (1.0, 1, 0.0, ends)
         outcomes = {
@@ -105,8 +111,20 @@ def test_a_state_that_was_acted_in_before_may_be_an_end_in_another_environment(p
         mask = [[True, True], [not ends] * 2]
         return TabularMDP.from_dict(outcomes, [1.0, 0.0], n_actions=2, action_mask=mask)
 
-    agent = DistAsyncQLearning(seed=1, epsilon=0.5)
-    agent.train(model(False), total_steps=200, placement=placement)
-    before = agent.visits[1].copy()
-    agent.train(model(True), total_steps=200, placement=placement, new_env=True)
-    assert before.all() and np.array_equal(agent.visits[1], before) and agent.visits.sum() == 400
+    agent = DistAsyncQLearning(seed=1, epsilon=0.5, async_updates="walkers" not in placed)
+    made = scrambled if has_keys else lambda env: env
+    agent.train(made(model(False)), total_steps=200, **placed)
+    before = dict(visits_of(agent))
+    agent.train(made(model(True)), total_steps=200, new_env=True, **placed)
+    after = dict(visits_of(agent))
+    # Of the two, one is an end now: nothing was done there any more, and all else elsewhere.
+    (ends,) = [state for state in before if np.array_equal(before[state], after[state])]
+    assert before[ends].all() and sum(counts.sum() for counts in after.values()) == 400
+    assert has_keys or ends == 1
+
+
+def visits_of(agent):
+    """Give each state, by its number or its key, with its visits."""
+    if isinstance(agent.visits, np.ndarray):
+        return enumerate(agent.visits.copy())
+    return zip(agent.visits.states.tolist(), agent.visits.array.copy(), strict=True)

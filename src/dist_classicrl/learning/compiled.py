@@ -158,7 +158,7 @@ class CompiledLearner:
         for stretch in stream.stretches(steps, self._rates):
             self._call(episode, stretch)
         if self._stuck is not None and self._stuck.size:
-            self._check_not_stuck(self._stuck)
+            stuck_there(self._stuck, self.table.of_states(self._stuck), -np.inf)
         if not math.isfinite(collected := episode.walker.collected[0]):
             raise infinite_return(collected)
 
@@ -236,11 +236,6 @@ class CompiledLearner:
                 check_sums(each)
             collected = together.walkers.collected
             raise infinite_return(collected[~np.isfinite(collected)][0])
-
-    def _check_not_stuck(self, states: np.ndarray) -> None:
-        table = self.table
-        values = table.shape.tables(table.q.reshape(-1, table.n_actions))
-        stuck_there(states, values[:, states], -np.inf)  # whoever learns there comes to no number
 
     def state(self, walker: int) -> State:
         """See `Learner`."""

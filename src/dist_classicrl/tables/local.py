@@ -253,6 +253,10 @@ class LocalTable:
         """Return the error for an entry that has grown beyond what the server's table can hold."""
         return diverged(f"{self.shape.name_of(entry)} is {self.q[entry]}", self.base.dtype)
 
+    def of_states(self, states: np.ndarray) -> np.ndarray:
+        """See `LineTable`."""
+        return self.shape.tables(self.q.reshape(-1, self.n_actions))[:, states]
+
     def undo(self, packed: PackedMap) -> None:
         """Put the entries of `packed`, which were just packed, back to the base.
 
