@@ -7,18 +7,23 @@ import host_jobs
 
 PROGRAM = Path(__file__).with_name("tree_program.py")
 STEPS = 60_000_000
+LEAST_SPARED = 2.4  # times; four workers on a host that push at the same time would make it four
 WORST = 0.07  # RMS difference to Q*; it is 0.16 in the beginning, and depends on who learned when
 
 
-def test_a_tree_sends_a_third_of_the_bytes_and_learns_as_well(three_hosts, tmp_path):
-    """Four workers on each host: the server of a node is one rank more."""
+def test_a_map_costs_less_than_half_the_bytes_in_a_tree_and_workers_learn_as_well(three_hosts, tmp_path):
+    """Four workers on each host: the server of a node is one rank more.
+
+    How many maps there are depends on who gets a core when; what one costs does not.
+    """
     slots = {"h1": 5, "h2": 5, "h3": 5}
     output = host_jobs.launch(three_hosts, tmp_path, [PROGRAM, STEPS], slots=slots)
     said = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     flat, tree = said
     assert (flat["topology"], tree["topology"]) == ("flat", "tree")
     assert all(line["steps"] == line["visits"] == STEPS and line["workers"] == 12 for line in said), said
-    assert 3 * tree["bytes"] <= flat["bytes"], said
+    flat_cost, tree_cost = (line["bytes"] / line["maps"] for line in said)
+    assert LEAST_SPARED * tree_cost <= flat_cost, said
     assert all(line["error"] < WORST for line in said), said
 
 

@@ -2,7 +2,7 @@
 
 In the flat one as many ranks learn: of each host but the first, one rank has no part in it. Rank 0 prints a
 line of JSON for each: the bytes of messages between hosts, by kind and, without those of the setup,
-in all, and the error to Q*.
+in all; how many maps the workers on other hosts than its own pushed; and the error to Q*.
 """
 
 import json
@@ -26,23 +26,26 @@ SETUP = {"GATHER", "TOLD"}
 
 
 class Sent:
-    """Bytes of messages to other hosts, by kind, since they were last taken."""
+    """What went to other hosts since last taken: bytes, by kind, and maps that were to get to rank 0."""
 
     def __init__(self, hosts, comm):
         self.bytes = Counter()
+        self.maps = 0
         self._send = Channel.send
 
         def send(channel, message):
+            kind = envelope.decode(message)[0].name
             if hosts[channel.peer] != hosts[comm.rank]:
-                self.bytes[envelope.decode(message)[0].name] += message.size
+                self.bytes[kind] += message.size
+            self.maps += kind == "PUSH" and hosts[comm.rank] != hosts[0]
             self._send(channel, message)
 
         Channel.send = send
 
     def take(self):
-        """Return them, and count as ever."""
+        """Return both, and count as ever."""
         Channel.send = self._send
-        return self.bytes
+        return self.bytes, self.maps
 
 
 def main():
@@ -69,13 +72,14 @@ def main():
             )
             result = agent.train(problem, total_steps=steps)
         world.Barrier()
-        kinds = world.reduce(sent.take(), add)
+        kinds, maps = (world.reduce(counted, add) for counted in sent.take())
         if world.rank == 0:
             error = (agent.q_table - exact)[problem.reachable_pairs()]
             told = {
                 "topology": topology,
                 "bytes": sum(kinds[kind] for kind in kinds.keys() - SETUP),
                 "kinds": kinds,
+                "maps": maps,
                 "error": float(np.sqrt(np.mean(error**2))),
             }
             told |= {"steps": result.steps, "visits": int(agent.visits.sum()), "workers": result.workers}
