@@ -255,9 +255,10 @@ class Part:
         while not share.play_together(self.stream, self.rates, until, _LOOKS):
             os.sched_yield()  # where ranks outnumber cores, the others wait for this one's
             self._tend(tend)
-            steps = share.steps_together
-            tries = tries + 1 if steps == before else 0
-            before = steps
+            if share.superstep_together != before:
+                tries, before = 0, share.superstep_together
+                backoff.reset()
+            tries += 1
             if tries > _SPINS:
                 backoff.wait()
         moved, crossed, learning = share.exchanged()

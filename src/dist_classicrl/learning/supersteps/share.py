@@ -53,6 +53,7 @@ from dist_classicrl.learning.supersteps.together import (
     IS_OVER,
     LEARNED,
     PHASE,
+    SEQUENCE,
     STEPS,
     WAITING,
     Boxes,
@@ -355,10 +356,10 @@ class Share(MessageSteps):
         return True
 
     @property
-    def steps_together(self) -> int:
-        """How many steps it has made of those that `exchanged` will tell."""
+    def superstep_together(self) -> int:
+        """A number for the superstep under way, larger than any before; also if no walker is this rank's."""
         assert self._boxes is not None
-        return int(self._boxes.state[STEPS])
+        return int(self._boxes.state[SEQUENCE])
 
     def exchanged(self) -> tuple[int, int, float]:
         """Return the steps of `play_together` since this was asked, and how many numbers it told others.
