@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from dist_classicrl._jit import jit, jit_inline, overloads
@@ -38,6 +39,11 @@ _DEPARTS, _AWAITS_RECORDS, _AWAITS_REPLIES = range(3)
 
 _FLAG_WORDS = 4 * LINE // 8
 REPLIED = 2 * LINE // 8
+_LOOKS_AT_ONCE = 2000
+"""After so many the core goes to another process, if one waits for it."""
+_LONG_AWAY = 10_000_000
+"""Cycles: who did not have the core for longer has other things to see to first."""
+
 _SETS = 2
 """Who has not heard yet that an attempt is over may still read what was written in it."""
 
@@ -145,6 +151,17 @@ def cycles(typing_context):
     return types.int64(), generate
 
 
+@intrinsic
+def _let_others_run(typing_context):
+    """Give the core to another process that waits for one, as POSIX's sched_yield does."""
+
+    def generate(context, builder, signature, arguments):
+        kind = ir.FunctionType(ir.IntType(32), [])
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, "sched_yield"), [])
+
+    return types.int32(), generate
+
+
 @jit_inline
 def are_there(crew, boxes, flags, word, looks):
     """Look up to so many times whether all others have said the sequence that is under way."""
@@ -156,6 +173,10 @@ def are_there(crew, boxes, flags, word, looks):
             place = np.uint64(flags[rank] + word)
             while _load(boxes.flags, place) != sequence:
                 looks -= 1
+                if looks % _LOOKS_AT_ONCE == 0:
+                    away_since = cycles()
+                    _let_others_run()
+                    looks = 0 if cycles() - away_since > _LONG_AWAY else looks
                 if looks <= 0:
                     missing = True
                     break
