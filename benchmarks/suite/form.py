@@ -59,7 +59,7 @@ QUICK = Effort(
     jobs=3,
     ranks={
         "256 entries": (1, 2, 4, 8, 32),
-        "1,000,000 entries": (1, 2, 4),
+        "1,000,000 entries": (1, 2, 4, 8, 32),
         "100,000,000 entries": (1, 2),
     },
 )
