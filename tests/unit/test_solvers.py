@@ -11,6 +11,7 @@ from test_solve import brute_force_q, corridor, outcomes, random_model
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.sampling import ranges
 from dist_classicrl.environments.solvers import average, chains, process
+from dist_classicrl.environments.solvers.rows import RowsProcess
 from dist_classicrl.errors import ConvergenceError, SettingsError
 
 
@@ -50,6 +51,22 @@ def test_policy_iteration_takes_few_iterations_and_collects_what_it_promises():
     swept = garnet.solve(0.999, 1e-9)
     np.testing.assert_allclose(exact.q, swept.q, atol=2e-9)
     assert exact.iterations < 20 < garnet.solve(0.999, 1e-9, "value_iteration").iterations
+
+
+def test_sweeps_over_a_policys_own_rows_are_those_over_all_rows_to_the_bit():
+    """One of the states has no legal action, others end at once."""
+    for seed in range(4):
+        rows = RowsProcess.of_model(random_model(seed))
+        found = []
+        for times in (1, 6):
+            sweeps = process.Sweeps(rows, 0.9)
+            for _ in range(3):
+                sweeps.improve()
+                changes = [sweeps.evaluate(times) for _ in range(6 // times)]
+            assert sweeps.policy[-1] == -1
+            found.append((sweeps.v, changes[-1]))
+        np.testing.assert_array_equal(found[0][0], found[1][0])
+        assert found[0][1] == found[1][1] > 0.0
 
 
 def test_rewards_that_never_end_are_an_error_for_each_method():

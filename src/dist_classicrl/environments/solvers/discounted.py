@@ -116,6 +116,5 @@ def _to_optimum(sweeps: Sweeps, evaluations: int, tolerance: float, max_iteratio
         if residual < tolerance or sweeps.is_rounding(change):
             return iteration, residual
         previous = change
-        for _ in range(evaluations):
-            sweeps.evaluate()
+        sweeps.evaluate(evaluations)
     raise gives_up(sweeps.discount, change, max_iterations)

@@ -51,6 +51,10 @@ class FunctionProcess:
         arguments = (discount, v, new, actions, self._weights)
         return float(self._kernels.evaluate(self._place, low, high, *arguments))
 
+    def under(self, policy: np.ndarray) -> tuple[FunctionProcess, np.ndarray]:
+        """Do what `Process.under` does."""
+        return self, policy
+
     def values(self, discount: float, v: np.ndarray) -> np.ndarray:
         """Return the value of each pair, float64, shape (S, A); 0 where it is illegal."""
         q = np.zeros((self.n_states, self.n_actions))

@@ -52,6 +52,9 @@ class Process(Protocol):
     ) -> float:
         """Do what `improve` does, with the policy's actions."""
 
+    def under(self, policy: np.ndarray) -> tuple[Process, np.ndarray]:
+        """Return a process and actions for which `evaluate` does the same as with a policy, and sooner."""
+
     def values(self, discount: float, v: np.ndarray) -> np.ndarray:
         """Return the value of each pair, float64, shape (S, A); 0 where it is illegal."""
 
@@ -66,26 +69,32 @@ class Sweeps:
 
     def improve(self) -> float:
         """Improve the values; return the largest change."""
-        return self._in_place(self.process.improve)
+        return self._in_place(self.process.improve, self.policy)
 
-    def evaluate(self) -> float:
-        """Bring the values nearer to the policy's; return the largest change."""
-        return self._in_place(self.process.evaluate)
+    def evaluate(self, times: int = 1) -> float:
+        """Bring the values nearer to the policy's, so many times; return the largest change of the last."""
+        process, policy = self.process, self.policy
+        if times > 1:
+            process, policy = process.under(policy)
+        change = 0.0
+        for _ in range(times):
+            change = self._in_place(process.evaluate, policy)
+        return change
 
-    def _in_place(self, kernel: Any) -> float:
+    def _in_place(self, kernel: Any, policy: np.ndarray) -> float:
         n = self.process.n_states
         if n <= ONE_THREAD:
-            return float(kernel(0, n, self.discount, self.v, self.v, self.policy))
+            return float(kernel(0, n, self.discount, self.v, self.v, policy))
         change = 0.0
         for part in range(PARTS):
             low, high = n * part // PARTS, n * (part + 1) // PARTS
-            change = max(change, self.ahead(kernel, low, high))
+            change = max(change, self.ahead(kernel, low, high, policy))
             self.v[low:high] = self.new[low:high]
         return change
 
-    def ahead(self, kernel: Any, low: int, high: int) -> float:
+    def ahead(self, kernel: Any, low: int, high: int, policy: np.ndarray | None = None) -> float:
         """Write what values become into `new`, for some states; return the largest change."""
-        rest = (self.discount, self.v, self.new, self.policy)
+        rest = (self.discount, self.v, self.new, self.policy if policy is None else policy)
         return float(max(in_ranges(lambda i, j: kernel(low + i, low + j, *rest), high - low, _RANGE)))
 
     def is_rounding(self, change: float) -> bool:
