@@ -40,11 +40,14 @@ from dist_classicrl.tables.line_table import LineTable, size_of
 from dist_classicrl.tables.maps import Refresh
 
 _TEND_SECONDS = 0.01
+_POLLS = 200
+"""So often messages are looked for before this process sleeps: a superstep lasts about as long as a sleep."""
+
 _SPINS = 20
-"""So often others are looked for before this process sleeps: a superstep lasts about as long as a sleep."""
+"""So often others are looked for in memory, likewise."""
 
 _LOOKS = 40_000
-"""And so often in memory each time: some 50 microseconds, or longer where ranks outnumber cores."""
+"""Looks each of these times: some 50 microseconds, or longer where ranks outnumber cores."""
 
 
 def first_cut(run: Run) -> Cut:
@@ -352,7 +355,7 @@ class Part:
                 self._came[self._channels.index(channel)].append(message)
             self._tend(tend)
             tries = 0 if arrived else tries + 1
-            if tries > _SPINS:
+            if tries > _POLLS:
                 backoff.wait()
         self._tend(tend)
         words = parts[self._own].shape[1]
