@@ -58,11 +58,12 @@ def test_sweeps_over_a_policys_own_rows_are_those_over_all_rows_to_the_bit():
     for seed in range(4):
         rows = RowsProcess.of_model(random_model(seed))
         found = []
-        for times in (1, 6):
+        for is_held in (False, True):
             sweeps = process.Sweeps(rows, 0.9)
             for _ in range(3):
                 sweeps.improve()
-                changes = [sweeps.evaluate(times) for _ in range(6 // times)]
+                evaluated = sweeps.under_policy() if is_held else sweeps
+                changes = [evaluated.evaluate() for _ in range(6)]
             assert sweeps.policy[-1] == -1
             found.append((sweeps.v, changes[-1]))
         np.testing.assert_array_equal(found[0][0], found[1][0])

@@ -116,5 +116,7 @@ def _to_optimum(sweeps: Sweeps, evaluations: int, tolerance: float, max_iteratio
         if residual < tolerance or sweeps.is_rounding(change):
             return iteration, residual
         previous = change
-        sweeps.evaluate(evaluations)
+        held = sweeps.under_policy() if evaluations else sweeps
+        for _ in range(evaluations):
+            held.evaluate()
     raise gives_up(sweeps.discount, change, max_iterations)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any, Protocol
 
 import numpy as np
@@ -69,32 +70,32 @@ class Sweeps:
 
     def improve(self) -> float:
         """Improve the values; return the largest change."""
-        return self._in_place(self.process.improve, self.policy)
+        return self._in_place(self.process.improve)
 
-    def evaluate(self, times: int = 1) -> float:
-        """Bring the values nearer to the policy's, so many times; return the largest change of the last."""
-        process, policy = self.process, self.policy
-        if times > 1:
-            process, policy = process.under(policy)
-        change = 0.0
-        for _ in range(times):
-            change = self._in_place(process.evaluate, policy)
-        return change
+    def evaluate(self) -> float:
+        """Bring the values nearer to the policy's; return the largest change."""
+        return self._in_place(self.process.evaluate)
 
-    def _in_place(self, kernel: Any, policy: np.ndarray) -> float:
+    def under_policy(self) -> Sweeps:
+        """Return sweeps of the same values that keep the policy as it is now, and do so soonest."""
+        held = copy(self)
+        held.process, held.policy = self.process.under(self.policy)
+        return held
+
+    def _in_place(self, kernel: Any) -> float:
         n = self.process.n_states
         if n <= ONE_THREAD:
-            return float(kernel(0, n, self.discount, self.v, self.v, policy))
+            return float(kernel(0, n, self.discount, self.v, self.v, self.policy))
         change = 0.0
         for part in range(PARTS):
             low, high = n * part // PARTS, n * (part + 1) // PARTS
-            change = max(change, self.ahead(kernel, low, high, policy))
+            change = max(change, self.ahead(kernel, low, high))
             self.v[low:high] = self.new[low:high]
         return change
 
-    def ahead(self, kernel: Any, low: int, high: int, policy: np.ndarray | None = None) -> float:
+    def ahead(self, kernel: Any, low: int, high: int) -> float:
         """Write what values become into `new`, for some states; return the largest change."""
-        rest = (self.discount, self.v, self.new, self.policy if policy is None else policy)
+        rest = (self.discount, self.v, self.new, self.policy)
         return float(max(in_ranges(lambda i, j: kernel(low + i, low + j, *rest), high - low, _RANGE)))
 
     def is_rounding(self, change: float) -> bool:
