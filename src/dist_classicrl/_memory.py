@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import mmap
+import os
 import sys
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,10 +16,16 @@ import numpy as np
 LINE = 64
 """Bytes of a cache line."""
 
-_HUGE_FROM = 1 << 22
+HUGE_PAGE = 1 << 21
+"""Bytes of a huge page."""
 
+_HUGE_FROM = 2 * HUGE_PAGE
 
-_NO_RESERVE = 0x4000  # Linux's MAP_NORESERVE, which Python names from 3.13 on
+# Of Linux: MAP_NORESERVE, which Python names from 3.13 on, MAP_FIXED and MADV_COLLAPSE.
+_NO_RESERVE, _FIXED, _COLLAPSE = 0x4000, 0x10, 25
+
+_FAILED = ctypes.c_void_p(-1).value
+_TRIES = 3
 
 
 def zeros(n: int, dtype: Any, is_sparse: bool = False) -> np.ndarray:
@@ -35,15 +45,58 @@ def zeros(n: int, dtype: Any, is_sparse: bool = False) -> np.ndarray:
 def shared(descriptor: int, size: int, in_small_pages: bool = False) -> np.ndarray:
     """Return the `size` bytes, uint8, of an open file that other processes map as well.
 
-    `in_small_pages`: what is touched here and there takes no more memory than it has to.
+    A large one begins where a huge page may begin, see `take`. `in_small_pages`: what is touched here and
+    there takes no more memory than it has to.
     """
+    if size >= _HUGE_FROM and sys.platform == "linux" and not in_small_pages:
+        return _shared_from_huge_page(descriptor, size)
     memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED)
-    if not in_small_pages:
-        _ask_for_huge_pages(memory, size)
-    elif hasattr(mmap, "MADV_NOHUGEPAGE"):
+    if in_small_pages and hasattr(mmap, "MADV_NOHUGEPAGE"):
         with suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, np.uint8, size)
+
+
+def _shared_from_huge_page(descriptor: int, size: int) -> np.ndarray:
+    memory = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+    start = np.frombuffer(memory, np.uint8).ctypes.data
+    first = -start % HUGE_PAGE
+    # In place of that part of `memory`, which takes both away in the end.
+    flags = mmap.MAP_SHARED | _FIXED
+    if _libc().mmap(start + first, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, 0) == _FAILED:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    _ask_for_huge_pages(memory, size)
+    return np.frombuffer(memory, np.uint8, size, first)
+
+
+def take(array: np.ndarray) -> bool:
+    """Take the memory of what `shared` returned, or of a part: in huge pages if the system has them.
+
+    Linux gives shared memory none of itself, unless an administrator lets it (`shmem_enabled`), but 6.1 and
+    newer do when they are told to (MADV_COLLAPSE). Others may use the memory meanwhile. Return whether all is
+    in huge pages but for what is too short for one.
+    """
+    if sys.platform != "linux":
+        return False
+    start = array.ctypes.data
+    for first in range(-start % HUGE_PAGE, array.size - HUGE_PAGE + 1, HUGE_PAGE):
+        array[first].item()  # where there is nothing yet, nothing could be moved to a huge page
+        for _ in range(_TRIES):
+            is_huge = _libc().madvise(start + first, HUGE_PAGE, _COLLAPSE) == 0
+            if is_huge or ctypes.get_errno() != errno.EAGAIN:  # another process is at the same page
+                break
+        if not is_huge:
+            return False
+    return True
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return libc
 
 
 def give_back(array: np.ndarray, part: slice) -> None:
@@ -80,6 +133,18 @@ def memory_left() -> int | None:
         except (OSError, ValueError):  # "max" where there is no limit
             continue
     return min(limits, default=None)
+
+
+def takes_huge_pages() -> bool:
+    """Return whether this system has huge pages for shared memory, given or taken; see `take`."""
+    if not hasattr(os, "memfd_create"):
+        return False
+    descriptor = os.memfd_create("dist_classicrl", os.MFD_CLOEXEC)
+    try:
+        os.truncate(descriptor, _HUGE_FROM)
+        return take(shared(descriptor, _HUGE_FROM))
+    finally:
+        os.close(descriptor)
 
 
 def huge_pages_for_shared_memory() -> str | None:

@@ -548,11 +548,17 @@ def test_mistakes_in_the_command_are_told(told, capsys, words, text):
 
 
 @pytest.mark.parametrize(
-    ("pages", "told"),
-    [("never", "4 KiB (shmem_enabled: never)"), ("advise", "huge pages (advise)"), (None, "")],
+    ("pages", "takes", "told"),
+    [
+        ("never", False, "4 KiB (shmem_enabled: never)"),
+        ("never", True, "huge pages, which each job makes for itself (shmem_enabled: never)"),
+        ("advise", False, "huge pages (advise)"),
+        (None, False, ""),
+    ],
 )
-def test_what_a_table_of_all_ranks_takes(monkeypatch, pages, told):
+def test_what_a_table_of_all_ranks_takes(monkeypatch, pages, takes, told):
     monkeypatch.setattr(memory, "huge_pages_for_shared_memory", lambda: pages)
+    monkeypatch.setattr(memory, "takes_huge_pages", lambda: takes)
     plan = TrainingPlan(16, Settings(dtype="float32"), states=2**20, actions=8)
     (finding,) = memory.examine_rows(plan)
     # 8 values of 4 bytes and 8 counts of 4 are a cache line.

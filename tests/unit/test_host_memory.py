@@ -1,12 +1,23 @@
 """Memory that ranks of a host share: who opens it, what is refused, and that nothing is left."""
 
+import ctypes
+import errno
 import os
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from dist_classicrl import _memory
+from dist_classicrl._memory import HUGE_PAGE
 from dist_classicrl.engines.sharded import host_memory
 from dist_classicrl.engines.sharded.host_memory import HostMemory
 from dist_classicrl.errors import SettingsError
+from dist_classicrl.tables.large_table import LargeTable
+from dist_classicrl.tables.shape import TableShape
 
 
 @pytest.fixture
@@ -56,3 +67,88 @@ def test_more_than_there_is_is_refused_before_it_kills_anybody(monkeypatch):
     monkeypatch.setattr(host_memory._memory, "memory_left", lambda: 2**30)
     with pytest.raises(SettingsError, match=r"needs 2 GiB with its visits, and this host has 1 GiB left"):
         HostMemory.new(2**31)
+
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="pages of other systems")
+
+
+@pytest.fixture
+def large():
+    made = HostMemory.new(4 * HUGE_PAGE)
+    yield made
+    made.close()
+
+
+def _mapped(memory):
+    """Return the addresses at which this process has the memory, and how much of it in huge pages, in kB."""
+    inode, text = os.fstat(memory.descriptor).st_ino, Path("/proc/self/smaps").read_text()
+    found = re.findall(
+        rf"^([0-9a-f]+)-\S+ \S+ \S+ \S+ {inode} .*?ShmemPmdMapped: +(\d+) kB", text, re.M | re.S
+    )
+    return [int(first, 16) for first, _ in found], sum(int(huge) for _, huge in found)
+
+
+@on_linux
+def test_memory_that_is_taken_lies_in_huge_pages_where_there_are_any(large):
+    other, whole = large.array(), large.array(is_taken=True)
+    at = np.arange(0, whole.size, 4096)
+    other[at] = np.arange(at.size) % 251
+    assert (whole[at] == np.arange(at.size) % 251).all()
+    addresses, huge = _mapped(large)
+    assert len(addresses) == 2 and not any(address % HUGE_PAGE for address in addresses)
+    assert large.taken >= 4 * HUGE_PAGE or not _memory.takes_huge_pages()
+    # Another process may be at a page just then: most of them will do.
+    assert huge >= 2 * HUGE_PAGE // 1024 or not _memory.takes_huge_pages()
+
+
+@on_linux
+def test_what_was_written_is_there_after_it_moved_to_huge_pages(large):
+    array = large.array()
+    written = np.arange(array.size // 8)
+    array.view(np.int64)[:] = written
+    _memory.take(array)
+    assert (array.view(np.int64) == written).all() and (large.array().view(np.int64) == written).all()
+
+
+@on_linux
+def test_memory_goes_with_its_array(large):
+    array = large.array()
+    assert len(_mapped(large)[0]) == 1
+    del array
+    assert not _mapped(large)[0]
+
+
+@on_linux
+@pytest.mark.parametrize(
+    ("number", "asked"), [(errno.EAGAIN, 3), (errno.EINVAL, 1), (errno.ENOMEM, 1), (errno.EPERM, 1)]
+)
+def test_where_the_system_has_no_huge_pages_it_is_asked_once_or_thrice(monkeypatch, large, number, asked):
+    calls = []
+
+    def refuse(address, size, advice):
+        calls.append((address, size, advice))
+        ctypes.set_errno(number)
+        return -1
+
+    array = large.array()
+    monkeypatch.setattr(_memory, "_libc", lambda: SimpleNamespace(madvise=refuse))
+    assert not _memory.take(array)
+    assert len(calls) == asked and calls[0][0] % HUGE_PAGE == 0 and calls[0][1:] == (HUGE_PAGE, 25)
+
+
+@on_linux
+def test_parts_of_a_table_are_taken_by_the_ranks_of_its_host(monkeypatch):
+    table = LargeTable(TableShape(3 * 2**16, 8), np.dtype(np.float32))
+    memory = HostMemory.new(table.size)
+    table.move_to(memory, is_first=True)
+    taken = []
+    monkeypatch.setattr(
+        _memory, "take", lambda array: taken.append(array.ctypes.data - table.memory.ctypes.data)
+    )
+    for number in range(3):
+        table.take_part(number, 3)
+    assert taken == [0, table.size // 3, 2 * table.size // 3]
+    monkeypatch.setattr(_memory, "memory_left", lambda: 4 * table.size - 1)  # it would be more than a quarter
+    table.take_part(0, 3)
+    assert len(taken) == 3
+    memory.close()

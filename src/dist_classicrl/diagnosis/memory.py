@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl._memory import huge_pages_for_shared_memory, memory_left
+from dist_classicrl._memory import huge_pages_for_shared_memory, memory_left, takes_huge_pages
 from dist_classicrl._words import counted
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
 from dist_classicrl.diagnosis.plan import TrainingPlan
@@ -143,10 +143,14 @@ def examine_rows(plan: TrainingPlan) -> Iterator[Finding]:
     if pages in (None, "always", "within_size", "advise", "force"):
         yield ok(check, text if pages is None else f"{text}, in huge pages ({pages})")
         return
+    if takes_huge_pages():
+        yield ok(check, f"{text}, in huge pages, which each job makes for itself (shmem_enabled: {pages})")
+        return
     yield ok(
         check,
         f"{text}, in pages of 4 KiB (shmem_enabled: {pages}): large tables take a part of a step longer. An "
-        "administrator can write advise to /sys/kernel/mm/transparent_hugepage/shmem_enabled",
+        "administrator can write advise to /sys/kernel/mm/transparent_hugepage/shmem_enabled; from Linux 6.1 "
+        "on there is no need to",
     )
 
 

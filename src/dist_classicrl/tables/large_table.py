@@ -85,6 +85,17 @@ class LargeTable:
         left = _memory.memory_left()
         return self.shared is None and left is not None and self.size > WHOLE_SHARE * left
 
+    def take_part(self, number: int, ranks: int) -> None:
+        """Take the memory of one of so many equal parts of shared rows now, which may then lie in huge pages.
+
+        Each rank of a host takes one, so that they lie near to all. Of a table that takes much of what the
+        host has, only what is learned takes any.
+        """
+        left = _memory.memory_left()
+        if left is None or self.size <= WHOLE_SHARE * left:
+            first, last = (self.size * each // ranks for each in (number, number + 1))
+            _memory.take(self.memory[first:last])
+
     def put(self, values: np.ndarray, counts: np.ndarray) -> None:
         """Let the first rows and actions be these, two-dimensional; where it is divided, `waiting`."""
         if self.is_divided:

@@ -78,9 +78,15 @@ class HostMemory:
         """Where other processes of this host find it, for JSON, while this process keeps it open."""
         return {"path": f"/proc/{os.getpid()}/fd/{self.descriptor}", "size": self.size, "mark": self.mark}
 
-    def array(self, in_small_pages: bool = False) -> np.ndarray:
-        """Return the bytes, uint8; they stay there when this is closed. See `_memory.shared`."""
-        return _memory.shared(self.descriptor, _FRONT + self.size, in_small_pages)[_FRONT:]
+    def array(self, in_small_pages: bool = False, is_taken: bool = False) -> np.ndarray:
+        """Return the bytes, uint8; they stay there when this is closed. See `_memory.shared`.
+
+        `is_taken`: all of them will be used, and take their memory now, see `_memory.take`.
+        """
+        array = _memory.shared(self.descriptor, _FRONT + self.size, in_small_pages)
+        if is_taken:
+            _memory.take(array)
+        return array[_FRONT:]
 
     @property
     def taken(self) -> int:
@@ -117,6 +123,7 @@ def share_rows(large: LargeTable, setup: Setup) -> None:
     """Let the ranks of each host have the rows of the head in memory of theirs; all call it together."""
     if len(setup.here) == len(setup.members):
         large.move_to(share(setup, large.size, True, large.shared), setup.is_head)
+        large.take_part(setup.here.index(setup.rank), len(setup.here))
         return
     first = setup.head if setup.head in setup.here else setup.here[0]
     is_first = setup.rank == first
@@ -130,6 +137,7 @@ def share_rows(large: LargeTable, setup: Setup) -> None:
         told = setup.broadcast_message(told, "the server's table")
         if is_first and not setup.is_head and (told.size or rows.any()):
             rows[:] = told if told.size else 0
+    large.take_part(setup.here.index(setup.rank), len(setup.here))
 
 
 def share_by_host(setup: Setup, size: int, first: int, own: HostMemory | None) -> HostMemory:

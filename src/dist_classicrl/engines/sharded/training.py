@@ -56,7 +56,7 @@ def train(run: Run, group: Group, start: Setup | Entry) -> Outcome:
         run.close(None)
         raise
     try:
-        array = memory.array() if large is None else large.memory
+        array = memory.array(is_taken=is_first) if large is None else large.memory
         run.rows = rows = HostRows(shape, dtype, legal, array)
         if large is not None:
             run.values, run.counts = large.rows.values, large.rows.counts

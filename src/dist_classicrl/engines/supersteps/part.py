@@ -143,7 +143,7 @@ class Part:
         if not told:
             self._rows = None
         elif self._made is not None and self._made.told == told:
-            self._rows = self._table_in(self._made.array())
+            self._rows = self._table_in(self._made.array(is_taken=True))
         else:
             problem = self.run.problem(self.rates)
             opened = opened_later(told, size_of(problem.shape, problem.dtype))
