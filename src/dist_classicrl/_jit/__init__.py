@@ -165,6 +165,20 @@ def prefetch(typing_context: Any, array: Any, index: Any) -> Any:
     return types.void(array, types.uint64), generate
 
 
+@numba.extending.intrinsic
+def natural(typing_context: Any, number: Any) -> Any:
+    """Return an int64 that is 0 or more, as an index that cannot count from the end: nobody looks again."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        bit = ir.IntType(1)
+        kind = ir.FunctionType(ir.VoidType(), [bit])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.assume")
+        builder.call(function, [builder.icmp_signed(">=", arguments[0], ir.Constant(ir.IntType(64), 0))])
+        return arguments[0]
+
+    return types.int64(types.int64), generate
+
+
 @cache
 def as_called_by_kernels(function: Any, check: bool) -> Any:
     """Return a user's jitted function as one that may make arrays, also where a `jit` function calls it.

@@ -67,6 +67,7 @@ class Crew(NamedTuple):
     owners: np.ndarray
     rewards: np.ndarray
     terminated: np.ndarray
+    draws: np.ndarray  # uint64, shape (2, BLOCK): random numbers for the action, and for what comes of it
     post: Post
     copies: Copies
 
@@ -131,6 +132,7 @@ def new_crew(
         owners=np.zeros(BLOCK, np.int64),
         rewards=np.zeros(BLOCK),
         terminated=np.zeros(BLOCK, bool),
+        draws=np.zeros((2, BLOCK), np.uint64),
         post=new_post(n, waits, width, MEMORY + memory_size, MEMORY + memory_size + sum(remembered)),
         copies=copies,
     )

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dist_classicrl._jit import jit, jit_inline
-from dist_classicrl._random import GAMMA, mix
+from dist_classicrl._jit import jit, jit_inline, natural
+from dist_classicrl._random import mix
 from dist_classicrl.environments.keyed import as_key
 from dist_classicrl.environments.simulate import prefetch_outcome
 from dist_classicrl.learning.behavior import choose
@@ -38,15 +38,15 @@ from dist_classicrl.learning.supersteps.kernels import (
     come_or_go,
     count_end,
     counter_at,
+    draw,
     find_target,
-    find_walkers,
     gather,
     moment,
     move_entry,
     simulate,
     steps_at_once,
 )
-from dist_classicrl.learning.supersteps.partition import owner_of, put_state
+from dist_classicrl.learning.supersteps.partition import owner_of, put_state, state_in
 from dist_classicrl.learning.supersteps.together import (
     BEGUN_AT,
     CROSSED,
@@ -113,6 +113,12 @@ def _begin_own(simulation, partition, crew, stretch, done, size):
     return FINE
 
 
+@jit_inline
+def _find_owners(partition, crew, first, last):
+    for k in range(first, last):
+        crew.owners[natural(k - first)] = owner_of(partition, crew.rows[natural(k)])
+
+
 @jit
 def depart_in_place(rule, simulation, partition, crew, context, asking, stretch, done, size):
     """Let this rank's walkers among the first `size` act, and tell the targets to the owners of the entries.
@@ -129,28 +135,35 @@ def depart_in_place(rule, simulation, partition, crew, context, asking, stretch,
             return wrong
     n_moving = gather(crew, size)
     crew.sizes[MOVED] = n_moving
-    find_walkers(partition, crew, table, np.int64(0), min(BLOCK, n_moving))
+    for k in range(min(BLOCK, n_moving)):
+        prefetch_values(table, state_in(partition, records, natural(crew.numbers[natural(k)])))
     for first in range(0, n_moving, BLOCK):
         last = min(first + BLOCK, n_moving)
-        for k in range(first, last):
-            identity, row = crew.numbers[k], crew.rows[k]
-            at = counter_at(stretch, done, identity)
+        draw(crew, stretch, done, first, last)
+        for i in range(first, last):
+            k = natural(i)
+            j, identity = natural(k - first), natural(crew.numbers[k])
+            state = state_in(partition, records, identity)
             epsilon = on_line(stretch.epsilon, done + identity)
-            action = choose(context.behavior, rule, context, row, epsilon, mix(at))
-            crew.actions[k] = action
-            prefetch_outcome(simulation, as_key(simulation, row), action, mix(at + GAMMA), n_actions)
-        find_walkers(partition, crew, table, last, min(last + BLOCK, n_moving))
-        for k in range(first, last):
-            j, state, action = k - first, crew.rows[k], crew.actions[k]
-            record = records[crew.numbers[k]]
-            random = mix(counter_at(stretch, done, crew.numbers[k]) + GAMMA)
-            if not simulate(simulation, crew, j, record, state, action, random, n_actions):
+            action = choose(context.behavior, rule, context, state, epsilon, crew.draws[0, j])
+            crew.rows[k], crew.actions[k] = state, action
+            prefetch_outcome(simulation, as_key(simulation, state), action, crew.draws[1, j], n_actions)
+            ahead = natural(crew.numbers[natural(min(k + BLOCK, n_moving - 1))])
+            prefetch_values(table, state_in(partition, records, ahead))
+        for i in range(first, last):
+            k = natural(i)
+            j, state, action = natural(k - first), crew.rows[k], crew.actions[k]
+            record = records[natural(crew.numbers[k])]
+            if not simulate(simulation, crew, j, record, state, action, crew.draws[1, j], n_actions):
                 return WRONG_GAME
             # What no rule asks for where an episode has come to its end is the same on all ranks.
             crew.next_rows[j] = state if crew.terminated[j] else crew.next_states[j]
             prefetch_values(table, crew.next_rows[j])
-        for k in range(first, last):
-            j, identity, state, action = k - first, crew.numbers[k], crew.rows[k], crew.actions[k]
+        _find_owners(partition, crew, first, last)
+        for i in range(first, last):
+            k = natural(i)
+            j, identity = natural(k - first), natural(crew.numbers[k])
+            state, action = crew.rows[k], crew.actions[k]
             record, real = records[identity], reals[identity]
             at = counter_at(stretch, done, identity)
             reward, terminated, next_row = crew.rewards[j], crew.terminated[j], crew.next_rows[j]
@@ -160,11 +173,11 @@ def depart_in_place(rule, simulation, partition, crew, context, asking, stretch,
             truncated = has_ended and not terminated
             real[REWARD] = reward
             step = Transition(next_row, action, reward, next_row, terminated, truncated, 0)
-            now = moment(stretch, done + identity, mix(at))
+            now = moment(stretch, done + identity, crew.draws[0, j])
             if not find_target(rule, crew.post.remembered, asking, now, step, record, real, crew.targets, k):
                 return WRONG_RULE
             number = np.int64(crew.targets[k, 1]) if crew.targets.shape[1] > 1 else 0
-            owner = owner_of(partition, state)
+            owner = crew.owners[j]
             place = crew.out_starts[owner] + crew.n_out[owner]
             crew.n_out[owner] += 1
             write_target(crew.out, crew.out_reals, place, state, identity, action, number, crew.targets[k, 0])
@@ -195,9 +208,9 @@ def settle_in_place(crew, boxes, context, stretch, done, size):
     cursors[:] = 0
     for group in range((size + (1 << GROUP_BITS) - 1) >> GROUP_BITS):
         rank = group % counts.size
-        at, last = boxes.in_starts[rank] + cursors[rank], boxes.in_starts[rank] + counts[rank]
+        at, last = natural(boxes.in_starts[rank] + cursors[rank]), boxes.in_starts[rank] + counts[rank]
         while at < last and told[at, WHAT] >> (_WHO_BITS + GROUP_BITS) == group:
-            ahead = min(at + BLOCK // 2, last - 1)
+            ahead = natural(min(at + BLOCK // 2, last - 1))
             row = told[ahead, ROW]
             if not np.uint64(row) < np.uint64(crew.n_states):
                 return WRONG_RECORD
@@ -212,7 +225,7 @@ def settle_in_place(crew, boxes, context, stretch, done, size):
             now = moment(stretch, done + identity, np.uint64(0))
             row = state + number * table.n_states
             move_entry(context, now, row, action, reals[at, TARGET], name, crew.errors)
-            at += 1
+            at = natural(at + 1)
         cursors[rank] = at - boxes.in_starts[rank]
     for rank in range(counts.size):
         if cursors[rank] != counts[rank]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dist_classicrl._jit import jit, jit_inline, overloads
+from dist_classicrl._jit import jit, jit_inline, natural, overloads
 from dist_classicrl._random import GAMMA, mix
 from dist_classicrl.environments.keyed import as_key
 from dist_classicrl.environments.simulate import advance, begin, is_wrong, note, prefetch_outcome
@@ -115,6 +115,15 @@ def gather(crew, size):
 def counter_at(stretch, done, identity):
     """Return where the random numbers of a walker's step begin."""
     return stretch.key + np.uint64(stretch.offset + done + identity) * STEP_STRIDE
+
+
+@jit_inline
+def draw(crew, stretch, done, first, last):
+    """Draw the random numbers of a block's steps: by themselves, several at a time."""
+    for k in range(first, last):
+        at = counter_at(stretch, done, crew.numbers[natural(k)])
+        j = natural(k - first)
+        crew.draws[0, j], crew.draws[1, j] = mix(at), mix(at + GAMMA)
 
 
 @jit_inline
@@ -247,9 +256,12 @@ def _begin_walkers(simulation, partition, crew, stretch, done, size):
 @jit_inline
 def find_walkers(partition, crew, table, first, last):
     """Find the rows of some walkers and ask for them."""
-    for k in range(first, last):
-        look_for(partition, crew.records, crew.numbers[min(k + BLOCK, crew.sizes[MOVED] - 1)])
-        row = row_here(partition, crew, state_in(partition, crew.records, crew.numbers[k]))
+    for i in range(first, last):
+        k = natural(i)
+        look_for(
+            partition, crew.records, natural(crew.numbers[natural(min(k + BLOCK, crew.sizes[MOVED] - 1))])
+        )
+        row = row_here(partition, crew, state_in(partition, crew.records, natural(crew.numbers[k])))
         crew.rows[k] = row
         prefetch_values(table, row)
 
@@ -273,11 +285,12 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
     find_walkers(partition, crew, table, np.int64(0), min(BLOCK, n_moving))
     for first in range(0, n_moving, BLOCK):
         last = min(first + BLOCK, n_moving)
-        for k in range(first, last):
-            identity = crew.numbers[k]
+        draw(crew, stretch, done, first, last)
+        for i in range(first, last):
+            k = natural(i)
+            j, identity = natural(k - first), natural(crew.numbers[k])
             state = state_in(partition, records, identity)
-            at = counter_at(stretch, done, identity)
-            random = mix(at)
+            random = crew.draws[0, j]
             epsilon = on_line(stretch.epsilon, done + identity)
             action = choose(context.behavior, rule, context, crew.rows[k], epsilon, random)
             crew.actions[k] = action
@@ -299,33 +312,32 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
                 reals[identity],
             ):
                 return WRONG_RULE
-            prefetch_outcome(simulation, as_key(simulation, state), action, mix(at + GAMMA), n_actions)
+            prefetch_outcome(simulation, as_key(simulation, state), action, crew.draws[1, j], n_actions)
         find_walkers(partition, crew, table, last, min(last + BLOCK, n_moving))
-        n_here = 0
-        for k in range(first, last):
-            j = k - first
-            random = mix(counter_at(stretch, done, crew.numbers[k]) + GAMMA)
-            record, action = records[crew.numbers[k]], crew.actions[k]
-            state = state_in(partition, records, crew.numbers[k])
-            if not simulate(simulation, crew, j, record, state, action, random, n_actions):
+        n_here = np.int64(0)
+        for i in range(first, last):
+            k = natural(i)
+            j, identity, action = natural(k - first), natural(crew.numbers[k]), crew.actions[k]
+            record, state = records[identity], state_in(partition, records, identity)
+            if not simulate(simulation, crew, j, record, state, action, crew.draws[1, j], n_actions):
                 return WRONG_GAME
             owner = crew.rank if crew.terminated[j] else goes_to(partition, crew, crew.next_states[j])
             crew.owners[j] = owner
             # No branch, which nobody could foresee: from both ends.
-            crew.order[n_here] = crew.order[BLOCK - 1 - j + n_here] = j
+            crew.order[natural(n_here)] = crew.order[natural(BLOCK - 1 - j + n_here)] = j
             n_here += owner == crew.rank
         for i in range(n_here):
-            j = crew.order[i]
+            j = natural(crew.order[natural(i)])
             # What no rule asks for where an episode has come to its end is the same on all ranks.
-            row = crew.rows[first + j]
+            row = crew.rows[natural(first + j)]
             if not crew.terminated[j]:
                 row = row_ahead(partition, crew, table, crew.next_states[j])
             crew.next_rows[j] = row
         find_rows(partition, table, crew.next_states, crew.next_rows, crew.order, n_here)
         for i in range(last - first):
-            j = crew.order[i if i < n_here else BLOCK - (last - first) + i]
-            k = first + j
-            identity = crew.numbers[k]
+            j = natural(crew.order[natural(i if i < n_here else BLOCK - (last - first) + i)])
+            k = natural(first + j)
+            identity = natural(crew.numbers[k])
             record, real = records[identity], reals[identity]
             elapsed = record[WHO] & MOST_ELAPSED
             at = counter_at(stretch, done, identity)
@@ -339,7 +351,7 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
             if i < n_here:
                 row = crew.next_rows[j]
                 step = Transition(row, action, reward, row, terminated, truncated, 0)
-                now = moment(stretch, done + identity, mix(at))
+                now = moment(stretch, done + identity, crew.draws[0, j])
                 if not take_target(
                     rule,
                     partition,
@@ -463,8 +475,8 @@ def settle(crew, context, stretch, done, replies, starts):
     n_moved = crew.sizes[MOVED]
     of_a_table = crew.n_states * n_actions if crew.n_states > 0 else OF_KEYS
     take_replies(crew, replies, starts)
-    for k in range(n_moved):
-        ahead = min(k + BLOCK // 2, n_moved - 1)
+    for i in range(n_moved):
+        k, ahead = natural(i), natural(min(i + BLOCK // 2, n_moved - 1))
         prefetch_values(table, crew.rows[ahead])
         prefetch_counts(table, crew.rows[ahead], crew.actions[ahead])
         number = np.int64(crew.targets[k, 1]) if crew.targets.shape[1] > 1 else 0
