@@ -60,6 +60,14 @@ def test_documents_and_examples_use_what_is_public():
     assert [each for each in used if not is_public(*each[1:])] == []
 
 
+def test_the_reference_has_all_of_an_agent():
+    page = (REFERENCE.parent / "agent.md").read_text()
+    listed = re.search(r"members: \[(.*)\]", page)[1].split(", ")
+    assert sorted(listed) == [
+        name for name in dir(dist_classicrl.DistAsyncQLearning) if not name.startswith("_")
+    ]
+
+
 def test_the_paths_that_earlier_scripts_import_from_still_lead_there():
     from dist_classicrl import DistAsyncQLearning
     from dist_classicrl.algorithms.runtime import q_learning_async_dist
