@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dist_classicrl.checks import Or, YesOrNo
-from dist_classicrl.environments import conversion, garnet, toy_text
+from dist_classicrl.environments.making import conversion, garnet, toy_text
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from dist_classicrl.environments.sampling.function_model import FunctionMDP
+    from dist_classicrl.environments.function_model import FunctionMDP
 
 _Self = TypeVar("_Self", bound="Making")
 
@@ -251,7 +251,7 @@ class Making:
             As `TabularMDP` does.
         """
         # Imported here: it brings numba, which a program that only makes models does not need.
-        from dist_classicrl.environments.sampling.function_model import FunctionMDP
+        from dist_classicrl.environments.function_model import FunctionMDP
 
         tables = Or(None, YesOrNo())("tables", tables)
         model = FunctionMDP(

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dist_classicrl.environments.function_model import FunctionMDP
 from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.keyed import KeyedProcess, PackedStates
+from dist_classicrl.environments.making.toy_text import unwrap_unchanged
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.sampling.alias import ModelTables
-from dist_classicrl.environments.sampling.function_model import FunctionMDP
 from dist_classicrl.environments.simulate import CompiledSimulator
-from dist_classicrl.environments.toy_text import unwrap_unchanged
 from dist_classicrl.errors import EnvError, RewardError, SettingsError
 
 if TYPE_CHECKING:

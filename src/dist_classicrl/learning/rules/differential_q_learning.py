@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dist_classicrl.environments.function_model import FunctionMDP
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.resolve import Source
-from dist_classicrl.environments.sampling.function_model import FunctionMDP
 from dist_classicrl.errors import EnvError, SettingsError
 from dist_classicrl.learning.rules.kernel import (
     best_value,

@@ -14,9 +14,9 @@ import numpy as np
 
 from dist_classicrl._jit import jit, jit_inline
 from dist_classicrl._random import GAMMA, below, mix
+from dist_classicrl.environments.function_model import FunctionMDP
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.resolve import Source
-from dist_classicrl.environments.sampling.function_model import FunctionMDP
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.learning.rules.kernel import is_legal
 from dist_classicrl.rules import Range
