@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from dist_classicrl.environments.solvers.solution import Solution
+from dist_classicrl.environments.solution import Solution
 
 
 class Pairs(Protocol):

@@ -14,6 +14,7 @@ import numpy as np
 
 from dist_classicrl.environments import reachability
 from dist_classicrl.environments.finite_model import ArrayModel
+from dist_classicrl.environments.solution import AverageSolution, PolicyGain
 from dist_classicrl.environments.solvers import average_policy_iteration as policy_iteration
 from dist_classicrl.environments.solvers.chains import periods_of, recurrent_classes
 from dist_classicrl.environments.solvers.policy_value import DENSE_STATES, chain_of, checked_policy
@@ -27,7 +28,6 @@ from dist_classicrl.environments.solvers.process import (
 )
 from dist_classicrl.environments.solvers.relative_values import sweep_to_gain
 from dist_classicrl.environments.solvers.rows import OngoingRows, RowsProcess
-from dist_classicrl.environments.solvers.solution import AverageSolution, PolicyGain
 from dist_classicrl.errors import SettingsError
 
 METHODS = ("relative_value_iteration", "policy_iteration")

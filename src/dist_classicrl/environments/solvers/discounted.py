@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from dist_classicrl.environments.finite_model import ArrayModel
+from dist_classicrl.environments.solution import Solution
 from dist_classicrl.environments.solvers import policy_iteration
 from dist_classicrl.environments.solvers.process import (
     MOST_SWEEPS,
@@ -23,7 +24,6 @@ from dist_classicrl.environments.solvers.process import (
 )
 from dist_classicrl.environments.solvers.progress import progressing_policy
 from dist_classicrl.environments.solvers.rows import RowsProcess
-from dist_classicrl.environments.solvers.solution import Solution
 
 METHODS = ("modified_policy_iteration", "value_iteration", "policy_iteration")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from dist_classicrl.environments.finite_model import ArrayModel
+from dist_classicrl.environments.solution import Solution, check_finite
 from dist_classicrl.environments.solvers.policy_value import value_of_actions
 from dist_classicrl.environments.solvers.process import ROUNDING, best_of, error_bound, gives_up
 from dist_classicrl.environments.solvers.progress import progressing_policy
 from dist_classicrl.environments.solvers.rows import RowsProcess
-from dist_classicrl.environments.solvers.solution import Solution, check_finite
 
 
 def solve(

@@ -11,9 +11,9 @@ from dist_classicrl.checks import as_array
 from dist_classicrl.environments import reachability
 from dist_classicrl.environments.finite_model import ArrayModel, Pairs
 from dist_classicrl.environments.model_checks import PROBABILITY_TOLERANCE
+from dist_classicrl.environments.solution import check_finite
 from dist_classicrl.environments.solvers.process import Sweeps, checked_discount, error_bound
 from dist_classicrl.environments.solvers.rows import OngoingRows, RowsProcess
-from dist_classicrl.environments.solvers.solution import check_finite
 from dist_classicrl.errors import ConvergenceError, SettingsError
 
 #: Up to this many states a policy's value comes from one dense linear system, above it from sweeps.
