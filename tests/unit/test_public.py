@@ -60,11 +60,16 @@ def test_documents_and_examples_use_what_is_public():
     assert [each for each in used if not is_public(*each[1:])] == []
 
 
-def test_the_reference_has_all_of_an_agent():
-    page = (REFERENCE.parent / "agent.md").read_text()
-    listed = re.search(r"members: \[(.*)\]", page)[1].split(", ")
+@pytest.mark.parametrize(
+    "page, name", [("agent.md", "DistAsyncQLearning"), ("environments.md", "TabularMDP")]
+)
+def test_the_reference_has_all_methods_of_a_class_that_inherits_some(page, name):
+    text = (REFERENCE.parent / page).read_text().split(f"::: dist_classicrl.{name}\n")[1].split("\n\n")[0]
+    listed = re.search(r"members: \[(.*)\]", text)[1].split(", ")
+    found = getattr(dist_classicrl, name)
+    methods = {each: getattr(found, each) for each in dir(found) if not each.startswith("_")}
     assert sorted(listed) == [
-        name for name in dir(dist_classicrl.DistAsyncQLearning) if not name.startswith("_")
+        each for each, value in methods.items() if callable(value) or isinstance(value, property)
     ]
 
 
