@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dist_classicrl.engines.progress import Progress
     from dist_classicrl.environments.model import TabularMDP
     from dist_classicrl.environments.simulate import CompiledSimulator
-    from dist_classicrl.environments.solvers.solution import Solution
+    from dist_classicrl.environments.solution import Solution
     from dist_classicrl.evaluation.episodes import EvaluationResult
     from dist_classicrl.model.policy import Policy
     from dist_classicrl.mpi_tools.debugger import DistributedDebugger
@@ -36,7 +36,7 @@ _HOMES = {
     "FailureDetector": "dist_classicrl.mpi_tools.detector",
     "Policy": "dist_classicrl.model.policy",
     "Progress": "dist_classicrl.engines.progress",
-    "Solution": "dist_classicrl.environments.solvers.solution",
+    "Solution": "dist_classicrl.environments.solution",
     "Study": "dist_classicrl.sweep.study",
     "Sweep": "dist_classicrl.sweep.sweep",
     "TabularAgent": "dist_classicrl.agent.agent",

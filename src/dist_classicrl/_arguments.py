@@ -96,6 +96,9 @@ _OF_AGENT = {other: ours for ours, others in _ATTRIBUTES.items() for other in ot
 
 _takes: dict[str, frozenset[str]] = {}  # the arguments of each function, by what it is called in a message
 
+_LIKELIEST = ("DistAsyncQLearning", "train", "learn")
+"""Whose an argument is said to be, where others have it as well."""
+
 
 def named_arguments(called: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Let a function answer arguments that it does not have with `UnknownArgumentError`, which names its own.
@@ -157,8 +160,8 @@ def _unknown_argument(called: str, name: str, ours: str, value: Any, names: Iter
     no_such = f"{called}() has no argument {name}"
     if name in _ADVICE:
         return f"{no_such}: {_ADVICE[name]}"
-    for other, theirs in _takes.items():
-        if ours in theirs:
+    for other in (*_LIKELIEST, *_takes):
+        if ours in _takes.get(other, ()):
             return f"{no_such}: {ours} is one of {other}(). Write {other}({written}) there."
     return f"{no_such}.{nearest(name, names)} It takes {', '.join(sorted(names))}."
 

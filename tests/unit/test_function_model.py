@@ -10,9 +10,10 @@ from function_models import STOCK, STOCKED, in_python, may_order, random_argumen
 from test_simulate import distribution, played
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
+from dist_classicrl.environments import function_model
+from dist_classicrl.environments.function_model import FunctionMDP
 from dist_classicrl.environments.resolve import resolve
-from dist_classicrl.environments.sampling import function_model, packing, ranges
-from dist_classicrl.environments.sampling.function_model import FunctionMDP
+from dist_classicrl.environments.sampling import packing, ranges
 from dist_classicrl.environments.simulate import CompiledSimulator, compile_model
 from dist_classicrl.errors import (
     ActionMaskError,

@@ -29,8 +29,8 @@ def folders():
 
 
 def test_no_module_imports_itself_by_way_of_others():
-    """Imports within functions count; those for types alone do not."""
-    graph = grimp.build_graph("dist_classicrl", exclude_type_checking_imports=True, cache_dir=None)
+    """Imports within functions count, and so do those for types alone."""
+    graph = grimp.build_graph("dist_classicrl", cache_dir=None)
     assert "dist_classicrl.agent.agent" in graph.modules
     assert circle_of(graph) is None
 

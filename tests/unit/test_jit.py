@@ -240,7 +240,7 @@ def test_loops_with_a_users_rule_are_kept(tmp_path):
 MODEL = """
 from typing import NamedTuple
 import numba
-from dist_classicrl.environments.sampling.function_model import FunctionMDP
+from dist_classicrl.environments.function_model import FunctionMDP
 
 class Line(NamedTuple):
     reward: float

@@ -60,6 +60,19 @@ def test_documents_and_examples_use_what_is_public():
     assert [each for each in used if not is_public(*each[1:])] == []
 
 
+@pytest.mark.parametrize(
+    "page, name", [("agent.md", "DistAsyncQLearning"), ("environments.md", "TabularMDP")]
+)
+def test_the_reference_has_all_methods_of_a_class_that_inherits_some(page, name):
+    text = (REFERENCE.parent / page).read_text().split(f"::: dist_classicrl.{name}\n")[1].split("\n\n")[0]
+    listed = re.search(r"members: \[(.*)\]", text)[1].split(", ")
+    found = getattr(dist_classicrl, name)
+    methods = {each: getattr(found, each) for each in dir(found) if not each.startswith("_")}
+    assert sorted(listed) == [
+        each for each, value in methods.items() if callable(value) or isinstance(value, property)
+    ]
+
+
 def test_the_paths_that_earlier_scripts_import_from_still_lead_there():
     from dist_classicrl import DistAsyncQLearning
     from dist_classicrl.algorithms.runtime import q_learning_async_dist

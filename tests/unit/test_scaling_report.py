@@ -11,8 +11,8 @@ from dist_classicrl import TrainingResult
 from dist_classicrl.cli.commands.report import command
 from dist_classicrl.errors import MetricsError, PlotError
 from dist_classicrl.monitoring.reading import read_metrics
+from dist_classicrl.monitoring.scaling import compare, measure
 from dist_classicrl.plotting import plot_scaling
-from dist_classicrl.report.scaling import compare, measure
 
 
 def result(workers, rate, communication=0.1, **changed):

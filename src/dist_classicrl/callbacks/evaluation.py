@@ -18,7 +18,7 @@ from dist_classicrl.callbacks.base import BaseCallback, CallbacksLike, one_callb
 from dist_classicrl.callbacks.evaluation_log import EvaluationLog
 from dist_classicrl.callbacks.events import EventCallback
 from dist_classicrl.checks import checked_path, checked_whole
-from dist_classicrl.environments.model import TabularMDP
+from dist_classicrl.environments.finite_model import FiniteModel
 from dist_classicrl.errors import ConvergenceError, SettingsError
 from dist_classicrl.monitoring.files import set_aside
 
@@ -127,7 +127,7 @@ class EvalCallback(EventCallback):
         self.has_improved = False
         self._forget_best()
         self._env: Any = None
-        self._model: TabularMDP | None = None
+        self._model: FiniteModel | None = None
         self._next = self.eval_freq
 
     @property

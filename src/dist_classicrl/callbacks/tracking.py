@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import dist_classicrl
+from dist_classicrl._version import __version__
 from dist_classicrl.callbacks.files import refuse_or_warn
 from dist_classicrl.callbacks.scalars import ScalarsCallback
 
@@ -87,5 +87,5 @@ class TrackingCallback(ScalarsCallback):
             **self.model.settings.to_dict(),
             "seed": self.model.seed,
             "total_steps": self.progress.total_steps,
-            "dist_classicrl": dist_classicrl.__version__,
+            "dist_classicrl": __version__,
         }

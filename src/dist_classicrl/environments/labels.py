@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from dist_classicrl.environments.making.toy_text import unwrap_unchanged
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.resolve import factory_of
 from dist_classicrl.environments.simulate import CompiledSimulator
-from dist_classicrl.environments.toy_text import unwrap_unchanged
 from dist_classicrl.errors import EnvError
 
 _TAXI_PASSENGER = ("red", "green", "yellow", "blue", "aboard,")

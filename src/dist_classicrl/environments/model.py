@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from dist_classicrl.environments.sampling.alias import ModelTables
-    from dist_classicrl.environments.solvers.solution import (
+    from dist_classicrl.environments.solution import (
         AverageSolution,
         FiniteHorizonSolution,
         PolicyGain,

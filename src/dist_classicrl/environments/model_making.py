@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dist_classicrl.checks import Or, YesOrNo
-from dist_classicrl.environments import conversion, garnet, toy_text
+from dist_classicrl.environments.making import conversion, garnet, toy_text
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from dist_classicrl.environments.model import TabularMDP
-    from dist_classicrl.environments.sampling.function_model import FunctionMDP
+    from dist_classicrl.environments.function_model import FunctionMDP
+
+_Self = TypeVar("_Self", bound="Making")
 
 _STORED = 1 << 22
 """Outcomes of a function that are stored where nobody says: some 0.2 GB."""
@@ -23,7 +24,7 @@ class Making:
 
     @classmethod
     def from_arrays(
-        cls,
+        cls: type[_Self],
         transition: npt.ArrayLike,
         reward: npt.ArrayLike,
         start_prob: npt.ArrayLike,
@@ -33,7 +34,7 @@ class Making:
         action_mask: npt.ArrayLike | None = None,
         name: str = "model",
         grid_shape: tuple[int, int] | None = None,
-    ) -> TabularMDP:
+    ) -> _Self:
         """Make a model from dense arrays of transitions.
 
         For a model that is too large for dense arrays, give its outcomes in compressed sparse row form to
@@ -63,7 +64,7 @@ class Making:
 
     @classmethod
     def from_dict(
-        cls,
+        cls: type[_Self],
         P: Mapping[int, Any] | Sequence[Any],
         start_prob: npt.ArrayLike,
         *,
@@ -72,7 +73,7 @@ class Making:
         max_episode_steps: int | None = None,
         name: str = "model",
         grid_shape: tuple[int, int] | None = None,
-    ) -> TabularMDP:
+    ) -> _Self:
         """Make a model from transitions in the form of Gymnasium's toy-text environments.
 
         Parameters
@@ -99,7 +100,9 @@ class Making:
         return _made(cls, **fields, max_episode_steps=max_episode_steps, name=name, grid_shape=grid_shape)
 
     @classmethod
-    def from_gymnasium(cls, env: Any, *, use_action_mask: bool = False, **make_kwargs: Any) -> TabularMDP:
+    def from_gymnasium(
+        cls: type[_Self], env: Any, *, use_action_mask: bool = False, **make_kwargs: Any
+    ) -> _Self:
         """Make the model of Gymnasium's FrozenLake, Taxi or CliffWalking.
 
         Known are instances of exactly `FrozenLakeEnv`, `TaxiEnv` and `CliffWalkingEnv` (no subclasses), under
@@ -133,7 +136,7 @@ class Making:
 
     @classmethod
     def garnet(
-        cls,
+        cls: type[_Self],
         n_states: int,
         n_actions: int,
         branching: int,
@@ -144,7 +147,7 @@ class Making:
         termination_probability: float = 0.0,
         max_episode_steps: int | None = 100,
         name: str | None = None,
-    ) -> TabularMDP:
+    ) -> _Self:
         """Make a random model, a Garnet.
 
         Each pair leads to `branching` distinct states, drawn uniformly. Their probabilities are the lengths
@@ -189,7 +192,7 @@ class Making:
 
     @classmethod
     def from_function(
-        cls,
+        cls: type[_Self],
         transition: Callable[..., Any],
         *,
         n_states: int,
@@ -201,7 +204,7 @@ class Making:
         max_episode_steps: int | None = None,
         name: str = "model",
         tables: bool | None = None,
-    ) -> TabularMDP | FunctionMDP:
+    ) -> _Self | FunctionMDP:
         """Make a model of a function that gives the outcomes of each pair, compiled with ``numba.njit``.
 
         It is asked in compiled code, in threads on all cores, so that models with 100 million pairs are made
@@ -248,7 +251,7 @@ class Making:
             As `TabularMDP` does.
         """
         # Imported here: it brings numba, which a program that only makes models does not need.
-        from dist_classicrl.environments.sampling.function_model import FunctionMDP
+        from dist_classicrl.environments.function_model import FunctionMDP
 
         tables = Or(None, YesOrNo())("tables", tables)
         model = FunctionMDP(
@@ -268,13 +271,12 @@ class Making:
         return _made_of_checked(cls, model) if tables else model
 
 
-def _made(cls: Any, **fields: Any) -> TabularMDP:
-    made: TabularMDP = cls(**fields)
-    return made
+def _made(cls: type[_Self], **fields: Any) -> _Self:
+    return cls(**fields)
 
 
-def _made_of_checked(cls: Any, model: FunctionMDP) -> TabularMDP:
-    made: TabularMDP = object.__new__(cls)
+def _made_of_checked(cls: type[_Self], model: FunctionMDP) -> _Self:
+    made: Any = object.__new__(cls)
     made._keep(
         {
             "n_states": model.n_states,

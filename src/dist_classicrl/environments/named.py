@@ -183,8 +183,8 @@ def _checked(factory: Callable[[], Any], name: str, arguments: dict[str, Any], k
         ) from error
     import gymnasium
 
+    from dist_classicrl.environments.function_model import FunctionMDP
     from dist_classicrl.environments.model import TabularMDP
-    from dist_classicrl.environments.sampling.function_model import FunctionMDP
     from dist_classicrl.environments.simulate import CompiledSimulator
 
     if isinstance(made, gymnasium.Env):

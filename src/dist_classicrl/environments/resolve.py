@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dist_classicrl.environments.function_model import FunctionMDP
 from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.keyed import KeyedProcess, PackedStates
+from dist_classicrl.environments.making.toy_text import unwrap_unchanged
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.sampling.alias import ModelTables
-from dist_classicrl.environments.sampling.function_model import FunctionMDP
 from dist_classicrl.environments.simulate import CompiledSimulator
-from dist_classicrl.environments.toy_text import unwrap_unchanged
 from dist_classicrl.errors import EnvError, RewardError, SettingsError
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def with_exploring_starts(source: Source) -> Source:
             f"{source.name} has none: it begins where it begins. Give a TabularMDP, or leave it at False and "
             'explore otherwise, with behavior="ucb" or an initial_value= for instance.'
         )
-    if isinstance(simulator.model, FunctionMDP):
+    if not isinstance(simulator.model, TabularMDP):
         raise SettingsError(
             "exploring_starts=True lets episodes begin in each state that one can act in, and of "
             f"{source.name}, of which nothing is stored, it is not known which these are. Write "
@@ -243,7 +243,7 @@ def _without_mask(env: Known) -> Known:
         return replace(env, action_mask=None)
     if not env.has_mask:
         return env
-    if isinstance(env.tables, ModelTables) and env.model is not None:
+    if isinstance(env.tables, ModelTables) and isinstance(env.model, (TabularMDP, FunctionMDP)):
         return _without_mask(env.model)
     raise SettingsError(
         f"use_action_mask=False is not allowed with {env.name}: whether a compiled game plays the actions "

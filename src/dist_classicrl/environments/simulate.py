@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dist_classicrl._jit import as_called_by_kernels, class_of_its_own, is_of_package, overloads
 from dist_classicrl.checks import Or, WholeNumber, YesOrNo
+from dist_classicrl.environments.finite_model import ArrayModel, FiniteModel
 from dist_classicrl.environments.key_types import key_type
 from dist_classicrl.environments.model_checks import as_array
 from dist_classicrl.environments.sampling import alias
@@ -23,9 +24,6 @@ from dist_classicrl.environments.sampling.alias import ModelTables as ModelTable
 from dist_classicrl.environments.sampling.function_source import add_function, add_values
 from dist_classicrl.environments.sampling.packing import compile_model
 from dist_classicrl.errors import ActionMaskError, ModelError, SettingsError
-
-if TYPE_CHECKING:
-    from dist_classicrl.environments.model import TabularMDP
 
 _SIZE = WholeNumber(1, bits=30)
 _begin_model, _advance_model = alias.begin_model, alias.advance_model
@@ -94,7 +92,7 @@ class CompiledSimulator:
     memory_size : int
     max_episode_steps : int or None
         Steps after which an episode is truncated.
-    model : TabularMDP or None
+    model : TabularMDP, FunctionMDP or None
         The model, where it is known: its optimal values are what learning is judged by.
     name : str
     fingerprint : str
@@ -109,7 +107,7 @@ class CompiledSimulator:
     legal: np.ndarray | None
     memory_size: int
     max_episode_steps: int | None
-    model: TabularMDP | None
+    model: FiniteModel | None
     name: str
     fingerprint: str
     keys: np.dtype | None = None
@@ -128,8 +126,8 @@ class CompiledSimulator:
         return self.legal is not None or (game is not None and game.legal is not None)
 
     @classmethod
-    def from_model(cls, model: TabularMDP) -> CompiledSimulator:
-        """Return the simulator of `model`."""
+    def from_model(cls, model: ArrayModel) -> CompiledSimulator:
+        """Return the simulator of `model`, a `TabularMDP`."""
         return cls(
             n_states=model.n_states,
             n_actions=model.n_actions,
@@ -154,7 +152,7 @@ class CompiledSimulator:
         legal: np.ndarray | Callable[..., Any] | None = None,
         memory_size: int = 0,
         max_episode_steps: int | None = None,
-        model: TabularMDP | None = None,
+        model: FiniteModel | None = None,
         check: bool = False,
         keyed: bool = False,
     ) -> CompiledSimulator:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from dist_classicrl.environments.finite_model import FiniteModel
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.errors import SettingsError
-
-if TYPE_CHECKING:
-    from dist_classicrl.environments.model import TabularMDP
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,7 +41,7 @@ class ExactValue:
         return {**asdict(self), "gap": self.gap, "relative_gap": self.relative_gap}
 
 
-def model_of(env: Any, use_action_mask: bool | None = None) -> TabularMDP | None:
+def model_of(env: Any, use_action_mask: bool | None = None) -> FiniteModel | None:
     """Return the finite model that `env`, as `train` takes it, is known to be; None if it is not."""
     source = resolve(env, 1, use_action_mask)
     try:
@@ -52,7 +50,7 @@ def model_of(env: Any, use_action_mask: bool | None = None) -> TabularMDP | None
         source.close()
 
 
-def exact_value(model: TabularMDP, q_table: np.ndarray, discount_factor: float) -> ExactValue:
+def exact_value(model: FiniteModel, q_table: np.ndarray, discount_factor: float) -> ExactValue:
     """Return the exact value of the greedy policy of `q_table` in `model`, and the optimum.
 
     The table, of shape (states, actions), is at least as large as the model; what is beyond it is not used.
@@ -71,5 +69,5 @@ def exact_value(model: TabularMDP, q_table: np.ndarray, discount_factor: float) 
 
 
 @lru_cache(maxsize=8)
-def _optimum(model: TabularMDP, discount_factor: float) -> float:
+def _optimum(model: FiniteModel, discount_factor: float) -> float:
     return model.start_value(model.solve(discount_factor).v)

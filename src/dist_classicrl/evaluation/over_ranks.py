@@ -11,8 +11,8 @@ import numpy as np
 from dist_classicrl.checks import checked_positive
 from dist_classicrl.comm.collectives import own_communicator
 from dist_classicrl.comm.rooted import RootedCollectives
+from dist_classicrl.environments.function_model import process_of
 from dist_classicrl.environments.model import TabularMDP
-from dist_classicrl.environments.sampling.function_model import process_of
 from dist_classicrl.environments.solvers.discounted import EVALUATIONS_PER_IMPROVEMENT
 from dist_classicrl.environments.solvers.process import (
     MOST_SWEEPS,
@@ -26,7 +26,7 @@ from dist_classicrl.environments.solvers.rows import RowsProcess
 from dist_classicrl.errors import RankMismatchError, SettingsError
 
 if TYPE_CHECKING:
-    from dist_classicrl.environments.sampling.function_model import FunctionMDP
+    from dist_classicrl.environments.function_model import FunctionMDP
 
 _WHAT = "all ranks to sweep over their states"
 

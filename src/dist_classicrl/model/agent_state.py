@@ -17,7 +17,7 @@ from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.resolve import Source, resolve
 from dist_classicrl.errors import DivergenceError, EnvError, EnvMismatchError, NotTrainedError, SettingsError
 from dist_classicrl.learning.rules import check_settings, named_shared, table_shape
-from dist_classicrl.model.keyed import KeyedRows
+from dist_classicrl.model.keyed import KeyedLookup, KeyedRows
 from dist_classicrl.model.lookup import Lookup, tried
 from dist_classicrl.model.model_file import SavedModel
 from dist_classicrl.model.places import Places
@@ -467,8 +467,19 @@ class AgentState:
 
     def lookup(self) -> Lookup:
         """Return what the table says for observations of the environment, while it goes on learning."""
+        obeys_masks = self.settings.use_action_mask is not False
         if self.keyed is not None:
-            return self.keyed.lookup()
+            visits = self.visits if self.has_told_masks else None
+            return KeyedLookup(
+                self.keyed.index,
+                self.q_table,
+                self.legal,
+                self.keyed.game,
+                self.actions,
+                visits,
+                obeys_masks,
+                self.stored_initial_value,
+            )
         return Lookup(
             self.shape.n_states,
             self._rows,
@@ -476,7 +487,7 @@ class AgentState:
             self.observations,
             self.actions,
             self.environment is None or self.environment.is_numbered,
-            self.settings.use_action_mask is not False,
+            obeys_masks,
             self._tried if self.has_told_masks else None,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from dist_classicrl.tables.keys import find_rows, slots_of
 if TYPE_CHECKING:
     from dist_classicrl.environments.simulate import CompiledSimulator
     from dist_classicrl.environments.stepped.spaces import SpaceIndex
-    from dist_classicrl.model.agent_state import AgentState
+    from dist_classicrl.tables.shape import TableShape
 
 _BATCHES = (np.ndarray, list)
 
@@ -108,6 +108,27 @@ class KeyIndex:
         return key if self.packing is None else self.packing.decode(key)
 
 
+class Holder(Protocol):
+    """What holds the table of which `KeyedRows` are the states: an agent's state."""
+
+    legal: np.ndarray | None  # bool, (states, actions): of the states that were met
+    observations: SpaceIndex | None  # by which keys are packed
+
+    @property
+    def shape(self) -> TableShape:
+        """What stands in which row of the table."""
+
+    @property
+    def table(self) -> tuple[np.ndarray, np.ndarray]:
+        """The table and its visits."""
+
+    def make_table(self, states: int, actions: int) -> None:
+        """Have another table, of this size."""
+
+    def freshen_table(self) -> None:
+        """Bring the table up to date."""
+
+
 class KeyedRows:
     """The states of an agent's table where they are keys, in the order in which they were met.
 
@@ -115,8 +136,8 @@ class KeyedRows:
     states that are not known.
     """
 
-    def __init__(self, agent: AgentState, keys: np.ndarray, game: CompiledSimulator | None = None) -> None:
-        self._agent = agent
+    def __init__(self, holder: Holder, keys: np.ndarray, game: CompiledSimulator | None = None) -> None:
+        self._holder = holder
         self._index: KeyIndex | None = None
         self.keys = keys
         self.game = game
@@ -124,8 +145,8 @@ class KeyedRows:
     @property
     def index(self) -> KeyIndex:
         """What finds them."""
-        self._agent.freshen_table()
-        packing = self._agent.observations
+        self._holder.freshen_table()
+        packing = self._holder.observations
         if self._index is None or self._index.keys is not self.keys or self._index.packing is not packing:
             self._index = KeyIndex.of(self.keys, packing)
         return self._index
@@ -135,51 +156,35 @@ class KeyedRows:
         self.game = game
         if game.keys is not None and game.keys != self.keys.dtype:
             self.keys = self.keys.view(game.keys)
-        if self._agent.legal is None:
-            self._agent.legal = legal_actions(game, self.keys)
+        if self._holder.legal is None:
+            self._holder.legal = legal_actions(game, self.keys)
 
     def fit(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """See `KeyedStates`."""
-        agent, known = self._agent, self.keys.size
+        holder, known = self._holder, self.keys.size
         first = known if np.array_equal(keys[:known], self.keys) else 0
         if first != keys.size:
             legal = None if self.game is None else legal_actions(self.game, keys[first:])
             if legal is not None:
-                assert agent.legal is not None  # see `know`
-                agent.legal = np.concatenate([agent.legal[:first], legal])
-            agent.make_table(keys.size, agent.shape.n_actions)
+                assert holder.legal is not None  # see `know`
+                holder.legal = np.concatenate([holder.legal[:first], legal])
+            holder.make_table(keys.size, holder.shape.n_actions)
             self.keys = keys.copy()
-        values, counts = agent.table
+        values, counts = holder.table
         return values.reshape(-1), counts.reshape(-1)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """See `KeyedStates`."""
-        legal = self._agent.legal
+        legal = self._holder.legal
         return {"keys": self.keys} if legal is None else {"keys": self.keys, "legal": legal}
 
     def put(self, keys: np.ndarray, legal: np.ndarray | None, values: np.ndarray, counts: np.ndarray) -> None:
-        """Let the agent's table be another one."""
-        agent = self._agent
-        self.keys, agent.legal = keys.view(self.keys.dtype), legal
-        agent.make_table(keys.size, values.shape[1])
-        for table, given in zip(agent.table, (values, counts), strict=True):
+        """Let the table be another one."""
+        holder = self._holder
+        self.keys, holder.legal = keys.view(self.keys.dtype), legal
+        holder.make_table(keys.size, values.shape[1])
+        for table, given in zip(holder.table, (values, counts), strict=True):
             table[:] = given
-
-    def lookup(self) -> KeyedLookup:
-        """Return what the table says for keys, while it goes on learning."""
-        agent = self._agent
-        visits = agent.visits if agent.has_told_masks else None
-        obeys_masks = agent.settings.use_action_mask is not False
-        return KeyedLookup(
-            self.index,
-            agent.q_table,
-            agent.legal,
-            self.game,
-            agent.actions,
-            visits,
-            obeys_masks,
-            agent.stored_initial_value,
-        )
 
 
 class KeyedLookup(Lookup):

@@ -1,4 +1,4 @@
-"""Records of a run: how they are written, and read back for people and for plots."""
+"""Records of a run: how they are written, read back for people and for plots, and compared."""
 
 from dist_classicrl.monitoring.reading import Metrics, read_metrics
 

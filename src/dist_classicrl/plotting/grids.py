@@ -10,7 +10,7 @@ import numpy as np
 from dist_classicrl.errors import PlotError
 
 if TYPE_CHECKING:
-    from dist_classicrl.environments.model import TabularMDP
+    from dist_classicrl.environments.finite_model import ArrayModel
     from dist_classicrl.environments.resolve import Source
     from dist_classicrl.environments.stepped.base import SteppedEnv
 
@@ -78,6 +78,7 @@ def grid_of(env: Any) -> Grid:
 
 def _grid_of(env: Any, source: Source) -> Grid:
     from dist_classicrl.environments.labels import labels_of
+    from dist_classicrl.environments.model import TabularMDP
 
     model = None if source.simulator is None else source.simulator.model
     labels = labels_of(env)
@@ -87,7 +88,7 @@ def _grid_of(env: Any, source: Source) -> Grid:
         if source.make_another is not None:  # not the caller's own
             stepped.reset()  # so it says whether it has masks
         return _plane(source.name, stepped, labels.actions)
-    if model is None or letters is None:
+    if not isinstance(model, TabularMDP) or letters is None:
         raise PlotError(
             f"{source.name} is no grid that is known, so it has no map. Those that have one are Gymnasium's "
             "FrozenLake with any map, CliffWalking, models with a grid_shape, and environments whose "
@@ -122,7 +123,7 @@ def _plane(name: str, env: SteppedEnv, actions: tuple[str, ...] | None) -> Grid:
     )
 
 
-def _directions(model: TabularMDP, shape: tuple[int, ...], acting: np.ndarray) -> np.ndarray:
+def _directions(model: ArrayModel, shape: tuple[int, ...], acting: np.ndarray) -> np.ndarray:
     """Return where each action leads on average.
 
     For each of the four neighbors: how probable it is, over the cells that have such a neighbor. So walls

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from dist_classicrl.report.scaling import ScalingReport
+    from dist_classicrl.monitoring.scaling import ScalingReport
 
 _HEIGHT = 4.8
 

@@ -1,1 +1,1 @@
-"""Reports of one or several runs."""
+"""Pages about one or several runs."""

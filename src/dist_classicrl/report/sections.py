@@ -11,9 +11,9 @@ from dist_classicrl._urls import without_password
 from dist_classicrl._words import counted
 from dist_classicrl.errors import MetricsError, PlotError
 from dist_classicrl.monitoring.machine import this_machine
+from dist_classicrl.monitoring.scaling import measure
 from dist_classicrl.plotting.timeline import MARKS
 from dist_classicrl.report.page import Section
-from dist_classicrl.report.scaling import measure
 
 if TYPE_CHECKING:
     from dist_classicrl.evaluation.exact import ExactValue

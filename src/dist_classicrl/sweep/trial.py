@@ -20,7 +20,7 @@ import numpy as np
 from dist_classicrl._files import read_regular
 from dist_classicrl.agent.agent import DistAsyncQLearning
 from dist_classicrl.callbacks.base import BaseCallback
-from dist_classicrl.environments.model import TabularMDP
+from dist_classicrl.environments.finite_model import FiniteModel
 from dist_classicrl.environments.resolve import Source, resolve
 from dist_classicrl.errors import DistClassicRLError, TrainingStopped, WorkerLeft
 from dist_classicrl.evaluation.exact import exact_value
@@ -146,7 +146,7 @@ class Laboratory:
     def _trained(self, trial: Trial, eval_episodes: int | None = None) -> dict[str, Any]:
         settings = self.settings_of(trial.variant)
         env = self.environment(trial.environment, settings.use_action_mask)
-        model: TabularMDP | None = getattr(env, "model", None)
+        model: FiniteModel | None = getattr(env, "model", None)
         arguments = {**settings.arguments(), "seed": trial.seed}
         agent = DistAsyncQLearning(**arguments, comm=THIS_PROCESS)
         place = self._folder / "checkpoints" / trial.key
@@ -202,7 +202,7 @@ def record_of(trial: Trial, make: Callable[[], dict[str, Any]]) -> dict[str, Any
 
 
 def judged(
-    q_table: Callable[[], np.ndarray], model: TabularMDP | None, discount: float
+    q_table: Callable[[], np.ndarray], model: FiniteModel | None, discount: float
 ) -> dict[str, float | None]:
     """Return the exact discounted value of the greedy policy, of the best, and of a random one.
 
@@ -220,7 +220,7 @@ def judged(
 
 
 @lru_cache(maxsize=64)
-def _random_value(model: TabularMDP, discount: float) -> float:
+def _random_value(model: FiniteModel, discount: float) -> float:
     legal = model.legal_pairs().astype(np.float64)
     legal[legal.sum(axis=1) == 0.0] = 1.0
     return model.start_value(model.policy_value(legal / legal.sum(axis=1, keepdims=True), discount))

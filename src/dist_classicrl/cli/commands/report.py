@@ -12,8 +12,8 @@ from dist_classicrl.cli import output
 from dist_classicrl.cli.several.reading import read_each, runs_named
 
 if TYPE_CHECKING:
+    from dist_classicrl.monitoring.scaling import Measured, ScalingReport
     from dist_classicrl.report.page import Page
-    from dist_classicrl.report.scaling import Measured, ScalingReport
 
 _HELP = """\
 Report how runs scale: speed-up, efficiency, communication.
@@ -72,7 +72,7 @@ def command(
             raise click.UsageError("--html goes without --baseline, --json and --out. Write two commands.")
         _write_page(runs, html)
         return
-    from dist_classicrl.report.scaling import compare
+    from dist_classicrl.monitoring.scaling import compare
 
     given = dict.fromkeys(runs_named((*runs, baseline) if baseline else runs))
     report = compare(read_each(given, _measured), str(Path(baseline)) if baseline else None)
@@ -133,7 +133,7 @@ def _page_of_study(folder: str) -> Page:
 def _measured(run: str) -> Measured:
     from dist_classicrl.cli.run_folder import RunFolder
     from dist_classicrl.monitoring.reading import read_metrics
-    from dist_classicrl.report.scaling import measure
+    from dist_classicrl.monitoring.scaling import measure
 
     folder = RunFolder(Path(run))
     result = folder.read_result()

@@ -10,8 +10,8 @@ import numpy as np
 from gymnasium import spaces
 
 from dist_classicrl._jit import jit, jit_for
+from dist_classicrl.environments.function_model import FunctionMDP
 from dist_classicrl.environments.problems.registry import problem_of
-from dist_classicrl.environments.sampling.function_model import FunctionMDP
 from dist_classicrl.environments.simulate import CompiledSimulator, advance, begin
 from dist_classicrl.errors import IllegalActionError
 

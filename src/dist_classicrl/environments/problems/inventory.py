@@ -8,6 +8,7 @@ import numpy as np
 
 from dist_classicrl._jit import jit
 from dist_classicrl.checks import WholeNumber, is_whole
+from dist_classicrl.environments.function_model import FunctionMDP
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.problems.outcomes import (
     AMOUNT,
@@ -18,7 +19,6 @@ from dist_classicrl.environments.problems.outcomes import (
     model_of_outcomes,
     poisson_tails,
 )
-from dist_classicrl.environments.sampling.function_model import FunctionMDP
 from dist_classicrl.errors import SettingsError
 
 

@@ -12,8 +12,8 @@ from dist_classicrl._words import counted, nearest
 from dist_classicrl.errors import EnvError, SettingsError
 
 if TYPE_CHECKING:
+    from dist_classicrl.environments.function_model import FunctionMDP
     from dist_classicrl.environments.model import TabularMDP
-    from dist_classicrl.environments.sampling.function_model import FunctionMDP
     from dist_classicrl.environments.simulate import CompiledSimulator
 
 NAMESPACE = "dist_classicrl"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from dist_classicrl._jit import jit
+from dist_classicrl.environments.finite_model import ArrayModel
 from dist_classicrl.environments.sampling.alias import (
     ModelTables,
     Slots,
@@ -19,9 +20,6 @@ from dist_classicrl.environments.sampling.alias import (
 )
 from dist_classicrl.environments.sampling.ranges import Rows, in_ranges
 from dist_classicrl.errors import ModelError
-
-if TYPE_CHECKING:
-    from dist_classicrl.environments.model import TabularMDP
 
 MOST_STATES = (1 << 30) - 1
 _PADDING_LIMIT = 4
@@ -74,7 +72,7 @@ def _tables(first: np.ndarray, width: int, into: Slots, starts: tuple[np.ndarray
     return ModelTables(bounds, width, into.thresholds, into.outcomes, into.rewards, *starts)
 
 
-def compile_model(model: TabularMDP, states: range | np.ndarray | None = None) -> ModelTables:
+def compile_model(model: ArrayModel, states: range | np.ndarray | None = None) -> ModelTables:
     """Return `model` as the tables that the kernels sample from, or the part of it that has these states.
 
     A part has the pairs of its states in their order: pair ``i * n_actions + action`` is one of state
@@ -112,7 +110,7 @@ def even_starts(first: int, number: int) -> tuple[np.ndarray, np.ndarray]:
     return np.zeros(0, np.uint32), np.array([first, number])
 
 
-def _pack_few(model: TabularMDP, rows: Rows, starts: tuple[np.ndarray, np.ndarray]) -> ModelTables:
+def _pack_few(model: ArrayModel, rows: Rows, starts: tuple[np.ndarray, np.ndarray]) -> ModelTables:
     states = rows.states if rows.states.size else np.arange(rows.first, rows.first + rows.n)
     pairs = (states[:, np.newaxis] * model.n_actions + np.arange(model.n_actions)).ravel()
     begins, sizes = model.outcome_ptr[pairs], model.outcome_ptr[pairs + 1] - model.outcome_ptr[pairs]
@@ -196,7 +194,7 @@ def _pack(outcomes, states, first_state, low, high, n_actions, work, first, widt
 class ArraySource:
     """The outcomes of a `TabularMDP` as a `Source`."""
 
-    def __init__(self, model: TabularMDP) -> None:
+    def __init__(self, model: ArrayModel) -> None:
         self._outcomes = Outcomes(
             model.outcome_ptr,
             model.outcome_prob,

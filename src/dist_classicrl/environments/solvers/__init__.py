@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dist_classicrl.environments.solvers.solution import (
+from dist_classicrl.environments.solution import (
     AverageSolution,
     FiniteHorizonSolution,
     PolicyGain,

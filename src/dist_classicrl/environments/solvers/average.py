@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dist_classicrl.environments import reachability
+from dist_classicrl.environments.finite_model import ArrayModel
+from dist_classicrl.environments.solution import AverageSolution, PolicyGain
 from dist_classicrl.environments.solvers import average_policy_iteration as policy_iteration
 from dist_classicrl.environments.solvers.chains import periods_of, recurrent_classes
 from dist_classicrl.environments.solvers.policy_value import DENSE_STATES, chain_of, checked_policy
@@ -27,17 +28,13 @@ from dist_classicrl.environments.solvers.process import (
 )
 from dist_classicrl.environments.solvers.relative_values import sweep_to_gain
 from dist_classicrl.environments.solvers.rows import OngoingRows, RowsProcess
-from dist_classicrl.environments.solvers.solution import AverageSolution, PolicyGain
 from dist_classicrl.errors import SettingsError
-
-if TYPE_CHECKING:
-    from dist_classicrl.environments.model import TabularMDP
 
 METHODS = ("relative_value_iteration", "policy_iteration")
 
 
 def solve(
-    model: TabularMDP, tolerance: float = 1e-10, method: str = METHODS[0], max_iterations: int = MOST_SWEEPS
+    model: ArrayModel, tolerance: float = 1e-10, method: str = METHODS[0], max_iterations: int = MOST_SWEEPS
 ) -> AverageSolution:
     """Do what `TabularMDP.solve_average_reward` does."""
     check_limits(tolerance, max_iterations)
@@ -111,7 +108,7 @@ def _periods(chain: OngoingRows) -> tuple[int, ...]:
 
 
 def policy_gain(
-    model: TabularMDP, policy: np.ndarray, tolerance: float = 1e-10, max_iterations: int = MOST_SWEEPS
+    model: ArrayModel, policy: np.ndarray, tolerance: float = 1e-10, max_iterations: int = MOST_SWEEPS
 ) -> PolicyGain:
     """Do what `TabularMDP.policy_gain` does."""
     check_limits(tolerance, max_iterations)

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from dist_classicrl.environments import reachability
+from dist_classicrl.environments.finite_model import ArrayModel
 from dist_classicrl.environments.solvers.chains import recurrent_classes
 from dist_classicrl.environments.solvers.policy_value import chain_of, value_within
 from dist_classicrl.environments.solvers.process import best_of
 from dist_classicrl.environments.solvers.rows import OngoingRows, RowsProcess
 from dist_classicrl.errors import ConvergenceError
 
-if TYPE_CHECKING:
-    from dist_classicrl.environments.model import TabularMDP
-
 #: Gains and biases that differ by less, as a fraction of the largest, are taken for equal.
 _EQUAL = 1e-10
 
 
-def restarting_chain(model: TabularMDP, probability: np.ndarray) -> OngoingRows:
+def restarting_chain(model: ArrayModel, probability: np.ndarray) -> OngoingRows:
     """Return the chain of a policy with a node S, the end, which is left for the first states of episodes."""
     return with_restart(chain_of(model, probability, keep_ends=True), model.start_prob)
 
 
-def chain_of_actions(model: TabularMDP, policy: np.ndarray) -> OngoingRows:
+def chain_of_actions(model: ArrayModel, policy: np.ndarray) -> OngoingRows:
     """Return it of actions that are legal; -1 where none is."""
     probability = np.zeros((model.n_states, model.n_actions))
     acting = np.flatnonzero(policy >= 0)
@@ -81,7 +77,7 @@ def gain_and_bias(chain: OngoingRows) -> tuple[np.ndarray, np.ndarray]:
 
 
 def solve(
-    model: TabularMDP, process: RowsProcess, max_iterations: int
+    model: ArrayModel, process: RowsProcess, max_iterations: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
     """Return gains and biases of the states and the end, the policy, and iterations: Puterman 1994, 9.2.
 

@@ -5,10 +5,10 @@ They are for the process without its time limit, because how much time is left i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from dist_classicrl.environments.finite_model import ArrayModel
+from dist_classicrl.environments.solution import Solution
 from dist_classicrl.environments.solvers import policy_iteration
 from dist_classicrl.environments.solvers.process import (
     MOST_SWEEPS,
@@ -24,10 +24,6 @@ from dist_classicrl.environments.solvers.process import (
 )
 from dist_classicrl.environments.solvers.progress import progressing_policy
 from dist_classicrl.environments.solvers.rows import RowsProcess
-from dist_classicrl.environments.solvers.solution import Solution
-
-if TYPE_CHECKING:
-    from dist_classicrl.environments.model import TabularMDP
 
 METHODS = ("modified_policy_iteration", "value_iteration", "policy_iteration")
 
@@ -36,7 +32,7 @@ EVALUATIONS_PER_IMPROVEMENT = 20
 
 
 def solve(
-    model: TabularMDP,
+    model: ArrayModel,
     discount_factor: float,
     tolerance: float = 1e-10,
     method: str = METHODS[0],

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl.checks import as_array, is_whole
+from dist_classicrl.environments.solution import FiniteHorizonSolution
 from dist_classicrl.environments.solvers.process import Process, Sweeps, checked_discount
-from dist_classicrl.environments.solvers.solution import FiniteHorizonSolution
 from dist_classicrl.errors import SettingsError
 
 

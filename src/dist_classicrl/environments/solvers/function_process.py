@@ -8,10 +8,10 @@ import numpy as np
 
 from dist_classicrl.environments.sampling.function_kernels import Kernels, Place
 from dist_classicrl.environments.sampling.ranges import in_ranges
+from dist_classicrl.environments.solution import Solution
 from dist_classicrl.environments.solvers import discounted
 from dist_classicrl.environments.solvers.policy_value import to_value
 from dist_classicrl.environments.solvers.process import Sweeps, check_limits, check_method, checked_discount
-from dist_classicrl.environments.solvers.solution import Solution
 from dist_classicrl.errors import ConvergenceError, SettingsError
 
 METHODS = discounted.METHODS[:2]

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from dist_classicrl.environments.finite_model import ArrayModel
+from dist_classicrl.environments.solution import Solution, check_finite
 from dist_classicrl.environments.solvers.policy_value import value_of_actions
 from dist_classicrl.environments.solvers.process import ROUNDING, best_of, error_bound, gives_up
 from dist_classicrl.environments.solvers.progress import progressing_policy
 from dist_classicrl.environments.solvers.rows import RowsProcess
-from dist_classicrl.environments.solvers.solution import Solution, check_finite
-
-if TYPE_CHECKING:
-    from dist_classicrl.environments.model import TabularMDP
 
 
 def solve(
-    model: TabularMDP, process: RowsProcess, discount: float, tolerance: float, max_iterations: int
+    model: ArrayModel, process: RowsProcess, discount: float, tolerance: float, max_iterations: int
 ) -> Solution:
     """Do what `discounted.solve` does by this method, with arguments that are checked.
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from dist_classicrl._jit import jit
 from dist_classicrl.checks import as_array
 from dist_classicrl.environments import reachability
+from dist_classicrl.environments.finite_model import ArrayModel, Pairs
 from dist_classicrl.environments.model_checks import PROBABILITY_TOLERANCE
+from dist_classicrl.environments.solution import check_finite
 from dist_classicrl.environments.solvers.process import Sweeps, checked_discount, error_bound
 from dist_classicrl.environments.solvers.rows import OngoingRows, RowsProcess
-from dist_classicrl.environments.solvers.solution import check_finite
 from dist_classicrl.errors import ConvergenceError, SettingsError
-
-if TYPE_CHECKING:
-    from dist_classicrl.environments.model import TabularMDP
 
 #: Up to this many states a policy's value comes from one dense linear system, above it from sweeps.
 DENSE_STATES = 2_000
@@ -27,7 +25,7 @@ POLICY_TOLERANCE = 1e-10
 MOST_SWEEPS = 1_000_000
 
 
-def policy_value(model: TabularMDP, policy: np.ndarray, discount_factor: float) -> np.ndarray:
+def policy_value(model: ArrayModel, policy: np.ndarray, discount_factor: float) -> np.ndarray:
     """Compute the exact value of a policy in every state.
 
     Up to 2,000 states it is the solution of one dense linear system; above, of sweeps until the bound on
@@ -57,21 +55,21 @@ def policy_value(model: TabularMDP, policy: np.ndarray, discount_factor: float) 
     return v
 
 
-def value_of_actions(model: TabularMDP, policy: np.ndarray, discount: float) -> np.ndarray:
+def value_of_actions(model: ArrayModel, policy: np.ndarray, discount: float) -> np.ndarray:
     """Do what `policy_value` does for actions that are legal; -1 where none is."""
     acting = np.flatnonzero(policy >= 0)
     pair = acting * model.n_actions + policy[acting]
     return _value(_chain_of_pairs(model, pair, np.ones(pair.size)), discount)
 
 
-def chain_of(model: TabularMDP, probability: np.ndarray, keep_ends: bool = False) -> OngoingRows:
+def chain_of(model: ArrayModel, probability: np.ndarray, keep_ends: bool = False) -> OngoingRows:
     """Return the Markov reward process of a policy given as probabilities, shape (S, A)."""
     used = np.flatnonzero(probability.reshape(-1) > 0)
     return _chain_of_pairs(model, used, probability.reshape(-1)[used], keep_ends)
 
 
 def _chain_of_pairs(
-    model: TabularMDP, pair: np.ndarray, probability: np.ndarray, keep_ends: bool = False
+    model: ArrayModel, pair: np.ndarray, probability: np.ndarray, keep_ends: bool = False
 ) -> OngoingRows:
     outcome = reachability.elements_of(model.outcome_ptr, pair)
     sizes = model.outcome_ptr[pair + 1] - model.outcome_ptr[pair]
@@ -184,21 +182,6 @@ def to_value(sweeps: Sweeps, max_sweeps: int = MOST_SWEEPS) -> None:
         f"the policy's values at discount factor {sweeps.discount} still changed by {change:.3g} in sweep "
         f"{max_sweeps}; use a smaller discount factor"
     )
-
-
-class Pairs(Protocol):
-    """States and actions, of which some are legal."""
-
-    @property
-    def n_states(self) -> int:
-        """S."""
-
-    @property
-    def n_actions(self) -> int:
-        """A."""
-
-    def legal_pairs(self) -> np.ndarray:
-        """Return the legal pairs, bool, shape (S, A)."""
 
 
 def checked_policy(model: Pairs, policy: Any) -> np.ndarray:

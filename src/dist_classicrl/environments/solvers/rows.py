@@ -7,16 +7,14 @@ It is 0, but for average rewards, where an episode that ends begins anew.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dist_classicrl._jit import compiled_for, jit
 from dist_classicrl.environments import reachability
+from dist_classicrl.environments.finite_model import ArrayModel
 from dist_classicrl.environments.sampling.ranges import in_ranges
-
-if TYPE_CHECKING:
-    from dist_classicrl.environments.model import TabularMDP
 
 
 class OngoingRows(NamedTuple):
@@ -35,7 +33,7 @@ class OngoingRows(NamedTuple):
         n_rows: int,
         weight: np.ndarray,
         outcome: np.ndarray | slice,
-        model: TabularMDP,
+        model: ArrayModel,
         keep_ends: bool = False,
     ) -> OngoingRows:
         """Gather outcomes of `model` into rows; `row` never falls, and `weight` is positive.
@@ -154,7 +152,7 @@ class RowsProcess:
         self.n_states, self.n_actions = legal.shape
 
     @classmethod
-    def of_model(cls, model: TabularMDP, keep_ends: bool = False) -> RowsProcess:
+    def of_model(cls, model: ArrayModel, keep_ends: bool = False) -> RowsProcess:
         """Return the process of a model; see `OngoingRows` for the ends."""
         legal = model.legal_pairs()
         pair = reachability.rows_of(model.outcome_ptr)

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dist_classicrl.environments.function_model import FunctionMDP
+from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.resolve import Source
-from dist_classicrl.environments.sampling.function_model import FunctionMDP
 from dist_classicrl.errors import EnvError, SettingsError
 from dist_classicrl.learning.rules.kernel import (
     best_value,
@@ -70,8 +71,6 @@ def check(parameters: DifferentialQLearning) -> None:
 def check_source(parameters: Any, source: Source) -> None:
     """Raise EnvError if episodes of a known model end: a mean reward per step is of what goes on for ever."""
     model = None if source.simulator is None else source.simulator.model
-    if model is None:
-        return
     if isinstance(model, FunctionMDP):
         if model.terminates:
             raise EnvError(
@@ -79,6 +78,8 @@ def check_source(parameters: Any, source: Source) -> None:
                 'that go on for ever. Take a rule such as "q_learning"; or, where no episode comes to these '
                 "outcomes, write TabularMDP.from_function(..., tables=True), of which that is known."
             )
+        return
+    if not isinstance(model, TabularMDP):
         return
     acts = np.repeat(model.reachable_pairs().reshape(-1), np.diff(model.outcome_ptr))
     if (model.outcome_terminated & acts).any():

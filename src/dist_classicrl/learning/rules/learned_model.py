@@ -14,8 +14,9 @@ import numpy as np
 
 from dist_classicrl._jit import jit, jit_inline
 from dist_classicrl._random import GAMMA, below, mix
+from dist_classicrl.environments.function_model import FunctionMDP
+from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.resolve import Source
-from dist_classicrl.environments.sampling.function_model import FunctionMDP
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.learning.rules.kernel import is_legal
 from dist_classicrl.rules import Range
@@ -156,12 +157,12 @@ def check_source(name: str, successors: int, queue: bool, source: Source) -> Non
             'take a rule such as "q_learning".'
         )
     model = None if source.simulator is None else source.simulator.model
-    if model is None:
-        return
     if isinstance(model, FunctionMDP):
         most = model.most_outcomes
-    else:
+    elif isinstance(model, TabularMDP):
         most = int(np.diff(model.outcome_ptr).max(initial=0))
+    else:
+        return
     if most > successors:
         raise SettingsError(
             f"{name}: successors={successors} are fewer outcomes than a pair of {source.name} has, {most}. "

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.environments.conversion import fields_of_dict
+from dist_classicrl.environments.making.conversion import fields_of_dict
 from dist_classicrl.errors import EnvError
 
 #: Attributes that, set on one instance, replace what its class does.

@@ -42,7 +42,7 @@ from dist_classicrl.errors import ModelError, OutsideSpaceError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from dist_classicrl.environments.solvers.solution import (
+    from dist_classicrl.environments.solution import (
         AverageSolution,
         FiniteHorizonSolution,
         PolicyGain,

@@ -1,0 +1,1 @@
+"""What models are made from: arrays, dictionaries, Gymnasium's toy texts, chance."""
