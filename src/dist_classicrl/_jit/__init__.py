@@ -148,21 +148,33 @@ def _call_it_directly(stub: Callable[..., Any], function_of: Callable[[Any], Any
     template._get_impl = get_impl
 
 
+def _prefetch(is_written: bool) -> Any:
+    def function(typing_context: Any, array: Any, index: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            byte, int32 = ir.IntType(8).as_pointer(), ir.IntType(32)
+            data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+            kind = ir.FunctionType(ir.VoidType(), [byte, int32, int32, int32])
+            function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+            place = builder.bitcast(builder.gep(data, [arguments[1]]), byte)
+            # Kept in all caches: of data, not of instructions.
+            builder.call(function, [place, *(ir.Constant(int32, number) for number in (int(is_written), 3, 1))])
+            return context.get_dummy_value()
+
+        return types.void(array, types.uint64), generate
+
+    return function
+
+
 @numba.extending.intrinsic
 def prefetch(typing_context: Any, array: Any, index: Any) -> Any:
     """Ask for the cache line of an element; `index`, a uint64, need not lie within the array."""
+    return _prefetch(False)(typing_context, array, index)
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        byte, int32 = ir.IntType(8).as_pointer(), ir.IntType(32)
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        kind = ir.FunctionType(ir.VoidType(), [byte, int32, int32, int32])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        place = builder.bitcast(builder.gep(data, [arguments[1]]), byte)
-        # To be read, and kept in all caches: of data, not of instructions.
-        builder.call(function, [place, *(ir.Constant(int32, number) for number in (0, 3, 1))])
-        return context.get_dummy_value()
 
-    return types.void(array, types.uint64), generate
+@numba.extending.intrinsic
+def prefetch_to_write(typing_context: Any, array: Any, index: Any) -> Any:
+    """Ask for it likewise, and that no other core has it: who writes what others have waits for them."""
+    return _prefetch(True)(typing_context, array, index)
 
 
 @numba.extending.intrinsic

@@ -14,7 +14,7 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-from dist_classicrl._jit import jit, jit_inline, overloads, prefetch
+from dist_classicrl._jit import jit, jit_inline, overloads, prefetch, prefetch_to_write
 from dist_classicrl._memory import LINE
 from dist_classicrl._random import SHIFT_32, below, mix
 from dist_classicrl.tables.blocks import largest, lowest_bit, number_of_bits, places_of
@@ -136,6 +136,14 @@ def prefetch_counts(table, state, action):
     if table.count_width > LINE // 4:
         for number in range(table.n_tables):
             prefetch(table.counts, _count_at(table, state + number * table.n_states, action))
+
+
+@jit_inline
+def prefetch_entry(table, row, action):
+    """Ask for the value and the count of an entry, so that they are there when they are written."""
+    prefetch_to_write(table.values, np.uint64(row * table.width + action))
+    if table.count_width > LINE // 4:
+        prefetch_to_write(table.counts, _count_at(table, row, action))
 
 
 @jit_inline

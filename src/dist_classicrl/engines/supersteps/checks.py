@@ -44,7 +44,7 @@ def check_supersteps(source: Source, settings: Settings, walkers: int | None = N
             "function that makes one."
         )
     if source.stepped is not None and source.make_another is None and walkers != 1:
-        from dist_classicrl.learning.supersteps.stepped_share import WALKERS
+        from dist_classicrl.learning.supersteps.stepped.share import WALKERS
 
         raise SettingsError(
             f"{source.name} is one instance, and supersteps need walkers={walkers or WALKERS} environments, "

@@ -33,7 +33,7 @@ from dist_classicrl.learning.supersteps.keyed_share import KeyedShare, in_key_or
 from dist_classicrl.learning.supersteps.row_share import HostShare
 from dist_classicrl.learning.supersteps.share import Share, record_sizes, supersteps
 from dist_classicrl.learning.supersteps.shares import share_of
-from dist_classicrl.learning.supersteps.stepped_share import SteppedShare, numbers_of
+from dist_classicrl.learning.supersteps.stepped.share import SteppedShare, numbers_of
 from dist_classicrl.learning.supersteps.together import Boxes, boxes_in, bytes_of
 from dist_classicrl.membership.group import Group
 from dist_classicrl.tables.line_table import LineTable, size_of

@@ -31,7 +31,7 @@ from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules import find
 from dist_classicrl.learning.supersteps.row_share import can_be_in_place
 from dist_classicrl.learning.supersteps.share import WALKERS
-from dist_classicrl.learning.supersteps.stepped_share import WALKERS as STEPPED
+from dist_classicrl.learning.supersteps.stepped.share import WALKERS as STEPPED
 from dist_classicrl.membership.admission import Entry
 from dist_classicrl.membership.election import Base
 from dist_classicrl.membership.group import Group

@@ -63,7 +63,7 @@ from dist_classicrl.learning.supersteps.together import (
     cycles,
     tell,
 )
-from dist_classicrl.tables.lines import prefetch_counts, prefetch_values
+from dist_classicrl.tables.lines import prefetch_entry, prefetch_values
 from dist_classicrl.tables.rows import actions_of
 
 _DEPARTS, _AWAITS_TARGETS = range(2)
@@ -211,11 +211,8 @@ def settle_in_place(crew, boxes, context, stretch, done, size):
         at, last = natural(boxes.in_starts[rank] + cursors[rank]), boxes.in_starts[rank] + counts[rank]
         while at < last and told[at, WHAT] >> (_WHO_BITS + GROUP_BITS) == group:
             ahead = natural(min(at + BLOCK // 2, last - 1))
-            row = told[ahead, ROW]
-            if not np.uint64(row) < np.uint64(crew.n_states):
-                return WRONG_RECORD
-            prefetch_values(table, row)
-            prefetch_counts(table, row, (told[ahead, WHAT] >> _ACTION_BITS) & _ACTION_MASK)
+            _, action, number = what_is_told(told, ahead)
+            prefetch_entry(table, told[ahead, ROW] + number * table.n_states, action)
             state = told[at, ROW]
             identity, action, number = what_is_told(told, at)
             is_entry = np.uint64(state) < np.uint64(crew.n_states) and action < n_actions

@@ -10,7 +10,7 @@ from dist_classicrl.learning.state import State
 from dist_classicrl.learning.supersteps.crew import totals_of
 from dist_classicrl.learning.supersteps.keyed_share import InKeyOrder
 from dist_classicrl.learning.supersteps.shares import share_of
-from dist_classicrl.learning.supersteps.stepped_share import SteppedShare
+from dist_classicrl.learning.supersteps.stepped.share import SteppedShare
 
 
 class SuperstepLearner:

@@ -8,7 +8,7 @@ from dist_classicrl.learning.learner import Problem
 from dist_classicrl.learning.supersteps.keyed_share import KeyedShare
 from dist_classicrl.learning.supersteps.row_share import RowShare
 from dist_classicrl.learning.supersteps.share import Share
-from dist_classicrl.learning.supersteps.stepped_share import KeyedSteppedShare, SteppedShare
+from dist_classicrl.learning.supersteps.stepped.share import KeyedSteppedShare, SteppedShare
 
 
 def share_of(problem: Problem, *arguments: Any, **more: Any) -> Share:

@@ -14,14 +14,14 @@ from dist_classicrl.learning.loops import NO_STEPS, Stretch
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules import compiling
 from dist_classicrl.learning.state import State, check_arrays
-from dist_classicrl.learning.supersteps import stepped_kernels as kernels
 from dist_classicrl.learning.supersteps import sums
 from dist_classicrl.learning.supersteps.by_messages.exchanges import Exchanges, Parts, parts_for, with_oneself
 from dist_classicrl.learning.supersteps.crew import MEMORY, REWARD
 from dist_classicrl.learning.supersteps.keyed_share import KeyedShare
 from dist_classicrl.learning.supersteps.partition import owners_of
 from dist_classicrl.learning.supersteps.share import Share, supersteps
-from dist_classicrl.learning.supersteps.stepped_kernels import (
+from dist_classicrl.learning.supersteps.stepped import kernels
+from dist_classicrl.learning.supersteps.stepped.kernels import (
     ACTION_SHIFT,
     CHOOSES,
     DATA,
