@@ -157,7 +157,8 @@ def _prefetch(is_written: bool) -> Any:
             function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
             place = builder.bitcast(builder.gep(data, [arguments[1]]), byte)
             # Kept in all caches: of data, not of instructions.
-            builder.call(function, [place, *(ir.Constant(int32, number) for number in (int(is_written), 3, 1))])
+            how = [ir.Constant(int32, number) for number in (int(is_written), 3, 1)]
+            builder.call(function, [place, *how])
             return context.get_dummy_value()
 
         return types.void(array, types.uint64), generate
