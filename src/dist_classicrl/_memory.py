@@ -7,6 +7,7 @@ import errno
 import mmap
 import os
 import sys
+import time
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -26,6 +27,8 @@ _NO_RESERVE, _FIXED, _COLLAPSE = 0x4000, 0x10, 25
 
 _FAILED = ctypes.c_void_p(-1).value
 _TRIES = 3
+_MOST_SECONDS = 10.0
+"""After so long the rest stays in small pages: where memory is in pieces, others' has to be moved for it."""
 
 
 def zeros(n: int, dtype: Any, is_sparse: bool = False) -> np.ndarray:
@@ -78,8 +81,10 @@ def take(array: np.ndarray) -> bool:
     """
     if sys.platform != "linux":
         return False
-    start = array.ctypes.data
+    start, deadline = array.ctypes.data, time.monotonic() + _MOST_SECONDS
     for first in range(-start % HUGE_PAGE, array.size - HUGE_PAGE + 1, HUGE_PAGE):
+        if time.monotonic() > deadline:
+            return False
         array[first].item()  # where there is nothing yet, nothing could be moved to a huge page
         for _ in range(_TRIES):
             is_huge = _libc().madvise(start + first, HUGE_PAGE, _COLLAPSE) == 0

@@ -137,6 +137,18 @@ def test_where_the_system_has_no_huge_pages_it_is_asked_once_or_thrice(monkeypat
 
 
 @on_linux
+def test_huge_pages_are_not_asked_for_without_end(monkeypatch, large):
+    calls = []
+    slow = SimpleNamespace(madvise=lambda *asked: calls.append(asked) or 0)
+    array = large.array()
+    monkeypatch.setattr(_memory, "_libc", lambda: slow)
+    now = iter([0.0, 9.0, 11.0])
+    monkeypatch.setattr(_memory, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    assert not _memory.take(array)
+    assert len(calls) == 1
+
+
+@on_linux
 def test_parts_of_a_table_are_taken_by_the_ranks_of_its_host(monkeypatch):
     table = LargeTable(TableShape(3 * 2**16, 8), np.dtype(np.float32))
     memory = HostMemory.new(table.size)

@@ -254,7 +254,7 @@ def _begin_walkers(simulation, partition, crew, stretch, done, size):
 
 
 @jit_inline
-def find_walkers(partition, crew, table, first, last):
+def _find_walkers(partition, crew, table, first, last):
     """Find the rows of some walkers and ask for them."""
     for i in range(first, last):
         k = natural(i)
@@ -282,7 +282,7 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
             return wrong
     n_moving = gather(crew, size)
     crew.sizes[MOVED], crew.sizes[ASKED] = n_moving, 0
-    find_walkers(partition, crew, table, np.int64(0), min(BLOCK, n_moving))
+    _find_walkers(partition, crew, table, np.int64(0), min(BLOCK, n_moving))
     for first in range(0, n_moving, BLOCK):
         last = min(first + BLOCK, n_moving)
         draw(crew, stretch, done, first, last)
@@ -313,7 +313,7 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
             ):
                 return WRONG_RULE
             prefetch_outcome(simulation, as_key(simulation, state), action, crew.draws[1, j], n_actions)
-        find_walkers(partition, crew, table, last, min(last + BLOCK, n_moving))
+        _find_walkers(partition, crew, table, last, min(last + BLOCK, n_moving))
         n_here = np.int64(0)
         for i in range(first, last):
             k = natural(i)
