@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class LearnedTable:
     """A table of action values with the settings that it is learned by: what an agent is between trainings.
 
-    `DistAsyncQLearning` is one that trains. Nothing here takes more than this process.
+    `DistAsyncQLearning` is one that trains. Nothing here has to be called on all ranks together.
     """
 
     def __init__(self, state: AgentState) -> None:
