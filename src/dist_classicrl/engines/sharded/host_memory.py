@@ -121,10 +121,16 @@ def share(setup: Setup, size: int, is_sparse: bool = False, own: HostMemory | No
 
 def share_rows(large: LargeTable, setup: Setup) -> None:
     """Let the ranks of each host have the rows of the head in memory of theirs; all call it together."""
+    before = large.shared
     if len(setup.here) == len(setup.members):
         large.move_to(share(setup, large.size, True, large.shared), setup.is_head)
+    else:
+        _share_by_hosts(large, setup)
+    if large.shared is not before:
         large.take_part(setup.here.index(setup.rank), len(setup.here))
-        return
+
+
+def _share_by_hosts(large: LargeTable, setup: Setup) -> None:
     first = setup.head if setup.head in setup.here else setup.here[0]
     is_first = setup.rank == first
     large.move_to(share_by_host(setup, large.size, first, large.shared), is_first)
@@ -137,7 +143,6 @@ def share_rows(large: LargeTable, setup: Setup) -> None:
         told = setup.broadcast_message(told, "the server's table")
         if is_first and not setup.is_head and (told.size or rows.any()):
             rows[:] = told if told.size else 0
-    large.take_part(setup.here.index(setup.rank), len(setup.here))
 
 
 def share_by_host(setup: Setup, size: int, first: int, own: HostMemory | None) -> HostMemory:

@@ -29,7 +29,8 @@ from dist_classicrl.learning.supersteps.crew import (
     REWARD,
     WHO,
 )
-from dist_classicrl.learning.supersteps.kernels import (
+from dist_classicrl.learning.supersteps.kernels import steps_at_once
+from dist_classicrl.learning.supersteps.one_walker import (
     FINE,
     WRONG_GAME,
     WRONG_RECORD,
@@ -44,7 +45,6 @@ from dist_classicrl.learning.supersteps.kernels import (
     moment,
     move_entry,
     simulate,
-    steps_at_once,
 )
 from dist_classicrl.learning.supersteps.partition import owner_of, put_state, state_in
 from dist_classicrl.learning.supersteps.together import (

@@ -41,8 +41,9 @@ from dist_classicrl.learning.supersteps.crew import (
     counted_by,
     new_crew,
 )
-from dist_classicrl.learning.supersteps.kernels import FINE, WRONG_GAME, WRONG_RECORD, steps_at_once
+from dist_classicrl.learning.supersteps.kernels import steps_at_once
 from dist_classicrl.learning.supersteps.letters import LETTER_WORDS
+from dist_classicrl.learning.supersteps.one_walker import FINE, WRONG_GAME, WRONG_RECORD
 from dist_classicrl.learning.supersteps.partition import STATE_SHIFT, WHERE, Owned, owned_by, owners_of
 from dist_classicrl.learning.supersteps.shared import Summed
 from dist_classicrl.learning.supersteps.together import (

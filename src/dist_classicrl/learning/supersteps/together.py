@@ -18,15 +18,9 @@ from numba.extending import intrinsic
 from dist_classicrl._jit import jit, jit_inline, overloads
 from dist_classicrl._memory import LINE
 from dist_classicrl.learning.supersteps.crew import MOVED
-from dist_classicrl.learning.supersteps.kernels import (
-    FINE,
-    answer,
-    depart,
-    read_letters,
-    settle,
-    steps_at_once,
-)
+from dist_classicrl.learning.supersteps.kernels import answer, depart, read_letters, settle, steps_at_once
 from dist_classicrl.learning.supersteps.letters import lets_wait
+from dist_classicrl.learning.supersteps.one_walker import FINE
 from dist_classicrl.learning.supersteps.partition import has_room, is_counted, is_over, n_known
 
 WAITING = -1

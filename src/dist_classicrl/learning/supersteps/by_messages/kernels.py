@@ -24,7 +24,8 @@ from dist_classicrl.learning.supersteps.in_place import (
     what_is_told,
     write_target,
 )
-from dist_classicrl.learning.supersteps.kernels import ACTION_MASK, COMES, come_or_go, gather, send
+from dist_classicrl.learning.supersteps.kernels import ACTION_MASK, COMES, send
+from dist_classicrl.learning.supersteps.one_walker import come_or_go, gather
 from dist_classicrl.learning.supersteps.partition import WHERE, state_in
 
 

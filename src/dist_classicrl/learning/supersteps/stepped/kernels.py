@@ -18,9 +18,10 @@ from dist_classicrl.learning.behavior import choose, choose_masked
 from dist_classicrl.learning.loops import on_line
 from dist_classicrl.learning.rules.kernel import Learned, Transition, learn, on_action
 from dist_classicrl.learning.supersteps.crew import MEMORY, REWARD
-from dist_classicrl.learning.supersteps.kernels import (
+from dist_classicrl.learning.supersteps.kernels import OF_KEYS
+from dist_classicrl.learning.supersteps.letters import keep, lets_wait, recall
+from dist_classicrl.learning.supersteps.one_walker import (
     FINE,
-    OF_KEYS,
     WRONG_RECORD,
     WRONG_RULE,
     counter_at,
@@ -29,7 +30,6 @@ from dist_classicrl.learning.supersteps.kernels import (
     move_entry,
     move_state,
 )
-from dist_classicrl.learning.supersteps.letters import keep, lets_wait, recall
 from dist_classicrl.learning.supersteps.partition import owner_of, row_of
 from dist_classicrl.learning.supersteps.sums import add_exactly
 from dist_classicrl.tables.rows import actions_of
