@@ -50,7 +50,7 @@ def test_owners_of_rows_are_killed(victims, by_messages):
 
 def test_a_rank_and_the_coordinator_are_killed_where_there_is_no_server():
     victims = ("worker", "server")
-    seen = kill_decentralized.one_run("lake", victims, "ring", Random(6), steps=15_000_000, span=0.3)
+    seen = kill_decentralized.one_run("lake", victims, "ring", Random(6), steps=30_000_000, span=0.3)
     assert seen["killed"] == 2
 
 
