@@ -17,6 +17,7 @@ from fault_jobs import FaultJob, many_runs
 
 RANKS = 4
 STEPS = {"lake": 60_000_000, "taxi": 60_000_000, "counted": 20_000}
+_SLOWER_BY_MESSAGES = 8  # a superstep of 1,024 walkers, of ranks that outnumber cores
 _PAUSE = 2e-3
 _DEATHS_WORTH = 3  # the steps of about two seconds are lost where a push of one worker would be
 VICTIMS = (("worker",), ("server",), ("worker", "worker"), ("worker", "server"), ("server", "server"))
@@ -126,8 +127,12 @@ def run(number, chance):
     rows_once = saving and environment != "counted"
     divided = rows_once and number % 2 == 1  # between two hosts, which exchange messages
     hosts = 2 if divided else None
+    by_messages = number % 2 == 1
+    steps = STEPS[environment]
+    if by_messages and environment != "counted":
+        steps //= _SLOWER_BY_MESSAGES
     kept = {"saving": saving, "rows_once": rows_once, "hosts": hosts, "divided": divided}
-    return one_run(environment, victims, number % 2 == 1, chance, **kept)
+    return one_run(environment, victims, by_messages, chance, steps, **kept)
 
 
 if __name__ == "__main__":
