@@ -28,6 +28,9 @@ from dist_classicrl.schedules import Linear, PerVisit, Schedule, as_schedule
 ROUND_UPDATES = 32
 """Updates of a logical worker in the first rounds of the reproducible mode with ``sync_frequency="auto"``."""
 
+LOGICAL_WORKERS = 16
+"""By default, in the reproducible mode."""
+
 TEMPERATURE = "temperature"
 """What `Settings.schedules` calls that of the behavior."""
 
@@ -224,7 +227,7 @@ class Settings(Checked):
         16, WholeNumber(1, bits=12), "Copies per worker of an environment that is stepped."
     )
     async_updates: bool = _learning(True, YesOrNo(), "No: the same table bit for bit on any number of ranks.")
-    logical_workers: int = _learning(16, WholeNumber(1, bits=12), "Of that reproducible mode.")
+    logical_workers: int = _learning(LOGICAL_WORKERS, WholeNumber(1, bits=12), "Of that reproducible mode.")
 
     sync_frequency: int | str = _talking(
         "auto", Or("auto", WholeNumber(1, '"auto"', bits=31)), "Updates of a worker between two pushes."

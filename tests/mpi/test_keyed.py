@@ -192,8 +192,8 @@ def test_what_cannot_be_is_refused_on_all_ranks(make_agent, several_ranks, asked
 
 
 def test_alone_in_rounds_is_refused(make_agent, alone):
-    with pytest.raises(SettingsError, match="async_updates=False cannot be had.*sharded"):
-        make_agent(async_updates=False, comm=alone).train(game(), total_steps=1000)
+    with pytest.raises(SettingsError, match="async_updates=False cannot be had.*auto"):
+        make_agent(async_updates=False, comm=alone).train(game(), total_steps=1000, placement="replicated")
 
 
 def test_the_pocket_cube_is_learned(world, alone, make_agent):

@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP, TrainingResult
 from dist_classicrl.engines import engine as engines
-from dist_classicrl.engines.engine import engine_for
+from dist_classicrl.engines.engine import SHARDED_FROM, Layout, engine_for
 from dist_classicrl.engines.saving import Position
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.model import places
@@ -75,6 +77,52 @@ def registered():
 )
 def test_the_engines_of_the_library(ranks, async_updates, name, placement):
     assert engine_for(Settings(async_updates=async_updates), ranks, placement).name == name
+
+
+LARGE = Layout(entries=SHARDED_FROM, is_compiled=True, can_travel=True)
+
+
+@pytest.mark.parametrize("hosts", [1, 3])
+@pytest.mark.parametrize("ranks", [1, 2, 9])
+def test_large_tables_are_learned_in_supersteps_where_they_are_to_be_the_same_on_any_ranks(ranks, hosts):
+    layout, settings = replace(LARGE, hosts=hosts), Settings(async_updates=False)
+    assert engine_for(settings, ranks, "auto", layout).name == "supersteps"
+    assert engine_for(settings, ranks, "replicated", layout).name == ("local" if ranks == 1 else "rounds")
+    asynchronous = "local" if ranks == 1 else "sharded" if hosts == 1 else "server"
+    assert engine_for(Settings(), ranks, "auto", layout).name == asynchronous
+
+
+@pytest.mark.parametrize(
+    "changes, settings",
+    [
+        ({"entries": SHARDED_FROM - 1}, {}),
+        ({"is_compiled": False}, {}),
+        ({"can_travel": False}, {}),
+        ({}, {"sync_frequency": 64}),
+        ({}, {"logical_workers": 4}),
+        ({}, {"replay_ratio": 1.0}),
+        ({}, {"device": "cuda"}),
+    ],
+)
+def test_what_supersteps_cannot_do_or_who_asks_for_rounds_has_these(changes, settings):
+    settings = Settings(async_updates=False, **settings)
+    assert engine_for(settings, 3, "auto", replace(LARGE, **changes)).name == "rounds"
+
+
+def test_a_large_reproducible_training_says_why_it_takes_supersteps_and_learns_the_same(caplog):
+    model = TabularMDP.garnet(SHARDED_FROM // 2, 2, 2, seed=1)
+    tables = []
+    with caplog.at_level("INFO", "dist_classicrl"):
+        for asked in ({}, {"placement": "sharded"}):
+            agent = DistAsyncQLearning(seed=2, async_updates=False)
+            agent.train(model, total_steps=20_000, **asked)
+            tables.append(agent.q_table)
+    np.testing.assert_array_equal(*tables)
+    assert tables[0].any()
+    assert caplog.text.count("is learned in supersteps: the same on any number of ranks") == 1
+    agent = DistAsyncQLearning(seed=2, async_updates=False, algorithm="q_lambda")
+    agent.train(model, total_steps=20_000)
+    assert caplog.text.count("is learned in supersteps") == 1
 
 
 def test_an_engine_that_is_given_trains_as_it_is():

@@ -306,7 +306,6 @@ def test_in_the_first_thousands_of_steps_indices_are_checked():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (dict(async_updates=False), "async_updates=False cannot be had"),
         (dict(replay_ratio=0.5), "replay_ratio=0.5 cannot be had"),
         (dict(state_size=100), "state_size=100"),
         (dict(use_action_mask=False), "use_action_mask=False"),

@@ -360,10 +360,11 @@ class DistAsyncQLearning(LearnedTable):
             one host learn in the same rows in shared memory, each with 32 episodes at a time. On several
             hosts, and in the reproducible mode, each rank owns a part of the rows, and walkers, which are
             episodes under way, travel between the owners in supersteps: the table is the same bit for bit
-            at any number of ranks, also alone, and any `partition`. "auto" takes shared rows where a table
-            is so large that copies do not fit into a core's cache, in compiled environments on one host, and
-            "replicated" elsewhere. An engine of your own, as `dist_classicrl.engines.engine` describes it,
-            is used as it is.
+            at any number of ranks, also alone, and any `partition`. "auto" takes "sharded" where a table is
+            so large that copies do not fit into a core's cache, in compiled environments, on one host or in
+            the reproducible mode (unless `logical_workers` or `sync_frequency` are given, which are about its
+            rounds), and "replicated" elsewhere. An engine of your own, as `dist_classicrl.engines.engine`
+            describes it, is used as it is.
         walkers : int, optional
             How many episodes are under way at most, in all ranks together, where walkers travel: a power of
             two, 16,384 by default, and 256 where environments are stepped in Python, which do not travel

@@ -231,7 +231,16 @@ class Session:
     def _layout(self, source: Source) -> Layout:
         hosts = {0} if self.group is None else {self.group.host_of(rank) for rank in self.group.view.members}
         entries, is_keyed = source.n_states * source.n_actions, source.keys is not None
-        return Layout(entries, len(hosts), source.simulator is not None, is_keyed)
+        return Layout(entries, len(hosts), source.simulator is not None, is_keyed, self._can_travel(source))
+
+    def _can_travel(self, source: Source) -> bool:
+        settings = self.state.settings
+        try:
+            check_supersteps(source, settings, self.asked.walkers)
+            check_behavior(source, settings, "supersteps")
+        except SettingsError:
+            return False
+        return True
 
     def _check_workers(self, ranks: int, members: int, engine: Engine) -> None:
         """Check that as many workers begin as the settings ask for."""

@@ -38,7 +38,7 @@ def check_keyed(source: Source, settings: Settings, ranks: int, engine: str) -> 
     faults = {
         f"replay_ratio={settings.replay_ratio:g}": ("Write replay_ratio=0", settings.replay_ratio > 0.0),
         "async_updates=False": (
-            'Write placement="sharded", or leave it at True: alone, a seed makes the same table every time',
+            'Write placement="auto", or leave it at True: alone, a seed makes the same table every time',
             not settings.async_updates and engine == "local",
         ),
         f"the engine {engine!r}": ('Write placement="auto"', not is_known),
