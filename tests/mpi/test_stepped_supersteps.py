@@ -83,6 +83,24 @@ def test_any_number_of_ranks_learns_the_same_table(world, alone, make_agent, sev
         np.testing.assert_array_equal(together.predict(some), single.predict(some))
 
 
+def test_reports_and_the_last_episode_come_at_the_same_steps(world, alone, make_agent, several_hosts):
+    ends = []
+    for comm in ({}, {"comm": alone}):
+        heard = []
+        agent = make_agent(epsilon=0.5, async_updates=False, **comm)
+        result = agent.train(
+            limited(LAKES["dense"]),
+            total_steps=5_000,
+            total_episodes=40,
+            progress=lambda progress, heard=heard: heard.append(progress.steps),
+            **PLACED,
+        )
+        ends.append((result.steps, result.episodes, agent.q_table.tobytes(), heard))
+    assert ends[0][:3] == ends[1][:3] and 0 < ends[0][0] < 5_000
+    if world.rank == 0:
+        assert ends[0][3] == ends[1][3] and len(ends[0][3]) > 5
+
+
 def test_the_limit_of_states_is_of_all_ranks_together(world, alone, make_agent):
     settings = {"async_updates": False, "max_states": 8, "epsilon": 1.0}
     single, agent = make_agent(**settings, comm=alone), make_agent(**settings)

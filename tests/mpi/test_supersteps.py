@@ -8,6 +8,7 @@ import signal
 import time
 
 import numba
+import numpy as np
 import pytest
 from mpi4py import MPI
 
@@ -217,6 +218,32 @@ def test_ranks_that_disagree_are_told(world, make_agent, garnet, several_ranks):
     agent = make_agent(async_updates=False)
     with pytest.raises(RankMismatchError, match="walkers"):
         agent.train(garnet, total_steps=1000, placement="sharded", walkers=64 << world.rank)
+    first, ranks = world.rank, world.size
+
+    @numba.njit
+    def owner(state):
+        return (state + first) % ranks
+
+    with pytest.raises(RankMismatchError, match="partition: 'a function whose owners are"):
+        agent.train(garnet, total_steps=1000, placement="sharded", partition=owner)
+
+
+def test_walkers_may_be_a_number_of_numpys(make_agent, garnet):
+    agent = make_agent(async_updates=False)
+    assert agent.train(garnet, total_steps=1000, placement="sharded", walkers=np.int64(64)).steps == 1000
+
+
+@numba.njit
+def broken(state):
+    if state == 5:
+        raise IndexError(state)
+    return 0
+
+
+def test_an_error_in_a_partition_is_told_as_one(make_agent, garnet):
+    agent = make_agent(async_updates=False)
+    with pytest.raises(SettingsError, match="of the 300 states: broken raised IndexError"):
+        agent.train(garnet, total_steps=1000, placement="sharded", partition=broken)
 
 
 def test_what_crosses_is_counted(world, make_agent, garnet, several_ranks):

@@ -74,7 +74,8 @@ def test_evaluations_are_at_the_multiples_that_the_command_line_asks_for(tmp_pat
     assert main(["train", "FrozenLake-v1", *words, "--out", "run"]) == 0
     with np.load("run/evaluations.npz", allow_pickle=False) as saved:
         assert saved["timesteps"].tolist() == list(range(100_000, 1_000_001, 100_000))
-    assert read_metrics("run")["step"].tolist() == points(1_000_000)
+    # Where a second passes, there is a report besides.
+    assert set(points(1_000_000)) <= set(read_metrics("run")["step"].tolist())
 
 
 def test_a_run_ends_with_the_evaluation_that_is_good_enough():

@@ -29,7 +29,7 @@ from dist_classicrl.learning.rules.kernel import best_value, rule_function, upda
 from dist_classicrl.learning.supersteps import share
 from dist_classicrl.learning.supersteps.crew import WHO, joined
 from dist_classicrl.learning.supersteps.kernels import steps_at_once
-from dist_classicrl.learning.supersteps.partition import WHERE
+from dist_classicrl.learning.supersteps.partition import WHERE, Written
 from dist_classicrl.learning.supersteps.share import Share
 from dist_classicrl.model import places
 from dist_classicrl.rules import LearningRule, Range, register, unregister
@@ -150,6 +150,8 @@ def test_a_partition_of_the_users_learns_the_same_table():
     one = learned(problem, STEPS)
     for in_memory in (False, True):
         assert learned(problem, STEPS, 3, by_remainder, in_memory=in_memory) == one
+        # Of the three that it names one is lost.
+        assert learned(problem, STEPS, 2, Written(by_remainder, 3), in_memory=in_memory) == one
     # One rank that the function gives everything to.
     small = problem_of(garnet(forbidden=True, n_states=30), settings_of())
     one = learned(small, 20_000)

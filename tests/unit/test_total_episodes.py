@@ -38,6 +38,17 @@ def test_in_the_reproducible_mode_the_end_depends_on_steps_alone():
     assert once.steps == again.steps and 300 <= once.episodes <= 300 + 2 * 64 / LENGTH
 
 
+@pytest.mark.parametrize("asked", [{}, {"placement": "sharded", "walkers": 4}])
+def test_who_is_told_more_often_does_not_move_the_end(asked):
+    ends, heard = [], []
+    for watching in ({}, {"progress": heard.append, "progress_interval": 0.0}):
+        own = agent(async_updates=False)
+        result = own.train(CORRIDOR, total_episodes=30_000, **asked, **watching)
+        ends.append((result.steps, result.episodes, own.q_table.tobytes()))
+    assert ends[0] == ends[1]
+    assert len(heard) > 8
+
+
 def test_a_call_that_is_gone_on_with_counts_the_episodes_before(tmp_path, monkeypatch):
     monkeypatch.setattr(places, "_agents", {})
     options = {"total_episodes": 400, "checkpoint_dir": tmp_path}

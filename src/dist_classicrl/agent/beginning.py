@@ -205,7 +205,8 @@ def resumed_of(state: AgentState, begin: int) -> Resumed | None:
     if pending is None:
         return None
     resumed, made = pending.resumed, state.steps - begin
-    nothing = Tally(total_steps=0, steps=made, reported=Counters(steps=made)).to_dict(0.0)
+    then = Counters(steps=made)
+    nothing = Tally(total_steps=0, steps=made, reported=then, looked=then).to_dict(0.0)
     if made == 0:  # between two calls: this one begins new episodes, as it would have without a stop
         return Resumed(resumed.checkpoint, 0, nothing, resumed.mode)
     if pending.begin != begin:

@@ -51,6 +51,11 @@ class Request:
         return self.total_steps is not None or (self.steps is None and self.total_episodes is not None)
 
     @property
+    def n_walkers(self) -> int | None:
+        """How many walkers there are to be, once `check_walkers` has seen that it is a number."""
+        return None if self.walkers is None else int(self.walkers)
+
+    @property
     def episodes(self) -> int | None:
         """After how many episodes of all ranks the call ends."""
         return None if self.total_episodes is None else int(self.total_episodes)

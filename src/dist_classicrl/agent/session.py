@@ -48,6 +48,7 @@ from dist_classicrl.learning.card.cards import Card
 from dist_classicrl.learning.card.choosing import card_for, say_choice
 from dist_classicrl.learning.keyed import check_keyed
 from dist_classicrl.learning.rules import check_source, contents
+from dist_classicrl.learning.supersteps.partition import described as described_partition
 from dist_classicrl.membership.admission import Entry
 from dist_classicrl.membership.election import Deposed
 from dist_classicrl.membership.group import Group
@@ -173,7 +174,7 @@ class Session:
                 on_cards = int(card is not None)
                 found = source, engine
                 if len(agreement.members) > 1:
-                    described = self._description(source, engine, steps)
+                    described = self._description(source, engine, steps, ranks)
                     if not state.settings.async_updates:
                         described["device"] = "cpu" if card is None else "cuda"
         except BaseException as caught:  # whatever it is, the others must hear of it
@@ -226,7 +227,7 @@ class Session:
             return None
         from dist_classicrl.learning.supersteps.share import WALKERS  # loads what others never need
 
-        return int(self.asked.walkers or WALKERS)
+        return self.asked.n_walkers or WALKERS
 
     def _layout(self, source: Source) -> Layout:
         hosts = {0} if self.group is None else {self.group.host_of(rank) for rank in self.group.view.members}
@@ -264,7 +265,7 @@ class Session:
                 f"min_workers={least}. Start the job again, or lower min_workers."
             )
 
-    def _description(self, source: Source, engine: Engine, steps: int) -> dict[str, Any]:
+    def _description(self, source: Source, engine: Engine, steps: int, ranks: int) -> dict[str, Any]:
         """Return what must be the same on all ranks."""
         state, asked = self.state, self.asked
         settings = state.settings.to_dict()
@@ -286,8 +287,8 @@ class Session:
             # Where it is, rank 0 alone needs to know.
             "checkpoints": self.plan is not None,
             "placement": f"{placement} ({engine.name})",
-            "walkers": None if asked.walkers is None else int(asked.walkers),
-            "partition": asked.partition if isinstance(asked.partition, str) else "a function",
+            "walkers": asked.n_walkers,
+            "partition": described_partition(asked.partition, source.n_states, ranks),
         }
 
     def _check_environment(self, source: Source, beginning: Beginning, agreement: Agreement) -> None:
@@ -392,7 +393,7 @@ class Session:
                 lend=corner.put_back_when_read,
                 keyed=state.keyed,
                 large=corner.large,
-                walkers=asked.walkers,
+                walkers=asked.n_walkers,
                 partition=asked.partition,
                 episodes=asked.episodes,
                 card=card,

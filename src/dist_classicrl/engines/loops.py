@@ -168,13 +168,8 @@ class StepLoop(Loop):
         run, stream, learner = self._run, self._stream, self._learner
         fold_at = time.perf_counter() + _FOLD_SECONDS
         size = _FIRST_SLICE_COMPILED if run.source.simulator is not None else _FIRST_SLICE_STEPPED
-        # What is made at once is not cut: where one of a stepped environment ends must not depend on the
-        # time that it takes.
-        batch = run.settings.batch_size
-        whole = batch
-        if run.source.simulator is not None:
-            whole = learner.quantum
-            batch = math.lcm(batch, whole)
+        whole = self._whole
+        batch = math.lcm(run.settings.batch_size, whole)
         last = self._first + run.steps
         # One sum all along: how the steps are cut must not show in its rounding.
         learner.totals.values[:] = run.tally.episodes, run.tally.returns, run.tally.lengths, 0.0
@@ -210,6 +205,15 @@ class StepLoop(Loop):
         finally:
             learner.totals.values[:] = 0.0
         self.settle()
+
+    @property
+    def _whole(self) -> int:
+        """How many steps are made at once, and not cut.
+
+        Where they end in an environment that is stepped must not depend on the time that it takes.
+        """
+        is_stepped = self._run.source.simulator is None
+        return self._run.settings.batch_size if is_stepped else self._learner.quantum
 
     def _take_totals(self) -> None:
         """Enter what was learned; errors get small with time, and would get lost in one sum of them all."""

@@ -75,7 +75,7 @@ class Outcome:
 
     @classmethod
     def is_described_by(cls, data: Any) -> bool:
-        """Whether `data`, which was read from a file, is what `to_dict` returns."""
+        """Whether `data`, which was read from a file, is what `to_dict` returns; moments may lack."""
         model = asdict(Outcome())
         if isinstance(data, dict):
             data = {"device": "cpu", **data}  # older ones have none
@@ -165,6 +165,7 @@ class Counters:
 
 _COUNTERS = [each.name for each in fields(Counters)]
 _values_of = attrgetter(*_COUNTERS)
+_MOMENTS = "reported", "looked"
 _LEARNED = ("steps", "episodes", "returns", "lengths", "td_errors")
 
 
@@ -208,6 +209,7 @@ class Counted:
 
     counters: Counters
     reported: Counters  # as of the last report
+    looked: Counters  # as of the last look for episodes
     seconds: float
 
 
@@ -224,27 +226,31 @@ class Tally(Counters):
     resumed_from: str | None = None
     device: str = "cpu"  # on which this call is learned now
     reported: Counters = field(default_factory=Counters)  # as of the last report
+    #: As of the last look for whether episodes enough have ended, which no report by time moves.
+    looked: Counters = field(default_factory=Counters)
 
     def to_dict(self, seconds: float) -> dict[str, Any]:
         """Return what has to be counted on from, `seconds` after this process began, as data for JSON."""
         return {
             **self.counted(),
             "seconds": self.earlier_seconds + seconds,
-            "reported": self.reported.counted(),
+            **{name: getattr(self, name).counted() for name in _MOMENTS},
         }
 
     @classmethod
     def is_described_by(cls, data: Any) -> bool:
-        """Whether `data`, which was read from a file, is what `to_dict` returns; "reported" may lack."""
+        """Whether `data`, which was read from a file, is what `to_dict` returns."""
         if not isinstance(data, dict):
             return False
-        numbers, reported = {**data}, data.get("reported", Counters().counted())
-        numbers.pop("reported", None)
-        return _are_numbers(numbers, {*_COUNTERS, "seconds"}) and _are_numbers(reported, {*_COUNTERS})
+        numbers = {name: value for name, value in data.items() if name not in _MOMENTS}
+        moments = [data[name] for name in _MOMENTS if name in data]
+        return _are_numbers(numbers, {*_COUNTERS, "seconds"}) and all(
+            _are_numbers(moment, {*_COUNTERS}) for moment in moments
+        )
 
     def so_far(self, seconds: float) -> Counted:
         """Return likewise what another rank of the same call has to count on from."""
-        return Counted(self.copy(), self.reported, self.earlier_seconds + seconds)
+        return Counted(self.copy(), self.reported, self.looked, self.earlier_seconds + seconds)
 
     def go_on_from(self, data: Mapping[str, Any], resumed_from: str) -> None:
         """Count on from what `to_dict` returned."""
@@ -258,7 +264,7 @@ class Tally(Counters):
             {
                 **counted.counters.counted(),
                 "seconds": counted.seconds,
-                "reported": counted.reported.counted(),
+                **{name: getattr(counted, name).counted() for name in _MOMENTS},
             }
         )
 
@@ -272,19 +278,22 @@ class Tally(Counters):
         for name in _COUNTERS:
             own, then = getattr(self, name), getattr(there, name)
             setattr(self, name, then if name in _LEARNED else max(own, then))
-        self.reported = max(self.reported, there.reported, key=lambda counters: counters.steps)
+        for name in _MOMENTS:
+            newest = max(getattr(self, name), getattr(there, name), key=lambda counters: counters.steps)
+            setattr(self, name, newest)
 
     def end_as(self, result: Mapping[str, Any]) -> None:
         """Be what it was at the end of a call with this `Outcome.to_dict`."""
         self.steps = int(result["steps"])
-        self.reported = self.copy()
+        self.reported, self.looked = self.copy(), self.copy()
         self.earlier_seconds = float(result["seconds"])
 
     def _take(self, data: Mapping[str, Any]) -> None:
         for name, count in _typed(data).items():
             setattr(self, name, count)
         self.earlier_seconds = float(data["seconds"])
-        self.reported = Counters(**_typed(data["reported"])) if "reported" in data else self.copy()
+        for name in _MOMENTS:
+            setattr(self, name, Counters(**_typed(data[name])) if name in data else self.copy())
 
     def add_learned(self, learned: Learned) -> None:
         """Add what was learned, without the time that it took."""

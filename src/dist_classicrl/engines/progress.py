@@ -185,8 +185,8 @@ class Reporter:
 
     `rates` gives the chance of a random action and the step size after so many steps of this call, with so
     many workers. `wants_end`: the observer has asked for the end of the run. `episodes`: it ends, too,
-    at the first report after so many of this call have ended; None: it does not. To report in time, it looks
-    as often as their mean length says.
+    soon after so many of this call have ended; None: it does not. To see that in time, it looks as often as
+    their mean length says, and reports then.
     """
 
     tally: Tally
@@ -216,8 +216,12 @@ class Reporter:
             self.next_step = min(self.next_step, self._look_for_episodes(self.episodes))
 
     def _look_for_episodes(self, most: int) -> float:
-        """Return a step at which some of `most` episodes may be missing still, or all have just ended."""
-        steps, ended = self.tally.reported.steps, self.tally.reported.episodes
+        """Return a step at which some of `most` episodes may be missing still, or all have just ended.
+
+        It follows from steps alone: a bar that is moved by time, or callbacks that ask for steps of their
+        own, must not show in where a reproducible run ends.
+        """
+        steps, ended = self.tally.looked.steps, self.tally.looked.episodes
         if ended == 0:
             return steps + _FIRST_LOOK
         length = steps / ended
@@ -269,11 +273,13 @@ class Reporter:
         """Report, `seconds` after this process began; who learns is told by `learning`."""
         progress = self._progress(seconds, tuple(learning))
         self.tally.reported = self.tally.copy()
+        if self.episodes is not None and self.tally.steps >= self._look_for_episodes(self.episodes):
+            self.tally.looked = self.tally.reported
+            if self.tally.episodes >= self.episodes:
+                self.wants_end = True
         self._rest_from(seconds)
         self._events.clear()
         if not self.observer.reported(progress):
-            self.wants_end = True
-        if self.episodes is not None and self.tally.episodes >= self.episodes:
             self.wants_end = True
         self._plan()
 

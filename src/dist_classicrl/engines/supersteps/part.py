@@ -30,6 +30,7 @@ from dist_classicrl.learning.state import State
 from dist_classicrl.learning.supersteps.by_messages.exchanges import Exchanges, Parts
 from dist_classicrl.learning.supersteps.crew import totals_of
 from dist_classicrl.learning.supersteps.keyed_share import KeyedShare, in_key_order
+from dist_classicrl.learning.supersteps.partition import Written
 from dist_classicrl.learning.supersteps.row_share import HostShare
 from dist_classicrl.learning.supersteps.share import Share, record_sizes, supersteps
 from dist_classicrl.learning.supersteps.shares import share_of
@@ -111,6 +112,8 @@ class Part:
         assert run.walkers is not None  # else another engine trains
         problem = run.problem(self.rates)
         partition = run.partition if division is None else division.holding(self._owners)
+        if callable(partition):  # it names ranks of the job, of which there may be fewer now
+            partition = Written(partition, self.group.wire.size)
         kind: Callable[..., Share] = share_of
         if self._rows is not None:
             problem, kind = replace(problem, rows=self._rows), HostShare

@@ -132,6 +132,12 @@ class SuperstepLoop(StepLoop):
         super().__init__(run, learner)
         self._sums = Sums(run.tally, first_cut(run))
 
+    @property
+    def _whole(self) -> int:
+        return (
+            self._learner.quantum
+        )  # of stepped environments, too: a superstep ends where it does on many ranks
+
     def _take_totals(self) -> None:
         self._sums.enter(self._learner.totals.values)
 

@@ -16,6 +16,7 @@ from dist_classicrl.learning.supersteps.partition import (
     NEW_PER_STEP,
     NO_LIMIT,
     ByKey,
+    Written,
     check_partition,
     find_own,
     owned_by,
@@ -36,7 +37,8 @@ class KeyedShare(Share):
     _copies_rows = False
 
     def _own(self, partition: Any) -> KeyedTable:
-        check_partition(partition, self._game.keys)
+        self._written = partition if isinstance(partition, Written) else Written(partition, self.ranks)
+        check_partition(self._written.function, self._game.keys)
         if partition == "range":
             raise SettingsError(
                 f"{self._game.name} has keys as states, which partition='range' cannot divide: nobody "
@@ -47,7 +49,7 @@ class KeyedShare(Share):
         self.most: int | None = settings.max_states
         keys = self._game.keys
         self._owners = owned_by(partition, 0, self._rank, self.ranks, self._is_alone, keys=keys).arrays
-        self._wrong = np.zeros(3, np.int64)
+        self._wrong = np.zeros(2, np.int64)
         self._is_over = False
         # What a superstep adds beyond the limit has room, too, wherever it comes.
         spare = 2 * NEW_PER_STEP * self.walkers
@@ -113,12 +115,13 @@ class KeyedShare(Share):
         self.table.check_acted()
         if self._is_alone and self.note_known(self.n_known):
             raise self.full()
-        is_wrong, owner, key = self._wrong.tolist()
+        is_wrong, key = self._wrong.tolist()
         if is_wrong:
-            shown = np.array([key]).view(self.table.keys.dtype)[0]
+            shown, ranks = np.array([key]).view(self.table.keys.dtype)[0], self._written.ranks
+            owner = self._written.function(shown)
             raise SettingsError(
-                f"partition gives the key {shown} to {owner}, which is no rank: with {self.ranks} of them it "
-                f"must return whole numbers from 0 to {self.ranks - 1}, for each key."
+                f"partition gives the key {shown} to {owner}, which is no rank: with {ranks} of them it "
+                f"must return whole numbers from 0 to {ranks - 1}, for each key."
             )
 
     # What was learned

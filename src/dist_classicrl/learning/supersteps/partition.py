@@ -27,6 +27,7 @@ from dist_classicrl._jit import (
     overloads,
     result_type,
 )
+from dist_classicrl._jit.identity import identity_of
 from dist_classicrl._random import SHIFT_32, mix, stream_key
 from dist_classicrl.environments.keyed import as_key
 from dist_classicrl.errors import SettingsError
@@ -61,7 +62,7 @@ class ByKey(NamedTuple):
     ranks: int
     game: KeyedGame
     most: int  # states beyond which a superstep is the last
-    wrong: np.ndarray  # int64, shape (3,): whether `owners` gave a key to no rank, which, and which key
+    wrong: np.ndarray  # int64, shape (2,): whether `owners` gave a key to no rank, and which key
 
 
 class Spread(NamedTuple):
@@ -73,9 +74,14 @@ class Spread(NamedTuple):
 
 
 class Assigned(NamedTuple):
-    """The owner of a state is what a function of the user's says; each function has a class of its own."""
+    """The owner of a state is what a function of the user's says; each function has a class of its own.
+
+    It names one of the `asked` ranks with which the run began. Where there are fewer, each has the states of
+    several of them.
+    """
 
     ranks: int
+    asked: int
     words: np.ndarray
     before: np.ndarray
 
@@ -106,6 +112,14 @@ class Holding:
     shift: int
 
 
+@dataclass(frozen=True, eq=False)
+class Written:
+    """A user's function that names the owners of states, one of so many ranks, of which some may be lost."""
+
+    function: Any
+    ranks: int
+
+
 _FUNCTIONS: dict[type, Any] = {}
 _CLASSES: dict[Any, type] = {}
 
@@ -118,6 +132,11 @@ STATE_SHIFT = 24
 def owner_of(partition, state):
     """Return the rank that owns `state`. Jitted code only."""
     raise NotImplementedError("owner_of is for jitted code")
+
+
+def has_owner(partition, state):
+    """Return whether a rank owns `state`, as a user's function may deny. Jitted code only."""
+    raise NotImplementedError("has_owner is for jitted code")
 
 
 def row_of(partition, state):
@@ -196,7 +215,16 @@ def _overload_owner_of(partition, state):
     if kind not in _FUNCTIONS:
         return None
     function = as_called_by_kernels(_FUNCTIONS[kind], False)
-    return lambda partition, state: np.int64(function(state))
+    return lambda partition, state: np.int64(function(state)) % partition.ranks
+
+
+@overloads(has_owner, inline=True)
+def _overload_has_owner(partition, state):
+    kind = class_of(partition)
+    if kind not in _FUNCTIONS:
+        return lambda partition, state: True
+    function = as_called_by_kernels(_FUNCTIONS[kind], False)
+    return lambda partition, state: 0 <= np.int64(function(state)) < partition.asked
 
 
 @overloads(row_of, inline=True)
@@ -292,11 +320,11 @@ def _overload_put_state(partition, records, i, state, low):
 
 
 def _owner_of_key(partition, state):
-    owner = owner_of(partition.owners, as_key(partition.game.data, state))
-    if not 0 <= owner < partition.ranks:
-        partition.wrong[0], partition.wrong[1], partition.wrong[2] = 1, owner, state
+    key = as_key(partition.game.data, state)
+    if not has_owner(partition.owners, key):
+        partition.wrong[0], partition.wrong[1] = 1, state
         return np.int64(0)
-    return owner
+    return owner_of(partition.owners, key)
 
 
 @jit_inline
@@ -325,18 +353,41 @@ def find_own(partition, states, rank, is_own):
 
 
 @jit
-def _own(partition, rank, ranks, n_states, words):
+def _own(partition, rank, n_states, words):
     """Set the bits of the states of `rank`; return the first state that has no owner, and -1 if all have.
 
     Without `words` none is set.
     """
     for state in range(n_states):
-        owner = owner_of(partition, np.int64(state))
-        if not 0 <= owner < ranks:
+        if not has_owner(partition, np.int64(state)):
             return state
-        if owner == rank and words.size:
+        if words.size and owner_of(partition, np.int64(state)) == rank:
             set_numbers(words, state)
     return -1
+
+
+@jit
+def _digest_of_owners(partition, n_states):
+    """Return a number that differs, but for chance, where another rank owns a state."""
+    digest = np.uint64(0)
+    for state in range(n_states):
+        digest = mix(digest ^ np.uint64(owner_of(partition, np.int64(state))))
+    return digest
+
+
+def described(partition: Any, n_states: int, ranks: int) -> str:
+    """Return what has to be the same on all ranks of a partition that `check_partition` has passed.
+
+    Of a function that is which rank owns which of `n_states`; where nobody has counted these, what it does,
+    as far as that can be told.
+    """
+    if isinstance(partition, str):
+        return partition
+    if n_states == 0:
+        identity = identity_of(partition)
+        return "a function" if identity is None else f"a function {identity[:12]}"
+    arrays = owned_by(partition, n_states, 0, ranks, in_place=True).arrays
+    return f"a function whose owners are {jit_for(_digest_of_owners, type(arrays))(arrays, n_states):016x}"
 
 
 def check_partition(partition: Any, keys: np.dtype | None = None) -> None:
@@ -391,12 +442,15 @@ def owned_by(
     """Return what `rank` owns of so many states.
 
     `partition` is "hash", which divides them evenly, "range", or a jitted function that returns the owner of
-    a state. SettingsError if it is something else, or what it returns is no rank. `is_alone`: there never is
-    another rank. `in_place`: the rows of all ranks are in one table, each where its state is. A `Holding` is
-    always so. `keys`: the type of states that are keys, of which `n_states` is 0.
+    a state, or that as `Written`. SettingsError if it is something else, or what it returns is no rank.
+    `is_alone`: there never is another rank. `in_place`: the rows of all ranks are in one table, each where
+    its state is. A `Holding` is always so. `keys`: the type of states that are keys, `n_states` is 0 then.
     """
     if isinstance(partition, Holding):
         return Owned(Held(_slots_of(partition, n_states), partition.owners), None)
+    asked = ranks
+    if isinstance(partition, Written):
+        partition, asked = partition.function, partition.ranks
     check_partition(partition, keys)
     is_function = not isinstance(partition, str)
     if is_alone and not is_function:
@@ -408,16 +462,24 @@ def owned_by(
             return Owned(Range(size, 0), None)
         return Owned(Range(size, first), np.arange(first, min(first + size, n_states)))
     words = np.zeros(0 if in_place else -(-n_states // 64), np.uint64)
-    kind: Any = _class_for(partition) if is_function else Spread
-    arrays = kind(ranks, words, np.zeros(words.size, np.int64))
-    if in_place and not is_function:
+    before = np.zeros(words.size, np.int64)
+    arrays: Any = Spread(ranks, words, before)
+    if is_function:
+        arrays = _class_for(partition)(ranks, asked, words, before)
+    elif in_place:
         return Owned(arrays, None)
     own = jit_for(_own, type(arrays))
-    wrong = own(arrays, rank, ranks, n_states, words)
+    try:
+        wrong = own(arrays, rank, n_states, words)
+    except Exception as error:  # of a user's function, whatever it is
+        raise SettingsError(
+            f"partition must return the rank which owns a state, for each of the {n_states} states: "
+            f"{partition.__name__} raised {type(error).__name__}: {error}"
+        ) from error
     if wrong >= 0:
         raise SettingsError(
-            f"partition gives state {wrong} to {partition(wrong)!r}, which is no rank: with {ranks} of them "
-            f"it must return whole numbers from 0 to {ranks - 1}, for each of the {n_states} states."
+            f"partition gives state {wrong} to {partition(wrong)!r}, which is no rank: with {asked} of them "
+            f"it must return whole numbers from 0 to {asked - 1}, for each of the {n_states} states."
         )
     if in_place:
         return Owned(arrays, None)
