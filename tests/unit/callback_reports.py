@@ -37,10 +37,14 @@ def progress(steps, *, before=0, **others):
 
 
 class Reports:
-    """Calls callbacks as a training does that serves an agent of 4 states and 2 actions."""
+    """Calls callbacks as a training does that serves an agent of 4 states and 2 actions.
 
-    def __init__(self, callbacks, **settings):
+    All are of one run, as from one checkpoint, unless `run` says something else.
+    """
+
+    def __init__(self, callbacks, run="0a1b2c3d", **settings):
         self.agent = DistAsyncQLearning(4, 2, seed=3, **settings)
+        state_of(self.agent).places.run = run
         self.callbacks = callback_list(callbacks)
         self.before = 0
 

@@ -17,6 +17,7 @@ from dist_classicrl.callbacks import (
     CallbackList,
     EvalCallback,
     EveryNTimesteps,
+    MetricsCallback,
     StopTrainingOnNoModelImprovement,
     StopTrainingOnNoReturnImprovement,
     StopTrainingOnReturn,
@@ -24,8 +25,11 @@ from dist_classicrl.callbacks import (
     callback_list,
 )
 from dist_classicrl.environments import TabularMDP
+from dist_classicrl.environments.identity import Identity
 from dist_classicrl.errors import SettingsError, UnknownAttributeError
+from dist_classicrl.model import places
 from dist_classicrl.model.places import Places
+from dist_classicrl.monitoring import read_metrics
 from dist_classicrl.process.leave import LeaveWatch
 
 
@@ -402,6 +406,112 @@ def test_a_run_that_goes_on_goes_on_with_its_best_model(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best_model.1.npz", "evaluations.1.npz"]
 
 
+def _evaluated_until(steps, env, folder, stop=None, **run):
+    """Return an evaluation in `env` after so many steps of a run, which goes on there if it is not at 0."""
+    evaluation = EvalCallback(env, eval_freq=100, best_model_save_path=folder, callback_after_eval=stop)
+    learner = Learner(evaluation, **run)
+    learner.run.start(steps - 100)
+    goes_on = learner.plays(END, steps)
+    return evaluation, goes_on
+
+
+@pytest.mark.parametrize("run", ["0a1b2c3d", "another0"])
+@pytest.mark.parametrize("env", [corridor(), Corridor], ids=["the same", "another"])
+def test_evaluations_of_another_environment_or_agent_do_not_count(run, env, tmp_path, caplog):
+    learner = Learner(EvalCallback(corridor(), eval_freq=100, best_model_save_path=tmp_path))
+    learner.run.start()
+    learner.plays(ON, 100)  # 1.0: no later one is better
+    stop = StopTrainingOnRewardThreshold(0.9)
+    evaluation, goes_on = _evaluated_until(200, env, tmp_path, stop, run=run)
+    is_same = env is not Corridor and run == "0a1b2c3d"
+    assert goes_on is not is_same
+    assert evaluation.log.timesteps == ([100, 200] if is_same else [200])
+    assert evaluation.best_mean_reward == (1.0 if is_same else 0.25)
+    assert DistAsyncQLearning.load_model(tmp_path / "best_model.npz").steps == (100 if is_same else 200)
+    for moved in ("evaluations.1.npz", "best_model.1.npz"):
+        assert (tmp_path / moved).exists() is not is_same
+    assert caplog.text.count("An earlier run's") == (0 if is_same else 2)
+
+
+def test_evaluations_that_do_not_say_whose_they_are_do_not_count(tmp_path):
+    _evaluated_until(200, corridor(), tmp_path)
+    path = tmp_path / "evaluations.npz"
+    with np.load(path, allow_pickle=False) as saved:
+        arrays = dict(saved)
+    assert {"run", "environment", "fingerprint"} < set(arrays)
+    del arrays["run"]
+    np.savez(path, **arrays)
+    assert _evaluated_until(300, corridor(), tmp_path)[0].log.timesteps == [300]
+    assert (tmp_path / "evaluations.1.npz").exists()
+
+
+@pytest.mark.parametrize("change", ["run", "environment"])
+def test_one_callback_for_several_runs_forgets_the_others(change):
+    stop = StopTrainingOnNoModelImprovement(1)
+    evaluation = EvalCallback(corridor(), eval_freq=100, callback_after_eval=stop)
+    learner = Learner(evaluation)
+    learner.run.start()
+    for steps, goes_on in ((100, True), (200, True), (300, False)):
+        assert learner.plays(ON, steps) is goes_on
+    learner.run.end().start(300)  # the same goes on
+    assert evaluation.log.timesteps == [100, 200, 300] and stop.no_improvement_evals == 2
+
+    if change == "run":
+        state_of(learner.run.agent).places.run = "another0"
+    else:
+        evaluation.eval_env = Corridor
+    learner.run.end().start(300)
+    assert evaluation.log.timesteps == [] and evaluation.best_mean_reward == -math.inf
+    assert stop.no_improvement_evals == 0 and stop.n_calls == 0
+    assert learner.plays(END, 400) and evaluation.has_improved
+
+
+def test_each_stage_of_a_curriculum_has_a_best_model_of_its_own(tmp_path):
+    calm = TabularMDP.from_gymnasium("FrozenLake-v1", is_slippery=False)
+    agent = DistAsyncQLearning(seed=1)
+    stages = []
+    for env, goal in ((calm, 0.99), ("FrozenLake-v1", 0.99)):
+        stages.append(
+            EvalCallback(
+                env,
+                eval_freq=10_000,
+                best_model_save_path=tmp_path,
+                callback_after_eval=StopTrainingOnRewardThreshold(goal),
+            )
+        )
+        result = agent.train(env, total_steps=50_000, callbacks=stages[-1], new_env=True)
+    assert result.steps == 50_000 and stages[0].best_mean_reward == 1.0
+    assert min(stages[1].log.timesteps) > max(stages[0].log.timesteps)
+    assert DistAsyncQLearning.load_model(tmp_path / "best_model.npz").steps in stages[1].log.timesteps
+
+
+def test_a_new_process_that_goes_on_from_a_checkpoint_goes_on_with_its_records(tmp_path, monkeypatch):
+    def process(*calls):
+        monkeypatch.setattr(places, "_agents", {})
+        agent = DistAsyncQLearning(seed=1)
+        evaluation = EvalCallback("FrozenLake-v1", eval_freq=1_000, log_path=tmp_path)
+        callbacks = [evaluation, MetricsCallback(tmp_path)]
+        for steps in calls:
+            agent.train(
+                "FrozenLake-v1", total_steps=steps, callbacks=callbacks, checkpoint_dir=tmp_path / "saved"
+            )
+        return agent, evaluation
+
+    first, _ = process(2_000)
+    again, evaluation = process(2_000, 1_000)
+    assert again.run_id == first.run_id and len(first.run_id) == 8
+    assert evaluation.log.timesteps == [1_000, 2_000, 3_000]
+    assert read_metrics(tmp_path)["step"][[0, -1]].tolist() == [10, 3_000]
+    assert not [path.name for path in tmp_path.iterdir() if ".1." in path.name]
+
+    first.save_model(tmp_path / "model.npz")
+    loaded = DistAsyncQLearning.load_model(tmp_path / "model.npz")
+    assert loaded.run_id != first.run_id and loaded.learned_in == first.learned_in
+    loaded.train("FrozenLake-v1", total_steps=100, callbacks=MetricsCallback(tmp_path))
+    assert read_metrics(tmp_path)["step"].min() > 2_000
+    assert (tmp_path / "metrics.1.jsonl").exists()
+
+
 def test_a_damaged_log_is_renamed(tmp_path, caplog):
     (tmp_path / "evaluations.npz").write_bytes(b"PK\x03\x04 and no more")
     evaluation = EvalCallback(corridor(), eval_freq=100, log_path=tmp_path)
@@ -509,6 +619,25 @@ def test_a_training_return_that_rises_no_more():
     ):
         assert run.report(steps, mean_return=mean) is goes_on, steps
     assert stop.best == 2.2
+
+
+@pytest.mark.parametrize("change", ["run", "environment"])
+def test_training_returns_of_another_agent_or_environment_are_forgotten(change):
+    high = StopTrainingOnReturn(2.0, episodes=50)
+    rises = StopTrainingOnNoReturnImprovement(1_000, episodes=10)
+    run = Reports([high, rises]).start()
+    assert not run.report(100, episodes=500, mean_return=9.0)
+    run.end().start(100)  # the same goes on
+    assert not run.report(200, episodes=0, mean_return=math.nan) and rises.best == 9.0
+
+    state = state_of(run.agent)
+    if change == "run":
+        state.places.run = "another0"
+    else:
+        state.environment = Identity("Corridor", 4, 2, "0123456789abcdef")
+    run.end().start(200)
+    assert rises.best == -math.inf
+    assert run.report(300, episodes=20, mean_return=1.0) and rises.best == 1.0
 
 
 def test_what_a_callback_calls_is_asked_for_its_steps():

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from callback_reports import Reports, event
 
+from dist_classicrl.agent.agent import state_of
 from dist_classicrl.callbacks import MetricsCallback
 from dist_classicrl.engines.progress import Progress, RankProgress
 from dist_classicrl.errors import MetricsError
@@ -168,6 +169,22 @@ def test_events_before_the_place_where_it_goes_on_are_kept(folder):
     run.callbacks.on_worker_lost(event(seconds=0.125))
     assert (folder / "metrics.jsonl").read_bytes() == kept
     assert [each["rank"] for each in read_metrics(folder).events] == [2]
+
+
+def test_another_agent_that_goes_on_does_not_append(folder, caplog):
+    callback = MetricsCallback(folder)
+    run = Reports(callback).start()
+    run.report(100)
+    assert json.loads((folder / "metrics.jsonl").read_bytes())["run"] == run.agent.run_id
+    run.end().start(100).report(200)  # another call of train
+    state_of(run.agent).places.run = "another0"
+    run.end().start(200).report(300)  # one callback for another agent
+    assert read_metrics(folder)["step"].tolist() == [300]
+    Reports(MetricsCallback(folder), run="a third!").start(1_000).report(1_100)
+    assert read_metrics(folder)["step"].tolist() == [1_100]
+    assert read_metrics(folder / "metrics.1.jsonl")["step"].tolist() == [100, 200]
+    assert read_metrics(folder / "metrics.2.jsonl")["step"].tolist() == [300]
+    assert caplog.text.count("they are of another agent") == 2
 
 
 def test_time_and_steps_count_over_all_calls_of_train(folder):

@@ -44,6 +44,7 @@ class Beginning:
     schedules: dict[str, Schedule]  # of the settings that are some: as they are in this call
     finished: list[dict[str, Any]]  # see `AgentState`
     ranks: int  # of the communicator; 1 where a process is alone
+    run: str  # see `Places`
     place: PlaceName | None = None  # where the call is saved
     generation: int = 0  # how many processes saved there before
     has_loaded: bool = False  # whether a checkpoint was taken up just now
@@ -181,6 +182,7 @@ def find_out(
         },
         finished=list(state.finished),
         ranks=ranks,
+        run=state.places.run,
         place=None if place is None else place.name,
         generation=0 if place is None else place.generation,
         has_loaded=has_loaded,
@@ -240,7 +242,7 @@ def adopt(
     if watch is not None and beginning.slurm_left is not None:
         watch.slurm_left = beginning.slurm_left
     state.change(**state.settings.of_schedules(beginning.schedules))
-    state.steps, state.seed = beginning.steps, beginning.seed
+    state.steps, state.seed, state.places.run = beginning.steps, beginning.seed, beginning.run
     state.environment = beginning.environment
     state.finished = list(beginning.finished)
     state.requested = beginning.begin

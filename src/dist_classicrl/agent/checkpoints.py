@@ -169,7 +169,7 @@ def take_up(state: AgentState, place: Place, found: Found) -> None:
     if found.seed is not None:
         state.seed = found.seed
     if found.run is not None:
-        place.run = found.run
+        place.run = state.places.run = found.run
     place.read = found.name
     state.pending = found.pending
     put_table_back(state)

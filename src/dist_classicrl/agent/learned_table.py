@@ -12,6 +12,7 @@ from dist_classicrl._arguments import named_arguments
 from dist_classicrl._html import facts_of
 from dist_classicrl._urls import without_password
 from dist_classicrl.checks import checked_path
+from dist_classicrl.environments.identity import Identity
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.evaluation.episodes import EvaluationResult, evaluate
 from dist_classicrl.model import model_file
@@ -62,6 +63,20 @@ class LearnedTable:
     def seed(self) -> int | None:
         """The seed of all random numbers: that of the settings, or what was drawn; None before training."""
         return self._state.seed
+
+    @property
+    def run_id(self) -> str:
+        """The name of what is learned here from one beginning on: eight hexadecimal digits.
+
+        It is the same on all ranks, and in a process that goes on from a checkpoint. Another agent has
+        another one, also one that `load_model` returns. Records say by it whose they are.
+        """
+        return self._state.places.run
+
+    @property
+    def learned_in(self) -> Identity | None:
+        """The environment that was trained in last, by name and fingerprint; None before, or not known."""
+        return self._state.environment
 
     @property
     def steps(self) -> int:

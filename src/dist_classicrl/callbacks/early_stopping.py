@@ -13,6 +13,8 @@ from dist_classicrl.monitoring.reports import WINDOW, RecentEpisodes
 
 if TYPE_CHECKING:
     from dist_classicrl.callbacks.evaluation import EvalCallback
+    from dist_classicrl.callbacks.evaluation_log import Evaluated
+    from dist_classicrl.environments.identity import Identity
 
 logger = logging.getLogger(__name__)
 
@@ -82,10 +84,13 @@ class StopTrainingOnNoModelImprovement(_OfEvaluation):
         self.max_no_improvement_evals = checked_whole("max_no_improvement_evals", max_no_improvement_evals, 0)
         self.min_evals = checked_whole("min_evals", min_evals, 0)
         self.no_improvement_evals = 0
+        self._of: Evaluated | None = None  # what was counted
 
     def _on_training_start(self) -> None:
-        if self.num_timesteps == 0:  # another agent
+        now = self._evaluation.log.of
+        if self.num_timesteps == 0 or now != self._of:
             self.no_improvement_evals = self.n_calls = 0
+        self._of = now
 
     def _on_step(self) -> bool:
         if self._evaluation.has_improved or self.n_calls <= self.min_evals:
@@ -104,14 +109,17 @@ class _OfOwnEpisodes(BaseCallback):
     def __init__(self, episodes: int, verbose: int) -> None:
         super().__init__(verbose)
         self.episodes = checked_whole("episodes", episodes, 1)
+        self._of: tuple[str, Identity | None] | None = None  # whose episodes there are, and of what
         self._forget()
 
     def _forget(self) -> None:
         self._recent = RecentEpisodes(self.episodes)
 
     def _on_training_start(self) -> None:
-        if self.num_timesteps == 0:  # another agent
+        now = self.model.run_id, self.model.learned_in
+        if self.num_timesteps == 0 or now != self._of:
             self._forget()
+        self._of = now
 
     def _mean_return(self) -> float:
         """Take in the last report, and return the mean return; NaN while there are too few episodes."""

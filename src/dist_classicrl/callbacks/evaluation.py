@@ -15,7 +15,7 @@ from dist_classicrl._arguments import named_constructor
 from dist_classicrl._random import stream_key
 from dist_classicrl._steps import next_multiple
 from dist_classicrl.callbacks.base import BaseCallback, CallbacksLike, one_callback
-from dist_classicrl.callbacks.evaluation_log import EvaluationLog
+from dist_classicrl.callbacks.evaluation_log import Evaluated, EvaluationLog
 from dist_classicrl.callbacks.events import EventCallback
 from dist_classicrl.checks import checked_path, checked_whole
 from dist_classicrl.environments.finite_model import FiniteModel
@@ -23,6 +23,7 @@ from dist_classicrl.errors import ConvergenceError, SettingsError
 from dist_classicrl.monitoring.files import set_aside
 
 if TYPE_CHECKING:
+    from dist_classicrl.environments.identity import Identity
     from dist_classicrl.environments.resolve import EnvLike
 
 logger = logging.getLogger(__name__)
@@ -61,8 +62,9 @@ class EvalCallback(EventCallback):
         and at the end of the batch in one that is stepped; at the end of the round in the reproducible mode;
         and else on the first table of the server that contains as many.
     log_path : str or path, optional
-        Folder of ``evaluations.npz``: arrays timesteps, results and ep_lengths (a row per evaluation), and
-        exact_values (NaN where not known). By default the folder of the best model.
+        Folder of ``evaluations.npz``: arrays timesteps, results and ep_lengths (a row per evaluation),
+        exact_values (NaN where not known), and the texts run, environment and fingerprint, which say whose
+        evaluations these are. By default the folder of the best model.
     best_model_save_path : str or path, optional
         Folder of ``best_model.npz``, for `load_model`.
     verbose : int
@@ -87,8 +89,10 @@ class EvalCallback(EventCallback):
 
     Notes
     -----
-    A run that goes on from a checkpoint goes on with its ``evaluations.npz``, without the evaluations of
-    later steps, and with its best model. One that begins at step 0 renames those of an earlier run.
+    An agent that goes on, in another call of `train` or from a checkpoint, goes on with its
+    ``evaluations.npz``, without the evaluations of later steps, and with its best model, as long as it is
+    evaluated in the same environment. What is there of another agent, such as one that `load_model` returned,
+    or of another environment, such as an earlier stage of a curriculum, is renamed, and nothing of it counts.
     """
 
     def __init__(
@@ -124,7 +128,6 @@ class EvalCallback(EventCallback):
             None if best_model_save_path is None else Path(best_model_save_path) / "best_model.npz"
         )
         self.log = EvaluationLog()
-        self.has_improved = False
         self._forget_best()
         self._env: Any = None
         self._model: FiniteModel | None = None
@@ -139,22 +142,23 @@ class EvalCallback(EventCallback):
         self.last_mean_reward = self.best_mean_reward = -math.inf
         self.last_exact_value = self.best_exact_value = math.nan
         self._best_score = -math.inf
+        self.has_improved = False
 
     def _next_step(self, after: int) -> int:
         return next_multiple(after, self.eval_freq)
 
     def _on_training_start(self) -> None:
-        self._resolve()
+        identity = self._resolve()
         # A fault of the environment shows now, and code is compiled now.
         self.model.evaluate(self._env, 1, self._stream(), max_steps=1)
-        if self.num_timesteps == 0:
-            self._begin_afresh()
-        else:
-            self._go_on()
+        now = Evaluated(self.model.run_id, identity.name, identity.fingerprint)
+        if self.num_timesteps == 0 or not self._goes_on_with_log(now):
+            self._begin_afresh(now)
+        self.log.cut_off(self.reported_timesteps)
         self._next = next_multiple(self.reported_timesteps, self.eval_freq)
 
-    def _resolve(self) -> None:
-        """Compile the environment, once, where that can be done, and find its model."""
+    def _resolve(self) -> Identity:
+        """Compile the environment, once, where that can be done, and find its model; return which it is."""
         from dist_classicrl.environments.resolve import resolve
 
         source = resolve(self.eval_env, 1, self.model.settings.use_action_mask)
@@ -162,9 +166,10 @@ class EvalCallback(EventCallback):
         self._env = self.eval_env if source.simulator is None else source.simulator
         model = None if source.simulator is None else source.simulator.model
         self._model = model if model is not None and model.n_states <= self.exact_states else None
+        return source.identity
 
-    def _begin_afresh(self) -> None:
-        self.log = EvaluationLog()
+    def _begin_afresh(self, now: Evaluated) -> None:
+        self.log = EvaluationLog(now)
         self._forget_best()
         for file in (self.log_file, self.best_model_file):
             if file is None:
@@ -175,20 +180,32 @@ class EvalCallback(EventCallback):
                     (moved,) = set_aside([file])
                     logger.warning("An earlier run's %s is %s now.", file.name, moved)
             except OSError as error:
+                if self.num_timesteps > 0:  # what goes on unattended is not ended by that
+                    logger.warning("EvalCallback cannot write to %s: %s.", file.parent, error)
+                    continue
                 raise SettingsError(
                     f"EvalCallback cannot write to {file.parent}: {error.strerror or error}. Give a folder "
                     "that this user may write to."
                 ) from error
 
-    def _go_on(self) -> None:
-        if not self.log.timesteps and self.log_file is not None:
-            try:
-                self.log = EvaluationLog.read(self.log_file)
-            except OSError as error:
-                logger.warning("Earlier evaluations cannot be read: %s.", error)
-            for mean, exact in zip(self.log.means, self.log.exact_values, strict=True):
-                self._compare(mean, exact)
-        self.log.cut_off(self.reported_timesteps)
+    def _goes_on_with_log(self, now: Evaluated) -> bool:
+        """Return whether there are evaluations of the same run in the same environment; go on with them."""
+        if self.log.of == now:
+            return True
+        if self.log_file is None:
+            return False
+        try:
+            log = EvaluationLog.read(self.log_file)
+        except OSError as error:
+            logger.warning("Earlier evaluations cannot be read: %s.", error)
+            return False
+        if log.of != now:
+            return False
+        self.log = log
+        self._forget_best()
+        for mean, exact in zip(log.means, log.exact_values, strict=True):
+            self._compare(mean, exact)
+        return True
 
     def _on_step(self) -> bool:
         if self.num_timesteps < self._next:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,20 @@ logger = logging.getLogger(__name__)
 _ARRAYS = ("timesteps", "results", "ep_lengths", "exact_values")
 
 
+@dataclass(frozen=True)
+class Evaluated:
+    """Whose evaluations these are, and in what: those of other agents and environments compare to nothing."""
+
+    run: str  # see `DistAsyncQLearning.run_id`
+    environment: str  # what was evaluated in
+    fingerprint: str
+
+
 @dataclass
 class EvaluationLog:
     """The evaluations of a run, oldest first."""
 
+    of: Evaluated | None = None  # None: not known
     timesteps: list[int] = field(default_factory=list)
     results: list[np.ndarray] = field(default_factory=list)  # undiscounted returns of the episodes of each
     ep_lengths: list[np.ndarray] = field(default_factory=list)  # their lengths
@@ -61,6 +72,7 @@ class EvaluationLog:
                 results=results,
                 ep_lengths=lengths,
                 exact_values=np.array(self.exact_values, np.float64),
+                **({} if self.of is None else asdict(self.of)),
             )
 
     @classmethod
@@ -69,7 +81,7 @@ class EvaluationLog:
         try:
             with open_regular(path) as file, np.load(file, allow_pickle=False) as archive:
                 timesteps, results, lengths, exact = (archive[name] for name in _ARRAYS)
-            log = cls()
+                log = cls(_evaluated(archive))
             for step, returns, steps, value in zip(timesteps, results, lengths, exact, strict=True):
                 played = ~np.isnan(returns)
                 log.add(int(step), returns[played], steps[played], float(value))
@@ -80,3 +92,8 @@ class EvaluationLog:
             (moved,) = set_aside([path])
             logger.warning("%s cannot be read and is %s now: %s", path, moved, error)
             return cls()
+
+
+def _evaluated(archive: Mapping[str, np.ndarray]) -> Evaluated | None:
+    names = [each.name for each in fields(Evaluated)]
+    return Evaluated(*(str(archive[name]) for name in names)) if set(names) <= set(archive) else None

@@ -20,17 +20,19 @@ logger = logging.getLogger(__name__)
 class MetricsCallback(BaseCallback):
     """Records a run in a folder of its own.
 
-    ``metrics.jsonl`` has a JSON object per line: ``{"kind": "progress", "step": ..., "time": ...,
-    "recent_return": ...}`` with all of `Progress`, or ``{"kind": "event", "step": ..., "time": ...,
-    "event": {...}}`` with one of `TrainingResult.events`, or of the kind "checkpoint", whose "detail" says
-    where it is. null stands for NaN. "step" and "time" count over all calls of `train`, "recent_return"
-    is the mean over about the last 100 episodes. ``metrics.csv`` has the numbers of the progress lines.
+    ``metrics.jsonl`` has a JSON object per line: ``{"kind": "progress", "run": ..., "step": ...,
+    "time": ..., "recent_return": ...}`` with all of `Progress`, or ``{"kind": "event", "run": ...,
+    "step": ..., "time": ..., "event": {...}}`` with one of `TrainingResult.events`, or of the kind
+    "checkpoint", whose "detail" says where it is. null stands for NaN. "run" is the agent's `run_id`. "step"
+    and "time" count over all calls of `train`, "recent_return" is the mean over about the last 100 episodes.
+    ``metrics.csv`` has the numbers of the progress lines.
     `dist_classicrl.monitoring.read_metrics` reads the first back.
 
     A run that goes on from a checkpoint appends to what is there: lines of later steps, whose learning was
     lost, are moved to ``metrics.lost.jsonl``, and half a line at the end is cut off, so there is neither a
-    gap nor a double, and the CSV is written anew to match. A run that begins at step 0 renames the files of
-    an earlier one to ``metrics.1.jsonl`` and so on.
+    gap nor a double, and the CSV is written anew to match. So does the next call of `train` of the same
+    agent. A run that begins at step 0, or another agent, also one that `load_model` returned, renames the
+    files of an earlier one to ``metrics.1.jsonl`` and so on.
 
     Parameters
     ----------
@@ -60,7 +62,7 @@ class MetricsCallback(BaseCallback):
 
     def _on_training_start(self) -> None:
         assert self.progress is not None  # it came with the start
-        now = self.num_timesteps, self.progress, self.reported_timesteps
+        now = self.model.run_id, self.num_timesteps, self.progress, self.reported_timesteps
         if self._writer is not None and self._writer.goes_on(*now):
             return
         self._writer = None

@@ -61,9 +61,14 @@ class Place:
 
 
 class Places:
-    """The places of one agent, one in each folder in which it is saved."""
+    """The places of one agent, one in each folder in which it is saved.
+
+    `run` is the name of what it learns from one beginning on. It is drawn with the agent, is the same on all
+    ranks, and whoever goes on from a checkpoint takes that of the run which wrote it.
+    """
 
     def __init__(self) -> None:
+        self.run = os.urandom(4).hex()
         self._own: dict[str, Place] = {}
         self._told: dict[str, PlaceName] = {}  # where another rank saves the agent
 
@@ -92,7 +97,7 @@ class Places:
                 counted(number, "agent"),
                 folder,
             )
-        return self._make(plan, PlaceName(number, os.urandom(4).hex()))
+        return self._make(plan, PlaceName(number, self.run))
 
     def note(self, plan: CheckpointPlan, name: PlaceName) -> None:
         """Note where the server saves the agent, for this rank to go on there if it has to."""

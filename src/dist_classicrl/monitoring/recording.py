@@ -27,14 +27,16 @@ class MetricsWriter:
     """``metrics.jsonl`` and ``metrics.csv`` in a folder, from where a training begins or goes on.
 
     What was recorded beyond that point is moved to ``metrics.lost.jsonl``: it is what the training lost when
-    it was killed. Where a training begins, at step 0, files of an earlier one are renamed.
+    it was killed. Where a training begins, at step 0, files of an earlier one are renamed, and so are those
+    of another `run` than this one, of which each line has the name.
 
     The training goes on at `step`, counted over all calls of `train`; `progress` is the same within the call.
     The next report counts from step `reported` on: so what is recorded of later steps will be reported again.
     OSError is raised where the files cannot be read or written.
     """
 
-    def __init__(self, folder: Path, step: int, progress: Progress, reported: int) -> None:
+    def __init__(self, folder: Path, run: str, step: int, progress: Progress, reported: int) -> None:
+        self._run = run
         self._jsonl = folder / FILE
         self._csv = self._jsonl.with_suffix(".csv")
         self._lost = self._jsonl.with_suffix(".lost.jsonl")
@@ -54,9 +56,13 @@ class MetricsWriter:
             AppendedFile(self._csv, _HEADER + b"".join(rows)),
         )
 
-    def goes_on(self, step: int, progress: Progress, reported: int) -> bool:
+    def goes_on(self, run: str, step: int, progress: Progress, reported: int) -> bool:
         """Whether a training goes on at `step` with these files as they are; then take note of it."""
-        if reported < self._last["step"] or not all(file.is_current for file in self._files):
+        if (
+            run != self._run
+            or reported < self._last["step"]
+            or not all(file.is_current for file in self._files)
+        ):
             return False
         self._begin_call(step, progress)
         return True
@@ -77,6 +83,7 @@ class MetricsWriter:
             told = {name: value for name, value in progress.to_dict().items() if name != "events"}
             line = {
                 "kind": "progress",
+                "run": self._run,
                 "step": step,
                 "time": self._offset + progress.seconds,
                 "recent_return": self._recent.mean_return,
@@ -99,7 +106,8 @@ class MetricsWriter:
         if _key(event) in self._seen:
             return b""
         self._seen.add(_key(event))
-        return _text({"kind": "event", "step": step, "time": self._offset + event["seconds"], "event": event})
+        time = self._offset + event["seconds"]
+        return _text({"kind": "event", "run": self._run, "step": step, "time": time, "event": event})
 
     def _append(self, text: bytes, row: bytes) -> None:
         failure: OSError | None = None
@@ -118,6 +126,9 @@ class MetricsWriter:
         try:
             if step > 0:
                 lines = list(parse(content, self._jsonl))
+                if any(line.get("run") != self._run for _, line in lines):
+                    lines = []
+                    self._set_aside("they are of another agent")
             elif content:
                 self._set_aside("another training begins")
         except MetricsError as error:
