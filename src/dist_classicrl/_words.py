@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -9,6 +10,14 @@ from difflib import get_close_matches
 def counted(number: float, noun: str, form: str = ",") -> str:
     """Return how many there are, such as "1 worker" or "1,024 workers", with the number in this `form`."""
     return f"{number:{form}} {noun}{'' if number == 1 else 's'}"
+
+
+def shown_name(path: str | os.PathLike[str]) -> str:
+    r"""Return what a file or folder is called in titles and on pages, where all has to be Unicode.
+
+    Names may be any bytes: one that is no UTF-8 stands there as ``\xe9``.
+    """
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def is_alone(ranks: Iterable[int]) -> bool:

@@ -175,3 +175,7 @@ def test_names_in_what_notebooks_show_are_escaped():
     model = TabularMDP.from_arrays(*arrays, name="<b>, (x")
     assert "<b>" not in model._repr_html_() and "&lt;b&gt;, (x" in model._repr_html_()
     assert "lost 1, 3" in TrainingResult(workers=2, lost_workers=(1, 3))._repr_html_()
+
+
+def test_a_page_with_letters_that_no_file_can_hold_is_written(tmp_path):
+    assert "caf?" in Page("caf\udce9").save(tmp_path / "page.html").read_text()

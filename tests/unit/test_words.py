@@ -1,10 +1,17 @@
 """How many of something there are, in messages."""
 
-import hand_made_metrics as hand_made
-import pytest
-from learned_runs import run_command
+import io
+import os
+import sys
+from pathlib import Path
 
-from dist_classicrl._words import counted
+import hand_made_metrics as hand_made
+import numpy as np
+import pytest
+from learned_runs import make_run, run_command
+
+from dist_classicrl._words import counted, shown_name
+from dist_classicrl.cli.main import main
 from dist_classicrl.diagnosis import cores
 from dist_classicrl.diagnosis.plan import TrainingPlan
 from dist_classicrl.plotting import canvas
@@ -18,11 +25,46 @@ def test_one_is_no_plural(number, said):
     assert counted(number, "worker") == said
 
 
+def test_a_name_that_is_no_utf_8_can_be_shown():
+    names = ["caf\udce9", "caf\udcea", "café", Path("a/b")]
+    assert [*map(shown_name, names)] == [r"caf\xe9", r"caf\xea", "café", "a/b"]
+
+
+@pytest.mark.slow
+def test_runs_whose_names_are_no_utf_8_are_drawn_and_told_of(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runs = [str(hand_made.learning_run(tmp_path / name)) for name in ("caf\udce9", "b\udce9")]
+    commands = (
+        *(("plot", runs[0], "--kind", kind, "--out", "one.svg") for kind in ("all", "curves", "timeline")),
+        ("plot", *runs, "--out", "several.svg"),
+        ("report", *runs, "--baseline", runs[1], "--out", "scaling.svg"),
+    )
+    for words in commands:
+        assert run_command(capsys, *words)[0] == 0, words
+    table = run_command(capsys, "report", *runs, "--baseline", runs[1])[1]
+    assert r"caf\xe9 " in table and r"b\xe9 (baseline)" in table
+
+    make_run(tmp_path / "l\udce9", "FrozenLake-v1", np.ones((16, 4)))
+    assert run_command(capsys, "plot", "l\udce9", "--kind", "maps", "--out", "map.svg")[0] == 0
+    assert run_command(capsys, "report", "l\udce9", "--html", "page.html")[0] == 0
+    assert r"<h1>l\xe9</h1>" in Path("page.html").read_text()
+
+
 def test_commands_say_one_worker(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(canvas, "save", lambda figure, path: path)
     run = hand_made.learning_run(tmp_path / "run", reports=2, workers=1)
     assert run_command(capsys, "plot", str(run))[1] == f"{run / 'plot.png'}: 2 reports, 1 worker\n"
     assert run_command(capsys, "plot", str(run), "--kind", "timeline")[1].endswith(": 1 rank, 0 events\n")
+
+
+def test_names_that_are_no_utf_8_are_written_as_they_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(canvas, "save", lambda figure, path: path)
+    run = hand_made.learning_run(tmp_path / "caf\udce9", reports=2, workers=1)
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, "utf-8"))
+    assert main(["plot", str(run), "--kind", "curves"]) == 0
+    sys.stdout.flush()
+    assert written.getvalue() == os.fsencode(run / "curves.png") + b": 2 reports\n"
 
 
 def test_doctor_says_one_worker(monkeypatch):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import io
+import sys
 from collections.abc import Sequence
 
 import click
@@ -91,6 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     MPI job raised, unless the user has to change something: then all its ranks end in order.
     """
     args = None if arguments is None else list(arguments)
+    _let_any_name_be_written()
     try:
         status = cli.main(args, prog_name="dist-classicrl", standalone_mode=False)
     except BaseException as caught:
@@ -105,6 +108,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         errors.show(error)
         return errors.exit_status(error)
     return status if isinstance(status, int) else errors.DONE
+
+
+def _let_any_name_be_written() -> None:
+    """Let names of files that are not of the terminal's letters come out as the bytes that they are.
+
+    Python does that by itself in the locale C.UTF-8, and raises an error in others, such as en_US.UTF-8.
+    """
+    for stream, errors_ in ((sys.stdout, "surrogateescape"), (sys.stderr, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors=errors_)
 
 
 def _meant(error: BaseException) -> BaseException:

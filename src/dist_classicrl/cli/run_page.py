@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
+from dist_classicrl._words import shown_name
 from dist_classicrl.cli.config import ENVIRONMENT, ENVIRONMENT_ARGUMENTS
 from dist_classicrl.cli.run_folder import GREEDY, RunFolder, folder_around
 from dist_classicrl.cli.several import groups
@@ -65,7 +66,7 @@ def facts_of(run: str) -> RunFacts:
         known["environment"] = config.get(ENVIRONMENT)
         known["arguments"] = config.get(ENVIRONMENT_ARGUMENTS, {})
         known["steps"] = int(known["metrics"]["step"][-1]) if "metrics" in known else 0
-    return RunFacts(name=run, **known)
+    return RunFacts(name=shown_name(run), **known)
 
 
 def _name_of(trained: TrainedAgent) -> str | None:

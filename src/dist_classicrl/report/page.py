@@ -137,7 +137,7 @@ class Page:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(target) as file:
-                file.write(self.html.encode())
+                file.write(self.html.encode(errors="replace"))
         except OSError as error:
             raise PlotError(f"The page cannot be written to {target}: {error}. Give another path.") from error
         return target

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dist_classicrl._words import counted, is_alone
+from dist_classicrl._words import counted, is_alone, shown_name
 from dist_classicrl.cli.option_types import option
 from dist_classicrl.cli.run_folder import folder_around
 from dist_classicrl.cli.several.reading import read_each, runs_named
@@ -115,18 +115,18 @@ def _one(run: str, kind: str, axes: tuple[str, ...]) -> tuple[Any, str]:
 
     if kind == "maps":
         grid_map = _map_of(run)
-        return plotting.plot_map(grid_map, run), f"the map of {grid_map.grid.name}"
+        return plotting.plot_map(grid_map, shown_name(run)), f"the map of {grid_map.grid.name}"
     records = groups.read(run, with_best=kind != "timeline").records
     metrics, greedy = records.metrics, records.greedy
     reports = counted(len(metrics), "report")
     if kind == "curves":
-        return plotting.plot_curves(metrics, axes, run, greedy)[0], reports
+        return plotting.plot_curves(metrics, axes, records.name, greedy)[0], reports
     if kind == "timeline":
-        figure, timeline = plotting.plot_timeline(metrics, run)
+        figure, timeline = plotting.plot_timeline(metrics, records.name)
         who = "process" if is_alone(timeline.ranks) else "rank"
         return figure, f"{counted(len(timeline.ranks), who)}, {counted(len(timeline.events), 'event')}"
     grid = _map_if_any(run)
-    figure = plotting.plot_overview(metrics, grid, axes, run, greedy)[0]
+    figure = plotting.plot_overview(metrics, grid, axes, records.name, greedy)[0]
     return figure, f"{reports}, {counted(len(metrics.ranks), 'worker')}{', map' if grid else ''}"
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dist_classicrl._words import is_alone
+from dist_classicrl._words import is_alone, shown_name
 from dist_classicrl.cli import output
 from dist_classicrl.cli.several.reading import read_each, runs_named
 
@@ -75,7 +75,7 @@ def command(
     from dist_classicrl.monitoring.scaling import compare
 
     given = dict.fromkeys(runs_named((*runs, baseline) if baseline else runs))
-    report = compare(read_each(given, _measured), str(Path(baseline)) if baseline else None)
+    report = compare(read_each(given, _measured), shown_name(Path(baseline)) if baseline else None)
     if out is not None:
         from dist_classicrl.plotting import canvas, plot_scaling
 
@@ -127,7 +127,7 @@ def _page_of_study(folder: str) -> Page:
     study = Study(folder)
     plan = study.plan
     about = f"{', '.join(plan.environments)}: {plan.n_runs:,} runs of {plan.total_steps:,} steps"
-    return Page(folder, about).add(*study_sections(study))
+    return Page(shown_name(folder), about).add(*study_sections(study))
 
 
 def _measured(run: str) -> Measured:
@@ -138,7 +138,7 @@ def _measured(run: str) -> Measured:
     folder = RunFolder(Path(run))
     result = folder.read_result()
     metrics = None if result is not None and not folder.metrics.exists() else read_metrics(folder.path)
-    return measure(run, metrics, result)
+    return measure(shown_name(run), metrics, result)
 
 
 def _show_runs(report: ScalingReport) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from dist_classicrl._words import nearest
+from dist_classicrl._words import nearest, shown_name
 from dist_classicrl.cli.config import ENVIRONMENT, ENVIRONMENT_ARGUMENTS, RANKS
 from dist_classicrl.cli.options import OPTIONS
 from dist_classicrl.cli.run_folder import RunFolder, folder_around, known_runs
@@ -59,7 +59,7 @@ def read(run: str, with_best: bool = True) -> Run:
     arguments = settings.pop(ENVIRONMENT_ARGUMENTS, {})
     best = _best(settings, arguments) if with_best else None
     named = {_name_of_argument(name): value for name, value in arguments.items()}
-    return Run(RunRecords(metrics, run, read_evaluations(folder, best)), settings, named)
+    return Run(RunRecords(metrics, shown_name(run), read_evaluations(folder, best)), settings, named)
 
 
 def _name_of_argument(name: str) -> str:
