@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import stat
 from collections.abc import Iterable
 from typing import TextIO
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+"""Numbers of the system's errors where a disk, or what a user may have of it, is full."""
 
 
 def is_output_closed(descriptors: Iterable[int] = (1, 2)) -> bool:
@@ -14,18 +18,43 @@ def is_output_closed(descriptors: Iterable[int] = (1, 2)) -> bool:
     return any(_is_pipe(number) and _is_unread(number) for number in descriptors)
 
 
-def silence_if_unread(stream: TextIO) -> bool:
-    """Return whether nobody reads `stream` any more, as after ``| head``; it then goes nowhere."""
+def silence_if_unread(stream: TextIO | None) -> bool:
+    """Return whether nobody reads `stream` any more, as after ``| head``; it then goes nowhere.
+
+    None, which Python has in place of a stream that was closed before it began, as after ``>&-``: it never
+    went anywhere.
+    """
+    if stream is None:
+        return False
     try:
         number = stream.fileno()
     except (OSError, ValueError):  # it is none of the system's, or closed
         return False
     if not _is_unread(number):
         return False
+    _let_go_nowhere(number)
+    return True
+
+
+def silence_if_full(stream: TextIO | None) -> bool:
+    """Return whether `stream` holds something for which there is no room; it then goes nowhere."""
+    if stream is None:
+        return False
+    try:
+        stream.flush()
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            _let_go_nowhere(stream.fileno())
+            return True
+    except ValueError:  # it is closed
+        pass
+    return False
+
+
+def _let_go_nowhere(number: int) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, number)
     os.close(nowhere)
-    return True
 
 
 def _is_unread(number: int) -> bool:

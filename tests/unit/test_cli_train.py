@@ -603,6 +603,19 @@ def test_a_run_whose_lines_nobody_reads_goes_on_to_its_end(place):
     assert steps_of(place / "runs" / "FrozenLake-v1") == 20_000
 
 
+@pytest.mark.slow
+def test_a_run_whose_output_is_closed_goes_on_to_its_end(place):
+    words = [sys.executable, "-m", "dist_classicrl", "train", *LAKE]
+    for close in (">&-", "2>&-", ">&- 2>&-"):
+        shutil.rmtree("runs", ignore_errors=True)
+        done = subprocess.run(
+            ["sh", "-c", f'exec "$@" {close}', "sh", *words], capture_output=True, text=True, timeout=60
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert steps_of(place / "runs" / "FrozenLake-v1") == 20_000
+        assert (place / "runs" / "FrozenLake-v1" / "result.json").exists()
+
+
 class Remover(BaseCallback):
     """Removes the folder of the run once it has begun."""
 

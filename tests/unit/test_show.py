@@ -1,6 +1,10 @@
 """`show`: what it says of known tables, to the letter."""
 
+import errno
+import io
 import json
+import os
+import sys
 
 import numpy as np
 import pytest
@@ -8,8 +12,10 @@ from click.testing import CliRunner
 from learned_runs import make_run, run_command, tied_values
 
 from dist_classicrl import DistAsyncQLearning
-from dist_classicrl.cli.main import cli
+from dist_classicrl._streams import silence_if_unread
+from dist_classicrl.cli.main import cli, main
 from dist_classicrl.environments.tictactoe.rules import rules
+from dist_classicrl.launch import restart
 
 LEFT, DOWN, RIGHT, UP = np.eye(4)
 LAKE = {"desc": ["SFF", "HFG"]}
@@ -45,6 +51,44 @@ def test_where_arrows_cannot_be_written_other_signs_stand_for_them(lake):
     result = CliRunner(charset="ascii").invoke(cli, ["show", lake])
     assert result.exception is None
     assert "> v <\nH > G\n" in result.stdout
+
+
+def test_where_there_is_no_output_nothing_is_shown(lake, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout", None)  # as after `>&-`
+    assert main(["show", lake]) == 0
+    assert capsys.readouterr().err == ""
+    assert not silence_if_unread(sys.stdout)
+    monkeypatch.setattr("sys.stderr", None)
+    restart.say("nobody hears that")
+
+
+class FullDisk(io.RawIOBase):
+    """A file for which there is no room."""
+
+    def __init__(self, path):
+        self.file = open(path, "wb")
+
+    def writable(self):
+        return True
+
+    def fileno(self):
+        return self.file.fileno()
+
+    def write(self, data):
+        if os.fstat(self.fileno()).st_rdev == os.stat(os.devnull).st_rdev:
+            return len(data)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_is_no_defect(lake, tmp_path, capsys, monkeypatch):
+    output = io.TextIOWrapper(io.BufferedWriter(FullDisk(tmp_path / "out")))
+    monkeypatch.setattr("sys.stdout", output)
+    assert main(["show", lake]) == 2
+    assert capsys.readouterr().err == (
+        "Error: Standard output cannot be written: No space left on device. Make room, or write it "
+        "elsewhere.\n"
+    )
+    output.close()  # as Python does at its end: what has no room is dropped
 
 
 def test_a_state_that_was_never_visited_is_a_dot(tmp_path, capsys):

@@ -32,14 +32,19 @@ class _StreamHandler(logging.StreamHandler):
         self.setFormatter(logging.Formatter(_LINE))
 
     @property
-    def stream(self) -> TextIO:
-        """Where the line goes now."""
-        stream: TextIO = getattr(sys, self._stream_name)
+    def stream(self) -> TextIO | None:
+        """Where the line goes now; None where that was closed before Python began, as after ``>&-``."""
+        stream: TextIO | None = getattr(sys, self._stream_name)
         return stream
 
     @stream.setter
     def stream(self, value: Any) -> None:
         raise AttributeError("the stream is that of sys")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line, if there is anything to write to."""
+        if self.stream is not None:
+            super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Drop lines that nobody reads any more: the run goes on."""

@@ -11,6 +11,7 @@ import click
 
 from dist_classicrl import errors as named
 from dist_classicrl._hints import rank_of_environment
+from dist_classicrl._streams import NO_ROOM, silence_if_full, silence_if_unread
 from dist_classicrl.errors import (
     DeviceError,
     DistClassicRLError,
@@ -62,9 +63,16 @@ def _is_of_file(error: BaseException) -> bool:
     return isinstance(error, FileNotFoundError) or (isinstance(error, OSError) and error.filename is not None)
 
 
+def _is_of_full_disk(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in NO_ROOM
+
+
 def _sentence(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}."
+    if isinstance(error, OSError) and _is_of_full_disk(error):
+        what = "Standard output" if silence_if_full(sys.stdout) else "A file"
+        return f"{what} cannot be written: {error.strerror}. Make room, or write it elsewhere."
     return str(error)
 
 
@@ -74,7 +82,9 @@ def exit_status(error: BaseException) -> int:
         return error.exit_code
     if isinstance(error, (click.exceptions.Abort, KeyboardInterrupt)):
         return INTERRUPTED
-    if isinstance(error, click.ClickException) or is_users(error) or _is_of_file(error):
+    if isinstance(error, click.ClickException) or is_users(error):
+        return USAGE
+    if _is_of_file(error) or _is_of_full_disk(error):
         return USAGE
     if isinstance(error, RemoteRankError) and _is_users_elsewhere(error):
         return USAGE
@@ -106,8 +116,6 @@ def show(error: BaseException) -> None:
 
 def is_of_unread_output(error: BaseException) -> bool:
     """Return whether a command has ended because nobody reads what it says any more, as after ``| head``."""
-    from dist_classicrl._streams import silence_if_unread
-
     # click has an exit status of its own for a broken pipe.
     is_of_click = type(error) is SystemExit and error.code == 1
     return (is_of_click or isinstance(error, BrokenPipeError)) and silence_if_unread(sys.stdout)

@@ -326,6 +326,8 @@ def _give_up(attempts: Sequence[Attempt]) -> int:
 
 def say(text: str) -> None:
     """Write a line to standard error as the launcher, apart from the lines of the ranks."""
+    if sys.stderr is None:  # closed, as after 2>&-
+        return
     silence_if_unread(sys.stderr)  # the reader may be gone, as after 2>&1 | head, while the job runs
     with suppress(OSError):
         sys.stderr.write(f"{_NAME}: {text}\n")

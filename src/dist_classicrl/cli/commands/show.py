@@ -237,7 +237,7 @@ def _show_lines(lines: list[str]) -> None:
 
     text = "\n".join(lines)
     try:
-        text.encode(sys.stdout.encoding or "ascii")
+        text.encode(getattr(sys.stdout, "encoding", None) or "ascii")  # there is none after `>&-`
     except UnicodeEncodeError:
         text = in_ascii(text)
     click.echo(text)
