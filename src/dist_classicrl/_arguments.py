@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -43,6 +43,7 @@ OURS = {other: ours for ours, others in _OTHER_NAMES.items() for other in others
 
 _IN_STEPS = "training is counted in steps, total_steps=100_000, or in episodes: write total_episodes=1_000."
 _NO_NETWORK = "the table is the policy: leave it out."
+_NOT_RECURRENT = "nothing is recurrent here, and the observation alone decides: leave it out."
 _RANKS = "workers are processes that mpirun starts: type mpirun -n 4 python and your script's name."
 _SCHEDULE = "write epsilon=Linear(1.0, 0.05, steps=100_000), from dist_classicrl.schedules."
 _ADVICE = {
@@ -52,7 +53,7 @@ _ADVICE = {
         "is_slippery=False).",
     ),
     "deterministic": "the answer is always the best action: leave it out.",
-    "device": "tables are in main memory: leave it out.",
+    "episode_start": _NOT_RECURRENT,
     "episodes": _IN_STEPS,
     "exploration_final_eps": _SCHEDULE,
     "exploration_fraction": _SCHEDULE,
@@ -67,6 +68,7 @@ _ADVICE = {
     "policy_kwargs": _NO_NETWORK,
     "render": "nothing is drawn: leave it out, or write a callback that draws.",
     "reset_num_timesteps": "train() goes on where it stopped, and another agent begins anew: leave it out.",
+    "state": _NOT_RECURRENT,
     "tensorboard_log": "write train(callbacks=TensorBoardCallback(folder)), from dist_classicrl.callbacks.",
 }
 
@@ -74,6 +76,7 @@ _NEEDED = {
     "env": ', the environment, such as "FrozenLake-v1": an agent keeps none',
     "observation": ", one observation or a batch of them",
     "path": ", the path of a file",
+    "start_prob": ", the probability of each state to begin an episode in",
 }
 
 _ATTRIBUTES = {
@@ -141,7 +144,8 @@ def _checked(function: Callable[_P, _R], called: str, synonyms: Mapping[str, str
         for name, value in kwargs.items():
             if name not in names:
                 ours = synonyms.get(name) or OURS.get(name, name)
-                raise UnknownArgumentError(_unknown_argument(called, name, ours, value, names))
+                given = {*list(names)[: max(0, len(args) - first)], *map(str, kwargs)}
+                raise UnknownArgumentError(_unknown_argument(called, name, ours, value, names, given))
         for place, name in needed:
             if place >= len(args) and name not in kwargs:
                 raise MissingArgumentError(
@@ -152,14 +156,18 @@ def _checked(function: Callable[_P, _R], called: str, synonyms: Mapping[str, str
     return checked
 
 
-def _unknown_argument(called: str, name: str, ours: str, value: Any, names: Iterable[str]) -> str:
+def _unknown_argument(
+    called: str, name: str, ours: str, value: Any, names: Iterable[str], given: Collection[str]
+) -> str:
     is_short = value is None or isinstance(value, (bool, float, int, str)) and len(str(value)) < 40
     written = f"{ours}={value!r}" if is_short else f"{ours}=..."
-    if ours in names:
+    if ours in names and ours not in given:
         return f"{name} is called {ours} here: write {called}({written})."
     no_such = f"{called}() has no argument {name}"
     if name in _ADVICE:
         return f"{no_such}: {_ADVICE[name]}"
+    if ours in names:
+        return f"{no_such}: it is called {ours} here, which is given, too. Leave {name} out."
     for other in (*_LIKELIEST, *_takes):
         if ours in _takes.get(other, ()):
             return f"{no_such}: {ours} is one of {other}(). Write {other}({written}) there."

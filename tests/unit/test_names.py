@@ -4,11 +4,13 @@ import copy
 import inspect
 
 import gymnasium
+import numpy as np
 import pytest
 
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl._arguments import OURS
 from dist_classicrl.callbacks import EvalCallback
+from dist_classicrl.environments import TabularMDP
 from dist_classicrl.errors import (
     EnvError,
     MissingArgumentError,
@@ -55,6 +57,15 @@ ENV = "FrozenLake-v1"
             r"learning_rate is one of DistAsyncQLearning\(\)",
         ),
         (lambda: AGENT.evaluate(ENV, n_eval_episodes=3), r"n_eval_episodes is called episodes here"),
+        (lambda: AGENT.predict(0, state=None), r"no argument state: nothing is recurrent here.*leave it out"),
+        (lambda: AGENT.predict(observation=0, state=None), "no argument state: nothing is recurrent"),
+        (lambda: AGENT.predict(state=0), r"state is called observation here: write predict\(observation=0"),
+        (lambda: AGENT.predict(0, episode_start=True), "episode_start: nothing is recurrent here"),
+        (
+            lambda: AGENT.train(ENV, total_steps=5, total_timesteps=5),
+            "total_timesteps: it is called total_steps here, which is given, too. Leave total_timesteps out",
+        ),
+        (lambda: AGENT.train(ENV, device="cuda"), r"device is one .*Write DistAsyncQLearning\(device='cuda'"),
         (lambda: AGENT.predict(0, deterministic=True), r"always the best action: leave it out"),
         (lambda: DistAsyncQLearning.load_model("x", environment=ENV), r"environment is called env here"),
         (
@@ -142,6 +153,14 @@ def test_what_stays_cannot_be_set_by_the_way(name, says):
         (lambda: DistAsyncQLearning.load_model(), r"load_model\(\) needs path"),
         (lambda: EvalCallback(), r"EvalCallback\(\) needs eval_env"),
         (lambda: Linear(1.0), r"Linear\(\) needs final"),
+        (
+            lambda: TabularMDP.from_arrays(np.ones((1, 1, 1)), np.ones((1, 1))),
+            r"^TabularMDP.from_arrays\(\) needs start_prob, the probability of each state to begin",
+        ),
+        (
+            lambda: TabularMDP.from_dict({}),
+            r"^TabularMDP.from_dict\(\) needs start_prob, .*start_prob=...",
+        ),
     ],
 )
 def test_an_argument_that_is_missing(call, words):

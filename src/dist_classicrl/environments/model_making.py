@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dist_classicrl._arguments import named_arguments
 from dist_classicrl.checks import Or, YesOrNo
 from dist_classicrl.environments.making import conversion, garnet, toy_text
 
@@ -23,6 +24,7 @@ class Making:
     """The ways to make a `TabularMDP`."""
 
     @classmethod
+    @named_arguments("TabularMDP.from_arrays")
     def from_arrays(
         cls: type[_Self],
         transition: npt.ArrayLike,
@@ -63,6 +65,7 @@ class Making:
         return _made(cls, **fields, max_episode_steps=max_episode_steps, name=name, grid_shape=grid_shape)
 
     @classmethod
+    @named_arguments("TabularMDP.from_dict")
     def from_dict(
         cls: type[_Self],
         P: Mapping[int, Any] | Sequence[Any],
