@@ -292,8 +292,10 @@ def test_runs_are_grouped_by_any_setting_and_by_what_differs(drawn, tmp_path, ca
     assert "mean of 4 runs" in legend_of(drawn[-1])
     out, _ = plot(capsys, *runs, "--group-by", "none", "--average", "median")
     assert out == "plot.png: 4 runs, 80 reports\n" and "median of 4 runs" in legend_of(drawn[-1])
-    status, _, err = run_command(capsys, "plot", *map(str, runs), "--group-by", "learning-rat")
-    assert status == 2 and "there is no setting 'learning-rat'. Did you mean 'learning_rate'?" in err
+    for some in (runs, runs[:1]):
+        status, _, err = run_command(capsys, "plot", *map(str, some), "--group-by", "learning-rat")
+        assert status == 2 and "there is no setting 'learning-rat'. Did you mean 'learning_rate'?" in err
+    plot(capsys, runs[0], "--kind", "curves", "--group-by", "learning-rate")
 
 
 @pytest.mark.slow

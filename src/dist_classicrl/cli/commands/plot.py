@@ -78,7 +78,7 @@ def command(
     if len(runs) > 1:
         figure, shown = _several(runs, kind, axes, group_by, average)
     else:
-        figure, shown = _one(runs[0], kind, axes)
+        figure, shown = _one(runs[0], kind, axes, group_by)
     click.echo(f"{canvas.save(figure, target)}: {shown}")
 
 
@@ -109,10 +109,12 @@ def _several(
     return figure, f"{shown}, {counted(reports, 'report')}"
 
 
-def _one(run: str, kind: str, axes: tuple[str, ...]) -> tuple[Any, str]:
+def _one(run: str, kind: str, axes: tuple[str, ...], group_by: tuple[str, ...]) -> tuple[Any, str]:
     from dist_classicrl import plotting
     from dist_classicrl.cli.several import groups
 
+    if group_by:  # one run is a group of its own, whatever they name
+        groups.checked([groups.read(run, with_best=False)], group_by)
     if kind == "maps":
         grid_map = _map_of(run)
         return plotting.plot_map(grid_map, shown_name(run)), f"the map of {grid_map.grid.name}"

@@ -95,7 +95,7 @@ def grouped(runs: Sequence[Run], by: Sequence[str]) -> tuple[dict[str, list[RunR
     `by` names the settings; by default those in which the runs differ, but for the seed. Runs that differ in
     nothing are one group, or where they are but two, two.
     """
-    names = _checked(runs, by) if by else _differing(runs)
+    names = checked(runs, by) if by else _differing(runs)
     groups: dict[str, list[RunRecords]] = {}
     for run in runs:
         label = ", ".join(f"{name}={run.said(name)}" for name in names)
@@ -117,7 +117,8 @@ def _order(label: str) -> list[tuple[int, float, str]]:
     return order
 
 
-def _checked(runs: Sequence[Run], by: Sequence[str]) -> tuple[str, ...]:
+def checked(runs: Sequence[Run], by: Sequence[str]) -> tuple[str, ...]:
+    """Return the settings that `by` names, as runs call them; BadParameter where there is no such setting."""
     if list(by) == [_ALL]:
         return ()
     own = [name for run in runs for name in run.arguments]
