@@ -21,7 +21,7 @@ from dist_classicrl.cli.main import main
 from dist_classicrl.cli.shown_study import teller
 from dist_classicrl.cli.study_file import keep_study_file, read_study
 from dist_classicrl.errors import MissingExtraError, StudyError, TrainingStopped, WorkerLeft
-from dist_classicrl.schedules import PerVisit
+from dist_classicrl.schedules import Constant, PerVisit
 from dist_classicrl.sweep import Range, SuccessiveHalving
 from dist_classicrl.sweep import trial as trial_module
 from dist_classicrl.sweep.comparison import interquartile_mean
@@ -92,6 +92,15 @@ def test_random_draws_are_in_their_ranges_and_the_first_ones_stay():
 def test_a_search_that_cannot_be_is_refused_by_name(vary, more, word):
     with pytest.raises(StudyError, match=word):
         variants(vary, **more)
+
+
+@pytest.mark.parametrize("twice", [[0.1, 0.2, 0.1], [0.1, Constant(0.1)]])
+def test_a_value_that_stands_twice_is_refused(twice, tmp_path):
+    vary = {"learning_rate": twice, "discount_factor": [0.9, 0.99]}
+    with pytest.raises(StudyError, match="same settings twice, learning_rate=.*0.1.*, discount_factor=0.9:"):
+        Sweep("FrozenLake-v1", total_steps=100, vary=vary, folder=tmp_path)
+    # What is drawn at random may be drawn again.
+    Sweep("FrozenLake-v1", 100, vary={"learning_rate": [0.1]}, search="random", n_variants=3, folder=tmp_path)
 
 
 @pytest.mark.parametrize("ends", [(1.0, 1.0), (2, 1), (math.nan, 1.0), (0.0, math.inf), ("a", 1)])
@@ -396,6 +405,24 @@ def test_a_study_is_made_and_shown_where_standard_output_is_closed(tmp_path):
             ["sh", "-c", close, "sh", *words, *map(str, more)], stderr=subprocess.PIPE, text=True, timeout=120
         )
         assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+
+
+def test_runs_and_studies_have_folders_of_their_own(tmp_path, capsys):
+    file = tmp_path / "study.toml"
+    file.write_text('environment = "FrozenLake-v1"\ntotal_steps = 200\n')
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.toml").write_text('environment = "FrozenLake-v1"\n')
+    assert main(["sweep", str(file), "--out", str(run)]) == 2
+    assert f"{run} is the folder of a run, and a study needs one of its own" in capsys.readouterr().err
+    assert [path.name for path in run.iterdir()] == ["config.toml"]
+
+    study = tmp_path / "made"
+    Sweep("FrozenLake-v1", total_steps=200, folder=study).begin()
+    there = sorted(study.iterdir())
+    assert main(["train", "FrozenLake-v1", "--total-steps", "200", "--out", str(study)]) == 2
+    assert f"{study} is the folder of a study, and a run needs one of its own" in capsys.readouterr().err
+    assert sorted(study.iterdir()) == there
 
 
 def test_a_folder_of_another_program_is_refused(tmp_path):

@@ -64,7 +64,14 @@ class RequestedRun:
 
         CheckpointError if there is no checkpoint, and one is asked for.
         """
+        from dist_classicrl.sweep.study import is_study
+
         self.check_values()
+        if self.folder.path.is_dir() and is_study(self.folder.path):
+            raise SettingsError(
+                f"{self.folder.path} is the folder of a study, and a run needs one of its own. Give --out "
+                "another."
+            )
         log_dir = self.settings["log_dir"]
         if log_dir is not None and Path(log_dir).exists() and not Path(log_dir).is_dir():
             raise SettingsError(f"--log-dir {log_dir} is no folder. Give one, or leave it out.")

@@ -10,7 +10,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
@@ -156,6 +156,8 @@ class Sweep:
                 checked_settings({**lowest, name: values.high})
         for each in made:
             checked_settings(each)
+        if search == "grid":
+            _check_different(made, varied)
         looks = {
             name: looked_at(one, common.get("use_action_mask")) for name, one in self._environments.items()
         }
@@ -467,6 +469,20 @@ def next_rung(
     for trial in trials_of(plan, alive, steps):
         scores[trial.environment][trial.variant].append(score_of(records[trial.key]))
     return {name: stopping.survivors(each) for name, each in scores.items()}
+
+
+def _check_different(made: Sequence[Mapping[str, Any]], varied: Iterable[str]) -> None:
+    """Raise `StudyError` where a grid has the same settings twice, such as 0.1 and Constant(0.1)."""
+    seen = set()
+    for each in made:
+        told = json.dumps(described(each), sort_keys=True)
+        if told in seen:
+            named = ", ".join(f"{name}={each[name]!r}" for name in varied)
+            raise StudyError(
+                f"vary has the same settings twice, {named}: all their runs would be made twice. Leave the "
+                "value out that stands there a second time."
+            )
+        seen.add(told)
 
 
 def _environments(env: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import click
 from dist_classicrl._hints import task_of_environment
 from dist_classicrl.cli import errors
 from dist_classicrl.cli.option_types import option
+from dist_classicrl.cli.run_folder import RunFolder
 from dist_classicrl.errors import StudyError
 
 _HELP = """\
@@ -70,6 +71,10 @@ def command(
     from dist_classicrl.sweep.sweep import Sweep
 
     folder = out or Path("studies") / file.stem
+    if RunFolder(folder).exists():
+        raise StudyError(
+            f"{folder} is the folder of a run, and a study needs one of its own. Give --out another."
+        )
     sweep = Sweep(**read_study(file), folder=folder)
     sweep.begin()
     keep_study_file(file, folder)
