@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def counted(number: float, noun: str, form: str = ",") -> str:
     """Return how many there are, such as "1 worker" or "1,024 workers", with the number in this `form`."""
     return f"{number:{form}} {noun}{'' if number == 1 else 's'}"
+
+
+def why_not_compiled(error: BaseException) -> str:
+    """Return what Numba says of code that it cannot compile, without the colors that are for a terminal."""
+    return f"Numba says why: {_COLOR.sub('', str(error))}"
 
 
 def shown_name(path: str | os.PathLike[str]) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from learned_runs import make_run, run_command
 
-from dist_classicrl._words import counted, shown_name
+from dist_classicrl._words import counted, shown_name, why_not_compiled
 from dist_classicrl.cli.main import main
 from dist_classicrl.diagnosis import cores
 from dist_classicrl.diagnosis.plan import TrainingPlan
@@ -28,6 +28,11 @@ def test_one_is_no_plural(number, said):
 def test_a_name_that_is_no_utf_8_can_be_shown():
     names = ["caf\udce9", "caf\udcea", "café", Path("a/b")]
     assert [*map(shown_name, names)] == [r"caf\xe9", r"caf\xea", "café", "a/b"]
+
+
+def test_what_numba_says_is_told_without_its_colors():
+    colored = TypeError("\x1b[1m\x1b[1mFailed in \x1b[31;1mnopython\x1b[0m mode [pipeline]\x1b[0m")
+    assert why_not_compiled(colored) == "Numba says why: Failed in nopython mode [pipeline]"
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from numba import types
 from numba.core.errors import NumbaError
 
 from dist_classicrl._jit import result_type
+from dist_classicrl._words import why_not_compiled
 from dist_classicrl.errors import ModelError
 
 _SIGNED, _UNSIGNED = np.dtype(np.int64), np.dtype(np.uint64)
@@ -50,7 +51,7 @@ def data_type(name: str, data: Any) -> Any:
         except (ValueError, TypeError, NumbaError) as error:
             raise ModelError(
                 f"{name}: data.{field} is {type(value).__name__}, which compiled code cannot read. data "
-                f"holds arrays of numbers, numbers, and tuples of such. Numba says why: {error}"
+                f"holds arrays of numbers, numbers, and tuples of such. {why_not_compiled(error)}"
             ) from error
     return numba.typeof(data)
 
@@ -60,8 +61,8 @@ def _returned(name: str, role: str, function: Any, arguments: tuple[Any, ...]) -
         return result_type(function, arguments)
     except (NumbaError, NotImplementedError, TypeError) as error:
         raise ModelError(
-            f"{name}: {role} cannot be compiled for arguments of the types {arguments[1:]}. Numba says why: "
-            f"{error}"
+            f"{name}: {role} cannot be compiled for arguments of the types {arguments[1:]}. "
+            f"{why_not_compiled(error)}"
         ) from error
 
 

@@ -11,6 +11,7 @@ from numba.core.errors import NumbaError
 
 from dist_classicrl._jit import jit, jit_for
 from dist_classicrl._random import GAMMA, below, mix, stream_key
+from dist_classicrl._words import why_not_compiled
 from dist_classicrl.environments.keyed import as_key, may_play
 from dist_classicrl.environments.simulate import (
     CompiledSimulator,
@@ -167,7 +168,7 @@ def compiling(simulator: CompiledSimulator) -> Iterator[None]:
             f"{simulator.name}: its functions cannot be compiled. reset(data, memory, random) returns a "
             "state; step(data, memory, state, action, random) returns next state, reward and whether the "
             "episode is over, which are a whole number, a number and a flag; data has arrays, numbers and "
-            f"flags. Numba says why: {error}"
+            f"flags. {why_not_compiled(error)}"
         ) from error
 
 

@@ -9,6 +9,7 @@ from numba import types
 from numba.core.errors import NumbaError
 
 from dist_classicrl._jit import result_type
+from dist_classicrl._words import why_not_compiled
 from dist_classicrl.environments.key_types import data_type
 from dist_classicrl.environments.model_checks import PROBABILITY_TOLERANCE
 from dist_classicrl.environments.sampling.function_kernels import CHANCE, REWARD, STATE
@@ -64,8 +65,8 @@ def _returned(name: str, role: str, function: Any, data: Any, *arguments: Any) -
         return result_type(function, (kind, *arguments))
     except (NumbaError, NotImplementedError, TypeError) as error:
         raise ModelError(
-            f"{name}: {role} cannot be compiled for data and arguments of the types {arguments}. Numba says "
-            f"why: {error}"
+            f"{name}: {role} cannot be compiled for data and arguments of the types {arguments}. "
+            f"{why_not_compiled(error)}"
         ) from error
 
 

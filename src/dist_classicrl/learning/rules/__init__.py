@@ -14,6 +14,7 @@ from numba.core.errors import NumbaError
 
 from dist_classicrl import rules
 from dist_classicrl._jit import class_of_its_own, is_compiled
+from dist_classicrl._words import why_not_compiled
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.rules import LearningRule
@@ -85,7 +86,7 @@ def compiling(rule: LearningRule) -> Iterator[None]:
         code = rule.learn.py_func.__code__
         raise SettingsError(
             f"The learning rule {rule.name!r} ({code.co_filename}, line {code.co_firstlineno}) cannot be "
-            f"compiled. Numba says why: {error}"
+            f"compiled. {why_not_compiled(error)}"
         ) from error
 
 

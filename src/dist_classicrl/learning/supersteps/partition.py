@@ -29,6 +29,7 @@ from dist_classicrl._jit import (
 )
 from dist_classicrl._jit.identity import identity_of
 from dist_classicrl._random import SHIFT_32, mix, stream_key
+from dist_classicrl._words import why_not_compiled
 from dist_classicrl.environments.keyed import as_key
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.learning.keyed_game import ROWS, KeyedGame, has_rows, row_for
@@ -410,7 +411,7 @@ def _check_function(function: Any, taken: Any) -> None:
         given = result_type(function, (taken,))
     except (NumbaError, TypeError) as error:
         raise SettingsError(
-            f"{what}: {function.__name__} cannot be compiled for that. Numba says why: {error}"
+            f"{what}: {function.__name__} cannot be compiled for that. {why_not_compiled(error)}"
         ) from error
     if not isinstance(given, (types.Integer, types.Boolean)):
         raise SettingsError(
