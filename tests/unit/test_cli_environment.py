@@ -3,6 +3,7 @@ import sys
 import gymnasium
 import pytest
 
+from dist_classicrl.cli.commands.train import command
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.named import BUILT_IN, make, parse_arguments
 from dist_classicrl.environments.resolve import resolve
@@ -11,6 +12,7 @@ from dist_classicrl.errors import EnvError, SettingsError
 MODULE = """
 import gymnasium
 from dist_classicrl import CompiledSimulator
+from dist_classicrl.cli.commands.train import command
 from dist_classicrl.environments.model import TabularMDP
 
 def model(n_states=7):
@@ -66,6 +68,11 @@ def test_a_value_that_the_file_of_a_run_cannot_hold_is_refused(word):
 def test_a_word_that_is_no_argument_is_refused(word):
     with pytest.raises(SettingsError, match="name=value"):
         parse_arguments([word])
+
+
+def test_the_help_of_train_names_all_that_are_built_in():
+    text = " ".join(command.help.split())
+    assert all(name in text for name in (*BUILT_IN, "FunctionMDP"))
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

@@ -18,8 +18,9 @@ _HELP = """\
 Train on one core or on many ranks; typed again, it goes on.
 
 ENV is a Gymnasium id, module:name for an environment of your own (a
-function or class that makes it, or a TabularMDP, CompiledSimulator or
-environment itself), or one of the built-in garnet and tictactoe.
+function or class that makes it, or a TabularMDP, FunctionMDP,
+CompiledSimulator or environment itself), or garnet, pocket_cube or
+tictactoe, which are built in.
 
 \b
   dist-classicrl train FrozenLake-v1 --ranks 4 --total-steps 1e8 \\
