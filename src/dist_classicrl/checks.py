@@ -11,7 +11,8 @@ import math
 import numbers
 import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -220,6 +221,18 @@ def require_package(package: str, who: str, extra: str, or_install: str = "") ->
             f"{who} needs the package {package}, which is the extra {extra} of this project: "
             f"pip install '.[{extra}]' in a clone of it, or pip install {or_install or package}."
         )
+
+
+@contextmanager
+def importing(package: str, who: str) -> Iterator[None]:
+    """Raise `MissingExtraError` where a package that `who` needs is installed, but cannot be imported."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{who} needs the package {package}, which is installed here but cannot be imported ({error}). "
+            f"Install it anew: pip install --force-reinstall {package}."
+        ) from error
 
 
 def is_file_name(text: str) -> bool:

@@ -147,6 +147,17 @@ def test_without_optuna_it_says_what_to_install(tmp_path, monkeypatch):
         a_sweep(tmp_path)
 
 
+def test_an_optuna_that_cannot_be_imported_is_named(tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "optuna"]:
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "optuna.py").write_text("import a_part_that_is_not_here\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        MissingExtraError, match="cannot be imported .*a_part_that_is_not_here.*Install it anew"
+    ):
+        a_sweep(tmp_path)
+
+
 # Asynchronous halving
 
 

@@ -90,3 +90,11 @@ def test_without_the_package_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(MissingExtraError, match=r"pip install tensorboard"):
         TensorBoardCallback(tmp_path)
+
+
+def test_a_package_that_cannot_be_imported_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
+    with pytest.raises(
+        MissingExtraError, match="TensorBoardCallback needs the package tensorboard, which is "
+    ):
+        Reports(TensorBoardCallback(tmp_path)).start()

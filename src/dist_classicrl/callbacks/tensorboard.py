@@ -9,7 +9,7 @@ from typing import Any
 
 from dist_classicrl.callbacks.files import refuse_or_warn
 from dist_classicrl.callbacks.scalars import ScalarsCallback
-from dist_classicrl.checks import checked_path, require_package
+from dist_classicrl.checks import checked_path, importing, require_package
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class TensorBoardCallback(ScalarsCallback):
     Raises
     ------
     MissingExtraError
-        If the package tensorboard is not installed.
+        If the package tensorboard is not installed, or, when the training begins, cannot be imported.
     """
 
     def __init__(self, log_dir: str | os.PathLike[str], verbose: int = 0) -> None:
@@ -45,8 +45,9 @@ class TensorBoardCallback(ScalarsCallback):
         self._writer: Any = None
 
     def _on_training_start(self) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        with importing("tensorboard", "TensorBoardCallback"):
+            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._on_close()
         try:

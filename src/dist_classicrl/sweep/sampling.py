@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dist_classicrl.checks import is_whole, require_package
+from dist_classicrl.checks import importing, is_whole, require_package
 from dist_classicrl.sweep.search import Range
 
 if TYPE_CHECKING:
@@ -38,8 +38,11 @@ class Told:
 
 
 def require_optuna(search: str) -> None:
-    """Raise `MissingExtraError` where a search needs Optuna, which is not installed."""
-    require_package("optuna", f'search="{search}"', "optuna")
+    """Raise `MissingExtraError` where a search needs Optuna, which is not installed or cannot be imported."""
+    who = f'search="{search}"'
+    require_package("optuna", who, "optuna")
+    with importing("optuna", who):
+        import optuna  # noqa: F401
 
 
 def proposed(
