@@ -131,6 +131,14 @@ def test_a_folder_without_checkpoints_is_refused(tmp_path, monkeypatch, name):
         DistAsyncQLearning.load_model("/")
 
 
+def test_the_folder_of_a_run_is_told_from_that_of_its_checkpoints(tmp_path):
+    for inner in ("checkpoints", "best_model.npz", "model.npz"):  # the last of these is meant first
+        (tmp_path / inner).mkdir()
+        with pytest.raises(CheckpointError) as raised:
+            DistAsyncQLearning.load_model(tmp_path)
+        assert str(raised.value).endswith(f"Write load_model({str(tmp_path / inner)!r}).")
+
+
 def test_a_folder_that_cannot_be_listed_is_refused(tmp_path, monkeypatch):
     def refuse(path):
         raise PermissionError(13, "Permission denied", path)

@@ -14,6 +14,7 @@ from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.errors import CheckpointError
 from dist_classicrl.model.model_file import SavedModel, model_of
 
+_OF_RUN = ("model.npz", "best_model.npz", "checkpoints")  # what is meant where the folder of a run is given
 _AGENT = re.compile("agent-[0-9]+")
 
 
@@ -61,6 +62,9 @@ def _saved_of(path: str | os.PathLike[str]) -> Saved:
     elif not above.endswith("://"):  # a whole bucket is no agent's folder
         saved = CheckpointFolder(above, name).read_newest()
     if saved is None:
+        inner = (os.path.join(os.fspath(path), each) for each in _OF_RUN)
+        if (meant := next(filter(os.path.exists, inner), None)) is not None:
+            raise CheckpointError(f"{url} is no folder of checkpoints. Write load_model({meant!r}).")
         raise CheckpointError(
             f"There is no checkpoint in {url}. Give what train was given as checkpoint_dir, an agent's "
             "subfolder there, one checkpoint's folder, or the path of a file that save_model wrote."
