@@ -233,3 +233,20 @@ def test_one_rank_shows_lines_if_asked_to(world, make_agent, lake, capsys):
     assert first_words == (["training", "100%", "trained"] if world.rank == 0 else [])
     with pytest.raises((SettingsError, RemoteRankError), match="progress_bar must be True or False"):
         agent.train(lake, total_steps=2_000, progress_bar="no" if world.rank == 0 else None)
+
+
+@pytest.mark.core
+def test_all_ranks_know_whose_records_they_would_go_on_with(world, make_agent, lake, folder, restart):
+    def run_id(*calls):
+        restart()
+        agent = make_agent()
+        for steps in calls:
+            agent.train(lake, total_steps=steps, checkpoint_dir=folder / "saved")
+        return agent.run_id
+
+    first = run_id(20_000)
+    assert set(world.allgather(first)) == {first}
+    assert set(world.allgather(run_id(20_000, 10_000))) == {first}  # as in a new process
+    other = make_agent()
+    other.train(lake, total_steps=1_000)
+    assert len({*world.allgather(other.run_id), first}) == 2
