@@ -15,6 +15,7 @@ from dist_classicrl.mpi_tools import (
     QuorumBarrier,
     TwoLevel,
 )
+from dist_classicrl.mpi_tools.parameters import _Given
 
 TIMEOUT = 30.0
 KINDS = [("threshold", {"threshold": 0.7}), ("top_k", {"k": 5}), ("int8", {}), ("int16", {})]
@@ -424,6 +425,41 @@ def test_an_exception_or_a_close_on_one_rank_ends_the_waiting_of_all(world, seve
         with pytest.raises((RankLostError, RemoteRankError), match="closed its ParameterSync"):
             handle.wait()
         sync.close()
+
+
+def test_what_is_complete_on_a_rank_that_left_with_a_later_one_unwaited_for_completes_on_all(
+    world, several_ranks, monkeypatch
+):
+    leaves = world.rank == world.size - 1
+    under_way = {2} if leaves else {1, 2}  # numbers of synchronizations that the network takes long for
+    begin, begun = _Given.begin, []
+
+    class Slow:
+        def __init__(self, request):
+            self.request, self.number = request, len(begun)
+
+        def Test(self):
+            return self.request.Test() and self.number not in under_way
+
+    def begin_slowly(given, comm):
+        begun.append(given)
+        return [Slow(request) for request in begin(given, comm)]
+
+    monkeypatch.setattr(_Given, "begin", begin_slowly)
+    with ParameterSync(world, timeout=TIMEOUT) as sync:
+        first, second = (sync.start({"a": np.full(50, number)}, op="sum") for number in (1, 2))
+        if leaves:
+            assert first.wait()["a"][0] == world.size
+            sync.close()
+        left = world.Ibarrier()
+        while not left.Test():
+            assert leaves or not first.test()
+        if not leaves:
+            with pytest.raises(RemoteRankError, match="before synchronization 2 was over"):
+                second.wait()
+            assert not first.test()
+            under_way.remove(1)
+            assert first.wait()["a"][0] == world.size
 
 
 HOSTS = {
