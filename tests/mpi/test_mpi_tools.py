@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from dist_classicrl import DistributedDebugger, DistributedMonitor
+from dist_classicrl import DistAsyncQLearning, DistributedDebugger, DistributedMonitor
 from dist_classicrl.errors import RankLostError, RankTimeoutError, RemoteRankError, SettingsError
 from dist_classicrl.mpi_tools import (
     CompressedAllreduce,
@@ -204,6 +204,19 @@ def test_a_state_of_another_sampler_is_refused(world, change, said):
 def test_wrong_arguments_are_refused_by_name(world, make, said):
     with pytest.raises(SettingsError, match=said):
         make(world)
+
+
+def test_two_groups_of_ranks_are_not_the_ranks_of_an_agent_or_of_a_part(world, several_ranks):
+    first = min(world.rank, 1)
+    group = world.Split(first, world.rank)
+    inter = group.Create_intercomm(0, world, 1 - first, 5)
+    for make in (lambda: DistAsyncQLearning(comm=inter), lambda: ParameterSync(inter)):
+        with pytest.raises(SettingsError, match=r"comm must be an intracommunicator.*Merge\(\) makes"):
+            make()
+    merged = inter.Merge()
+    assert DistAsyncQLearning(comm=merged).rank == merged.rank
+    for comm in (merged, inter, group):
+        comm.Free()
 
 
 def test_more_than_there_is_cannot_be_the_largest(world):
