@@ -93,6 +93,55 @@ def test_other_arguments_on_one_rank_are_refused_on_all(world, several_ranks):
             reduce(np.ones(4))
 
 
+class OnACard:
+    """As an array of CuPy."""
+
+    def __array__(self, *arguments, **options):
+        raise TypeError("Implicit conversion to a NumPy array is not allowed.")
+
+    def get(self):
+        return np.ones(3)
+
+
+class WithGradients:
+    """As a tensor of PyTorch that requires them."""
+
+    def __array__(self, *arguments, **options):
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
+
+    def detach(self):
+        return self
+
+
+@pytest.mark.parametrize(
+    ("foreign", "method"), [(OnACard, "get()"), (WithGradients, "detach().cpu().numpy()")]
+)
+def test_what_numpy_makes_no_array_of_is_refused_on_all_ranks_with_what_to_write(world, foreign, method):
+    last = world.size - 1
+    given = foreign() if world.rank == last else np.ones(3)
+    with (
+        CompressedAllreduce(world, "int8", timeout=TIMEOUT) as reduce,
+        ParameterSync(world, timeout=TIMEOUT) as sync,
+        TwoLevel(world, timeout=TIMEOUT) as levels,
+        DistributedDebugger(world, timeout=TIMEOUT) as debugger,
+    ):
+        uses = (
+            reduce,
+            levels.allreduce,
+            debugger.check_data_consistency,
+            lambda array: sync.start({"weights": array}, op="sum").wait(),
+        )
+        for use in uses:
+            with pytest.raises(SettingsError) as caught:
+                use(given)
+            name = "array" if use is not uses[-1] else "'weights'"
+            said = str(caught.value)
+            assert f"{name} must be an array of numbers, got {foreign.__name__}, of which" in said
+            assert f"; give what its .{method} returns" in said
+            assert f"rank {last}: " in said or world.size == 1
+            use(np.ones(3))
+
+
 @pytest.mark.parametrize("uneven", ["keep", "drop", "pad"])
 @pytest.mark.parametrize("length", [0, 1, 7, 240])
 def test_ranks_share_the_samples_of_an_epoch(world, length, uneven):
