@@ -613,12 +613,31 @@ def test_the_same_source_as_another_type_is_the_same(world):
         assert found.tolist() == [0]
 
 
-def test_a_rank_that_does_not_come_to_an_operation_is_not_waited_for_for_ever(world, several_ranks):
-    late = world.size - 1
-    levels = TwoLevel(world, timeout=0.5)
-    if world.rank != late:
-        with pytest.raises(RankTimeoutError, match=r"^Waited 0\.5 s for all ranks to do their part in a Two"):
-            levels.allreduce(np.ones(3))
+@pytest.mark.parametrize("method", ["mpi", "two_level"])
+@pytest.mark.parametrize("operation", ["allreduce", "broadcast", "reduce_scatter", "allgather"])
+def test_nobody_waits_for_ever_for_a_rank_that_comes_late_nor_does_that_rank(
+    world, several_ranks, operation, method
+):
+    late = 1
+    levels = TwoLevel(world, method=method, timeout=0.3)
+
+    def give_up():
+        with pytest.raises(RankTimeoutError, match=r"^Waited 0\.3 s for all ranks to do their part in a Two"):
+            getattr(levels, operation)(np.ones(world.size))
         with pytest.raises(SettingsError, match="This TwoLevel is closed"):
             levels.allreduce(np.ones(3))
+
+    if world.rank != late:
+        give_up()
     wait_for_all(world)
+    if world.rank == late:
+        give_up()
+    wait_for_all(world)
+
+
+@pytest.mark.parametrize("method", ["auto", "two_level"])
+def test_what_differs_far_behind_in_what_ranks_are_about_to_do_is_named(world, several_ranks, method):
+    with TwoLevel(world, method=method, timeout=TIMEOUT) as levels:
+        with pytest.raises(SettingsError, match=r"^rank 0: \.\.\.x+0'; rank 1: \.\.\.x+1'[;.]"):
+            levels.allreduce(np.ones(3), "x" * 1000 + str(world.rank))
+        assert levels.allreduce(np.ones(1)) == world.size

@@ -98,8 +98,11 @@ def spin(comm: Any, request: Any, seconds: float, what: str, *in_use: Any) -> No
                 os.sched_yield()  # whoever is waited for may need this core
                 if time.perf_counter() > deadline:
                     break
-    except MPI.Exception as error:
-        raise RankLostError(f"A rank died before all did {what} ({error}). {remedy}") from error
+    except BaseException as error:
+        leave_to_mpi(request, *in_use)
+        if isinstance(error, MPI.Exception):
+            raise RankLostError(f"A rank died before all did {what} ({error}). {remedy}") from error
+        raise
     finish(comm, request, 0.0, f"all ranks to do {what}", remedy, *in_use, waited=seconds)
 
 
