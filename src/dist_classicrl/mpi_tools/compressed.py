@@ -11,7 +11,7 @@ from dist_classicrl.checks import OneOf, RealNumber, checked_whole
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.mpi_tools.arrays import as_array
 from dist_classicrl.mpi_tools.packing import KINDS, Packed, dense, pack, sparse
-from dist_classicrl.mpi_tools.part import RootedPart
+from dist_classicrl.mpi_tools.part import RootedPart, refusals
 
 _WHAT = "its part in CompressedAllreduce"
 
@@ -193,14 +193,10 @@ class CompressedAllreduce(RootedPart):
     ) -> tuple[_Answer, np.ndarray | None]:
         """Return rank 0's answer, and what is left out of it."""
         nothing = dense(np.zeros(0))
-        refused = [f"rank {rank}: {given.refusal}" for rank, given in gathered.items() if given.refusal]
-        first = gathered[0].settings
-        if not refused:
-            refused = [
-                f"rank {rank} has {given.settings}, rank 0 {first}; give all ranks the same"
-                for rank, given in gathered.items()
-                if given.settings != first
-            ]
+        refused = refusals(
+            {rank: given.refusal for rank, given in gathered.items()},
+            {rank: given.settings for rank, given in gathered.items()},
+        )
         if refused:
             return _Answer(refused, nothing), None
         total = np.zeros(size) if self._kept is None else self._kept.copy()

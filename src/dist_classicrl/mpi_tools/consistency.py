@@ -19,6 +19,7 @@ from dist_classicrl.checks import as_float, is_real
 from dist_classicrl.comm.rooted import RootedCollectives
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.mpi_tools.arrays import as_array
+from dist_classicrl.mpi_tools.part import refusals
 
 BLOCK_BYTES = 1 << 18
 _KINDS = "biufc"
@@ -135,7 +136,7 @@ def _refusal(array: Any, tolerance: Any) -> tuple[str, np.ndarray]:
 
 
 def _lead(rooted: RootedCollectives, blocks: _Blocks, gathered: dict[int, _About]) -> Consistency:
-    refused = [f"rank {rank}: {about.refusal}" for rank, about in gathered.items() if about.refusal]
+    refused = refusals({rank: about.refusal for rank, about in gathered.items()}, {})
     unlike = {rank: _unlike(rank, gathered[rank], gathered[0]) for rank in rooted.others}
     plan = {}
     if not refused:
