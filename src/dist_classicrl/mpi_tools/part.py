@@ -94,7 +94,7 @@ class _Refused:
 
 
 def refusals(own: Mapping[int, str], arguments: Mapping[int, str]) -> list[str]:
-    """Return what to say on all ranks: the reasons of those that refuse their `own`, or whose `arguments` differ.
+    """Return what to say on all ranks: why some refuse `own` arguments, or whose are not those of rank 0.
 
     Both are by rank, and begin with rank 0; who has nothing to refuse gives no text.
     """
