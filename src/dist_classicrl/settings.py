@@ -321,6 +321,12 @@ class Settings(Checked):
                 f'topology="{self.topology}" has no place in the reproducible mode (async_updates=False), '
                 'where maps are merged in a fixed order. Leave it at "flat", or use async_updates=True.'
             )
+        if self.tree_group_size is not None and not self.async_updates:
+            raise SettingsError(
+                f"tree_group_size={self.tree_group_size} has no place in the reproducible mode "
+                "(async_updates=False), where maps are merged in a fixed order, by no tree. Leave it out, or use "
+                "async_updates=True."
+            )
         self._check_staleness()
         if self.tree_group_size is not None and self.topology in ("flat", "decentralized"):
             raise SettingsError(
