@@ -234,7 +234,9 @@ class Settings(Checked):
     )
     compression_threshold: float = _talking(0.0, RealNumber(0.0), "Changes of values below this may wait.")
     compression: Any = _talking(
-        "none", Compression(tuple(compressions.NAMED)), "How messages go in fewer bytes."
+        "none",
+        Compression(tuple(compressions.NAMED), {"threshold": compressions.THRESHOLD}),
+        "How messages go in fewer bytes.",
     )
     prefetch_factor: int = _talking(2, WholeNumber(1, bits=31), "Pushes in flight per worker.")
     topology: str = _talking(
@@ -320,6 +322,12 @@ class Settings(Checked):
             raise SettingsError(
                 f'topology="{self.topology}" has no place in the reproducible mode (async_updates=False), '
                 'where maps are merged in a fixed order. Leave it at "flat", or use async_updates=True.'
+            )
+        if self.tree_group_size is not None and not self.async_updates:
+            raise SettingsError(
+                f"tree_group_size={self.tree_group_size} has no place in the reproducible mode "
+                "(async_updates=False), where maps are merged in a fixed order, by no tree. Leave it out, or "
+                "use async_updates=True."
             )
         self._check_staleness()
         if self.tree_group_size is not None and self.topology in ("flat", "decentralized"):

@@ -241,5 +241,22 @@ def test_communication_is_measured(world, debugger):
         assert found["latency"] > 0.0
         assert name == "barrier" or found["bandwidth"] == pytest.approx(100_000 / found["seconds"])
     assert len(profile["hosts"]) == world.size
-    with pytest.raises(SettingsError, match="data_size must be a whole number of at least 1"):
-        debugger.profile_communication(0)
+
+
+@pytest.mark.parametrize(
+    ("one", "all_others", "said"),
+    [
+        ((0,), (), "rank {}: data_size must be a whole number of at least 1, got 0"),
+        ((8, 0), (8,), "rank {}: iterations must be a whole number of at least 1, got 0"),
+        ((8, 1, "few"), (8, 1), "rank {}: host_pairs must be one of 'one', 'some', 'all', got 'few'"),
+        ((8, 2), (8, 1), "rank {} has data_size=8, iterations=2, host_pairs='some', rank 0 .*iterations=1"),
+        ((16, 1), (8, 1), "rank {} has data_size=16, iterations=1"),
+    ],
+)
+def test_what_one_rank_wants_measured_otherwise_is_refused_on_all(world, debugger, one, all_others, said):
+    last = world.size - 1
+    if world.size == 1 and "has" in said:
+        return
+    with pytest.raises(SettingsError, match=f"^{said.format(last)}"):
+        debugger.profile_communication(*(one if world.rank == last else all_others))
+    assert debugger.profile_communication(8, np.int64(1) if world.rank else 1)["bytes"] == 8

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from dist_classicrl import DistributedDebugger, DistributedMonitor
+from dist_classicrl import DistAsyncQLearning, DistributedDebugger, DistributedMonitor
 from dist_classicrl.errors import RankLostError, RankTimeoutError, RemoteRankError, SettingsError
 from dist_classicrl.mpi_tools import (
     CompressedAllreduce,
@@ -15,6 +15,7 @@ from dist_classicrl.mpi_tools import (
     QuorumBarrier,
     TwoLevel,
 )
+from dist_classicrl.mpi_tools.parameters import _Given
 
 TIMEOUT = 30.0
 KINDS = [("threshold", {"threshold": 0.7}), ("top_k", {"k": 5}), ("int8", {}), ("int16", {})]
@@ -90,6 +91,55 @@ def test_other_arguments_on_one_rank_are_refused_on_all(world, several_ranks):
     with CompressedAllreduce(world, "top_k", k=1 + (world.rank == 1), timeout=TIMEOUT) as reduce:
         with pytest.raises(SettingsError, match="rank 1 has kind=top_k.*k=2"):
             reduce(np.ones(4))
+
+
+class OnACard:
+    """As an array of CuPy."""
+
+    def __array__(self, *arguments, **options):
+        raise TypeError("Implicit conversion to a NumPy array is not allowed.")
+
+    def get(self):
+        return np.ones(3)
+
+
+class WithGradients:
+    """As a tensor of PyTorch that requires them."""
+
+    def __array__(self, *arguments, **options):
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
+
+    def detach(self):
+        return self
+
+
+@pytest.mark.parametrize(
+    ("foreign", "method"), [(OnACard, "get()"), (WithGradients, "detach().cpu().numpy()")]
+)
+def test_what_numpy_makes_no_array_of_is_refused_on_all_ranks_with_what_to_write(world, foreign, method):
+    last = world.size - 1
+    given = foreign() if world.rank == last else np.ones(3)
+    with (
+        CompressedAllreduce(world, "int8", timeout=TIMEOUT) as reduce,
+        ParameterSync(world, timeout=TIMEOUT) as sync,
+        TwoLevel(world, timeout=TIMEOUT) as levels,
+        DistributedDebugger(world, timeout=TIMEOUT) as debugger,
+    ):
+        uses = (
+            reduce,
+            levels.allreduce,
+            debugger.check_data_consistency,
+            lambda array: sync.start({"weights": array}, op="sum").wait(),
+        )
+        for use in uses:
+            with pytest.raises(SettingsError) as caught:
+                use(given)
+            name = "array" if use is not uses[-1] else "'weights'"
+            said = str(caught.value)
+            assert f"{name} must be an array of numbers, got {foreign.__name__}, of which" in said
+            assert f"; give what its .{method} returns" in said
+            assert f"rank {last}: " in said or world.size == 1
+            use(np.ones(3))
 
 
 @pytest.mark.parametrize("uneven", ["keep", "drop", "pad"])
@@ -203,6 +253,19 @@ def test_a_state_of_another_sampler_is_refused(world, change, said):
 def test_wrong_arguments_are_refused_by_name(world, make, said):
     with pytest.raises(SettingsError, match=said):
         make(world)
+
+
+def test_two_groups_of_ranks_are_not_the_ranks_of_an_agent_or_of_a_part(world, several_ranks):
+    first = min(world.rank, 1)
+    group = world.Split(first, world.rank)
+    inter = group.Create_intercomm(0, world, 1 - first, 5)
+    for make in (lambda: DistAsyncQLearning(comm=inter), lambda: ParameterSync(inter)):
+        with pytest.raises(SettingsError, match=r"comm must be an intracommunicator.*Merge\(\) makes"):
+            make()
+    merged = inter.Merge()
+    assert DistAsyncQLearning(comm=merged).rank == merged.rank
+    for comm in (merged, inter, group):
+        comm.Free()
 
 
 def test_more_than_there_is_cannot_be_the_largest(world):
@@ -426,6 +489,41 @@ def test_an_exception_or_a_close_on_one_rank_ends_the_waiting_of_all(world, seve
         sync.close()
 
 
+def test_what_is_complete_on_a_rank_that_left_with_a_later_one_unwaited_for_completes_on_all(
+    world, several_ranks, monkeypatch
+):
+    leaves = world.rank == world.size - 1
+    under_way = {2} if leaves else {1, 2}  # numbers of synchronizations that the network takes long for
+    begin, begun = _Given.begin, []
+
+    class Slow:
+        def __init__(self, request):
+            self.request, self.number = request, len(begun)
+
+        def Test(self):
+            return self.request.Test() and self.number not in under_way
+
+    def begin_slowly(given, comm):
+        begun.append(given)
+        return [Slow(request) for request in begin(given, comm)]
+
+    monkeypatch.setattr(_Given, "begin", begin_slowly)
+    with ParameterSync(world, timeout=TIMEOUT) as sync:
+        first, second = (sync.start({"a": np.full(50, number)}, op="sum") for number in (1, 2))
+        if leaves:
+            assert first.wait()["a"][0] == world.size
+            sync.close()
+        left = world.Ibarrier()
+        while not left.Test():
+            assert leaves or not first.test()
+        if not leaves:
+            with pytest.raises(RemoteRankError, match="before synchronization 2 was over"):
+                second.wait()
+            assert not first.test()
+            under_way.remove(1)
+            assert first.wait()["a"][0] == world.size
+
+
 HOSTS = {
     "halves": lambda rank, size: f"{2 * rank // size}",
     "in turns": lambda rank, size: f"{rank % 3}",
@@ -515,12 +613,31 @@ def test_the_same_source_as_another_type_is_the_same(world):
         assert found.tolist() == [0]
 
 
-def test_a_rank_that_does_not_come_to_an_operation_is_not_waited_for_for_ever(world, several_ranks):
-    late = world.size - 1
-    levels = TwoLevel(world, timeout=0.5)
-    if world.rank != late:
-        with pytest.raises(RankTimeoutError, match=r"^Waited 0\.5 s for all ranks to do their part in a Two"):
-            levels.allreduce(np.ones(3))
+@pytest.mark.parametrize("method", ["mpi", "two_level"])
+@pytest.mark.parametrize("operation", ["allreduce", "broadcast", "reduce_scatter", "allgather"])
+def test_nobody_waits_for_ever_for_a_rank_that_comes_late_nor_does_that_rank(
+    world, several_ranks, operation, method
+):
+    late = 1
+    levels = TwoLevel(world, method=method, timeout=0.3)
+
+    def give_up():
+        with pytest.raises(RankTimeoutError, match=r"^Waited 0\.3 s for all ranks to do their part in a Two"):
+            getattr(levels, operation)(np.ones(world.size))
         with pytest.raises(SettingsError, match="This TwoLevel is closed"):
             levels.allreduce(np.ones(3))
+
+    if world.rank != late:
+        give_up()
     wait_for_all(world)
+    if world.rank == late:
+        give_up()
+    wait_for_all(world)
+
+
+@pytest.mark.parametrize("method", ["auto", "two_level"])
+def test_what_differs_far_behind_in_what_ranks_are_about_to_do_is_named(world, several_ranks, method):
+    with TwoLevel(world, method=method, timeout=TIMEOUT) as levels:
+        with pytest.raises(SettingsError, match=r"^rank 0: \.\.\.x+0'; rank 1: \.\.\.x+1'[;.]"):
+            levels.allreduce(np.ones(3), "x" * 1000 + str(world.rank))
+        assert levels.allreduce(np.ones(1)) == world.size

@@ -33,6 +33,25 @@ def check(world, agent, result, digests, steps):
     assert np.isfinite(agent.q_table).all()
 
 
+@pytest.mark.parametrize(
+    ("settings", "placement"),
+    [
+        ({}, "auto"),
+        ({"topology": "decentralized"}, "auto"),
+        ({}, "sharded"),
+        ({"async_updates": False}, "replicated"),
+        ({"async_updates": False, "logical_workers": 1}, "replicated"),
+        ({"async_updates": False}, "sharded"),
+    ],
+)
+def test_a_call_with_nothing_to_do_has_as_many_workers(world, make_agent, lake, settings, placement):
+    if world.size == 1 and "topology" in settings:
+        return
+    agent = make_agent(**settings)
+    workers = [agent.train(lake, total_steps=steps, placement=placement).workers for steps in (0, 2_000)]
+    assert workers[0] == workers[1]
+
+
 @pytest.mark.core
 @pytest.mark.parametrize("async_updates", [True, False])
 @pytest.mark.parametrize("pattern", ["only rank 0", "only the last rank", "each another", "one step"])

@@ -58,6 +58,20 @@ def test_the_words_to_choose_from_are_those_of_the_library():
     assert {name: OPTIONS[name].kind.words for name in words} == words
 
 
+@pytest.mark.parametrize(
+    ("name", "word", "said"),
+    [
+        ("compression", "threshold", "Write compression_threshold=0.01"),
+        ("communication_backend", "nccl", "needs one GPU per rank"),
+    ],
+)
+def test_a_word_that_the_library_refuses_for_a_reason_is_refused_for_it(name, word, said):
+    with pytest.raises(SettingsError, match=said):
+        Settings(**{name: word})
+    with pytest.raises(ValueError, match=said):
+        OPTIONS[name].kind.of_text(word)
+
+
 def test_partitions_to_choose_from_are_those_of_the_library():
     for partition in PARTITIONS:
         check_partition(partition)

@@ -10,6 +10,7 @@ import pytest
 from exchanging_ranks import play
 from pairs_pattern import ForgetfulPairs, Pairs
 
+from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.comm.compression import Codec
 from dist_classicrl.engines.decentralized.engine import Decentralized
 from dist_classicrl.engines.decentralized.part import marks_of, sums_of
@@ -27,7 +28,7 @@ from dist_classicrl.engines.decentralized.training import DecentralizedRoles
 from dist_classicrl.engines.engine import engine_for
 from dist_classicrl.engines.roles.members import Members
 from dist_classicrl.engines.run import LossPolicy
-from dist_classicrl.errors import ProtocolError, RankLostError, SettingsError
+from dist_classicrl.errors import DivergenceError, ProtocolError, RankLostError, SettingsError
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.maps import PackedMap, PackedSums
 
@@ -215,8 +216,13 @@ def test_what_cannot_be_had_without_a_server_is_refused_with_what_comes_nearest(
 )
 def test_what_cannot_be_had_with_a_pattern_of_ones_own_is_refused_before_training(settings, nearest):
     own = Decentralized(Pairs())
-    with pytest.raises(SettingsError, match=f"an exchange pattern of your own.*{nearest}"):
+    with pytest.raises(SettingsError, match=f"^(?!an ).*an exchange pattern of your own.*{nearest}"):
         engine_for(Settings(**settings), 4, own)
+
+
+def test_a_pattern_of_ones_own_needs_several_ranks():
+    with pytest.raises(SettingsError, match='with `mpirun -n 4`, or write placement="auto"'):
+        DistAsyncQLearning().train("FrozenLake-v1", 100, placement=Decentralized(Pairs()))
 
 
 @pytest.mark.parametrize("own", [Pairs(), Pairs])
@@ -376,6 +382,26 @@ def test_a_pattern_that_does_what_none_does_is_named_with_what_is_due(method, do
     pattern = type("Odd", (Swap,), {method: does})()
     with pytest.raises(ProtocolError, match=f"The exchange pattern Odd .*{said}"):
         play(pattern, 2)
+
+
+class Swapped(Swap):
+    """The same, but the targets of the sum are all this number."""
+
+    def __init__(self, target):
+        self.target = target
+
+    def end(self, total):
+        total.maps.targets[:] = self.target
+        return total
+
+
+def test_a_pattern_that_makes_no_numbers_of_what_ranks_gave_it_is_named():
+    with pytest.raises(
+        ProtocolError, match=r"\(NaN\), and no rank gave such: the exchange pattern Swapped has"
+    ):
+        play(Swapped(np.nan), 2)
+    with pytest.raises(DivergenceError, match="as the exchange pattern Swapped added it up, is not finite"):
+        play(Swapped(np.inf), 2)
 
 
 @pytest.mark.parametrize(

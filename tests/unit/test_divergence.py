@@ -63,6 +63,14 @@ def test_values_beyond_all_numbers_are_an_error_and_are_not_kept(kind, dtype, re
         assert np.isfinite(DistAsyncQLearning.load_model(tmp_path).q_table).all()
 
 
+@pytest.mark.parametrize("kind", list(ENVIRONMENTS))
+def test_a_round_names_no_value_that_it_has_put_back(kind):
+    agent = DistAsyncQLearning(seed=1, async_updates=False, logical_workers=2, n_envs=2, learning_rate=0.5)
+    said = r"^The value of action \d in state \d has grown too large in a round, and a table of float64 holds"
+    with pytest.raises(DivergenceError, match=said):
+        agent.train(ENVIRONMENTS[kind](1e308), total_steps=50_000)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("is_async", [True, False])
 def test_an_earlier_checkpoint_stays(is_async, tmp_path):

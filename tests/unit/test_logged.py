@@ -251,6 +251,7 @@ def test_an_episode_ends_where_the_next_transition_is_elsewhere():
         ({name: [] for name in ARRAYS}, DataError, "at least 1"),
         ([], DataError, "no episodes"),
         ([STEPS, [(0, 1)]], DataError, "episode 1 cannot be read"),
+        ([{"states": [0]}], DataError, "lack .* terminated[.] Give a((?!Give).)*$"),
         ([STEPS, [(0, 1, np.inf, 0, False)]], RewardError, "episode 1: the reward of transition 0 is inf"),
         (1_000_000, DataError, r"transitions are int.*train\(env"),
         ([SimpleNamespace(**{**vars(EPISODE), "observations": np.zeros((4, 2))})], DataError, "observations"),

@@ -147,6 +147,10 @@ def test_a_table_follows_another_and_tells_what_changed():
     ("given", "named"),
     [
         ({"topology": "tree", "async_updates": False}, 'Leave it at "flat", or use async_updates=True'),
+        (
+            {"topology": "auto", "tree_group_size": 3, "async_updates": False},
+            "^tree_group_size=3 has no place",
+        ),
         ({"topology": "star"}, "must be one of 'flat', 'tree', 'decentralized', 'auto'"),
         ({"tree_group_size": 4}, 'Write topology="tree" as well'),
         ({"topology": "tree", "tree_group_size": 2}, "at least 3"),

@@ -24,7 +24,15 @@ from dist_classicrl.callbacks.shown import REPORT_SECONDS, ShownTraining
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.checkpoint.storage import Storage
 from dist_classicrl.comm import envelope
-from dist_classicrl.engines.engine import Engine, Layout, all_learn, engine_for, engine_named, learns_in_rows
+from dist_classicrl.engines.engine import (
+    Engine,
+    Layout,
+    all_learn,
+    engine_for,
+    engine_named,
+    learns_in_rows,
+    n_workers,
+)
 from dist_classicrl.engines.outcome import Outcome, Tally
 from dist_classicrl.engines.progress import Observer
 from dist_classicrl.engines.run import LossPolicy, Resumed, Run
@@ -93,7 +101,8 @@ class Session:
                 state.take_note_of(source)
                 if in_rows and state.large is not None and not isinstance(agreement, Alone):
                     self._share_rows(state.large, agreement)
-                return self._made_before(beginning, place, agreement)
+                workers = n_workers(engine, state.settings, len(agreement.members))
+                return self._made_before(beginning, place, agreement, workers)
             self._check_environment(source, beginning, agreement)
             state.take_note_of(source)
             until_training.pop_all()  # the engine closes the environment
@@ -315,11 +324,12 @@ class Session:
         )
         agreement.agree(error, {}, [])
 
-    def _made_before(self, beginning: Beginning, place: Place | None, agreement: Agreement) -> TrainingResult:
-        """Return the result of a call that has nothing left to do."""
+    def _made_before(
+        self, beginning: Beginning, place: Place | None, agreement: Agreement, workers: int
+    ) -> TrainingResult:
+        """Return the result of a call that has nothing left to do, with so many workers."""
         text = None
         if agreement.is_head:
-            workers = max(1, len(agreement.members) - 1)
             text = envelope.text(self._result_before(beginning, place, workers).to_dict())
         told = envelope.from_text(agreement.broadcast_message(text, "the server's result"))
         self.state.requested = beginning.end

@@ -151,17 +151,18 @@ class Text(Kind):
 
 
 class Choice(Text):
-    """One of several words."""
+    """One of several words; `reasons` say of known others why they are refused."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: str, reasons: Mapping[str, str] | None = None) -> None:
         self.words = words
+        self._reasons = reasons or {}
         self.name = "|".join(words)
         self.allowed = f"one of {', '.join(words)}"
 
     def of_text(self, text: str) -> str:
         """Take one of the words."""
         if text not in self.words:
-            raise ValueError(nearest(text, self.words))
+            raise ValueError(self._reasons.get(text) or nearest(text, self.words))
         return text
 
 

@@ -73,7 +73,7 @@ def kind_of(check: Any) -> Kind:
         case WholeNumber():
             return Whole(check.least)
         case OneOf():
-            return Choice(*check.words)
+            return Choice(*check.words, reasons=check.reasons)
     return _KINDS[check if isfunction(check) else type(check)]()
 
 

@@ -33,11 +33,20 @@ def checked_communicator(comm: Any, between_groups: bool = False) -> Any:
     """Return `comm` if it is an intracommunicator, or one `between_groups`; SettingsError if not."""
     from mpi4py import MPI
 
-    allowed, word = (
-        (MPI.Comm, "a communicator") if between_groups else (MPI.Intracomm, "an intracommunicator")
-    )
-    if not isinstance(comm, allowed) or comm == MPI.COMM_NULL:
+    if not isinstance(comm, MPI.Comm) or comm == MPI.COMM_NULL:
+        word = "a communicator" if between_groups else "an intracommunicator"
         raise SettingsError(f"comm must be {word} of mpi4py, such as mpi4py.MPI.COMM_WORLD, got {comm!r}.")
+    return comm if between_groups else within_one_group(comm)
+
+
+def within_one_group(comm: Any) -> Any:
+    """Return a communicator that has ranks; SettingsError for one between groups, where it tells."""
+    is_inter = getattr(comm, "Is_inter", None)
+    if callable(is_inter) and is_inter():
+        raise SettingsError(
+            "comm must be an intracommunicator of mpi4py, such as mpi4py.MPI.COMM_WORLD, got the "
+            f"intercommunicator {comm!r}. Its Merge() makes an intracommunicator of both its groups."
+        )
     return comm
 
 
@@ -89,8 +98,11 @@ def spin(comm: Any, request: Any, seconds: float, what: str, *in_use: Any) -> No
                 os.sched_yield()  # whoever is waited for may need this core
                 if time.perf_counter() > deadline:
                     break
-    except MPI.Exception as error:
-        raise RankLostError(f"A rank died before all did {what} ({error}). {remedy}") from error
+    except BaseException as error:
+        leave_to_mpi(request, *in_use)
+        if isinstance(error, MPI.Exception):
+            raise RankLostError(f"A rank died before all did {what} ({error}). {remedy}") from error
+        raise
     finish(comm, request, 0.0, f"all ranks to do {what}", remedy, *in_use, waited=seconds)
 
 

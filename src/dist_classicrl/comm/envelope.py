@@ -68,6 +68,7 @@ class Kind(IntEnum):
     WALKERS = 36  # between owners of rows: walkers, or the targets that they asked for
     CAME = 37  # barrier: the sender has come to it
     OFFER = 38  # synchronization: what the sender gives
+    PARTED = 39  # synchronization: why the sender has left, and what is not complete there
     HALT = 41  # supersteps, server: touch no rows until the next BEGIN
     HALTED = 42  # the answer
     ASK_ROWS = 43  # server, to one rank of each other host: some rows that its host owns

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dist_classicrl._hints import launched, promised_size
+from dist_classicrl.comm.collectives import within_one_group
 from dist_classicrl.comm.remote_errors import end_job_on_unhandled_errors
 from dist_classicrl.errors import SettingsError, SingletonError
 
@@ -16,12 +17,12 @@ def watch_for_unhandled_errors() -> None:
 
 
 def checked_comm(comm: Any) -> Any:
-    """Return what was given as the ranks that train together; SettingsError if it is no communicator."""
+    """Return what was given as the ranks that train together; SettingsError if it is no intracommunicator."""
     is_there = not isinstance(comm, type) and all(
         callable(getattr(comm, name, None)) for name in ("Get_rank", "Get_size")
     )
     if comm is None or is_there and bool(comm):  # mpi4py's COMM_NULL is false
-        return comm
+        return within_one_group(comm)
     if is_there:
         raise SettingsError(
             f"comm is a communicator without ranks, such as one after Free(), or COMM_NULL; got {comm!r}. "

@@ -136,7 +136,8 @@ class Transitions:
         except RewardError as error:
             raise RewardError(f"episode {number}: {error}") from None
         except (DataError, TypeError, ValueError) as error:
-            raise DataError(f"episode {number} cannot be read: {error}. {_GIVE}") from error
+            why = str(error).removesuffix(f". {_GIVE}").removesuffix(".")
+            raise DataError(f"episode {number} cannot be read: {why}. {_GIVE}") from error
 
     @classmethod
     def _joined(cls, episodes: list[Transitions]) -> Transitions:

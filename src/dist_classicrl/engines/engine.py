@@ -87,6 +87,7 @@ class _BuiltIn:
     name: str
     suits: Callable[[Settings, int], bool]
     all_learn: bool = False
+    server_learns: bool = False  # as well, and it is not one of those that `min_workers` counts
 
     def train(self, run: Run, group: Group | None, start: Setup | Entry | None) -> Outcome:
         """Train as `training.py` in its folder does."""
@@ -99,8 +100,8 @@ def _has_no_server(settings: Settings) -> bool:
 
 
 _LOCAL = _BuiltIn("local", lambda settings, ranks: ranks == 1)
-_SHARDED = _BuiltIn("sharded", lambda settings, ranks: False)
-_SUPERSTEPS = _BuiltIn("supersteps", lambda settings, ranks: False)
+_SHARDED = _BuiltIn("sharded", lambda settings, ranks: False, server_learns=True)
+_SUPERSTEPS = _BuiltIn("supersteps", lambda settings, ranks: False, server_learns=True)
 _BUILT_IN: tuple[Engine, ...] = (
     _SHARDED,
     _SUPERSTEPS,
@@ -210,6 +211,13 @@ def engine_for(settings: Settings, ranks: int, placement: Any, layout: Layout = 
 def all_learn(engine: Engine) -> bool:
     """Whether each rank is a worker with this engine, also the one that serves, as an engine may say."""
     return bool(getattr(engine, "all_learn", False))
+
+
+def n_workers(engine: Engine, settings: Settings, ranks: int) -> int:
+    """Return how many of so many ranks learn, without those that serve the others of their node."""
+    serving = not (all_learn(engine) or getattr(engine, "server_learns", False))
+    workers = max(1, ranks - serving)
+    return min(workers, settings.logical_workers) if engine.name == "rounds" else workers
 
 
 def learns_in_rows(engine: Engine, settings: Settings, layout: Layout, placement: Any) -> bool:

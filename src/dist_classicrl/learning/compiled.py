@@ -230,7 +230,7 @@ class CompiledLearner:
                 break
             sums.make_room()
         if sums.lost >= 0:
-            raise table.diverged(sums.lost)
+            raise table.diverged_in_round(sums.lost)
         if sums.is_unsound:
             for each in totals:
                 check_sums(each)

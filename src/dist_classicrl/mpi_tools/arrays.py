@@ -1,4 +1,4 @@
-"""Which arrays the parts take that hand them to MPI as they are."""
+"""What the parts take for an array, and which ones those that hand them to MPI as they are."""
 
 from __future__ import annotations
 
@@ -10,14 +10,31 @@ from dist_classicrl.errors import SettingsError
 
 _NAMES = ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8")
 _TYPES = frozenset(np.dtype(name) for name in _NAMES)
+_HINTS = {
+    "detach": ".detach().cpu().numpy()",
+    "get": ".get()",
+}  # how libraries give a NumPy array, by a method
+
+
+def as_array(name: str, array: Any) -> np.ndarray:
+    """Return an array_like as an array; SettingsError for what NumPy makes none of."""
+    try:
+        return np.asarray(array)
+    except (
+        Exception
+    ) as error:  # what is ragged, or on a card, or keeps gradients, raises errors of many kinds
+        hints = (
+            f"; give what its {hint} returns" for method, hint in _HINTS.items() if hasattr(array, method)
+        )
+        raise SettingsError(
+            f"{name} must be an array of numbers, got {type(array).__name__}, of which NumPy makes none "
+            f"({str(error).strip().removesuffix('.')}){next(hints, '')}"
+        ) from None
 
 
 def as_numbers(name: str, array: Any) -> np.ndarray:
     """Return an array_like of numbers that MPI can add up, as an array; SettingsError for others."""
-    try:
-        made = np.asarray(array)
-    except ValueError as error:  # rows of several lengths
-        raise SettingsError(f"{name} must be an array of numbers, got something else ({error})") from None
+    made = as_array(name, array)
     if made.dtype not in _TYPES:
         allowed = "whole numbers of 8 to 64 bits, float32 or float64"
         raise SettingsError(f"{name} must be an array of {allowed}, got one of type {made.dtype}")

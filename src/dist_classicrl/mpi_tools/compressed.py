@@ -9,8 +9,9 @@ import numpy as np
 
 from dist_classicrl.checks import OneOf, RealNumber, checked_whole
 from dist_classicrl.errors import SettingsError
+from dist_classicrl.mpi_tools.arrays import as_array
 from dist_classicrl.mpi_tools.packing import KINDS, Packed, dense, pack, sparse
-from dist_classicrl.mpi_tools.part import RootedPart
+from dist_classicrl.mpi_tools.part import RootedPart, refusals
 
 _WHAT = "its part in CompressedAllreduce"
 
@@ -139,11 +140,11 @@ class CompressedAllreduce(RootedPart):
     def _checked(self, array: Any) -> tuple[str, np.ndarray]:
         """Return why an array cannot be used, or nothing, and what this rank now has to send."""
         try:
-            given = np.asarray(array)
-        except ValueError as error:  # rows of several lengths
-            return f"array must be a numpy array of real numbers, got something else ({error})", np.zeros(0)
+            given = as_array("array", array)
+        except SettingsError as error:
+            return str(error), np.zeros(0)
         if given.dtype.kind not in "biuf":
-            return f"array must be a numpy array of real numbers, got one of type {given.dtype}", np.zeros(0)
+            return f"array must be an array of real numbers, got one of type {given.dtype}", np.zeros(0)
         if self._residual is not None and given.shape != self._residual.shape:
             shapes = f"{self._residual.shape}, got {given.shape}"
             return f"array must have the shape of the calls before, {shapes}", np.zeros(0)
@@ -192,14 +193,10 @@ class CompressedAllreduce(RootedPart):
     ) -> tuple[_Answer, np.ndarray | None]:
         """Return rank 0's answer, and what is left out of it."""
         nothing = dense(np.zeros(0))
-        refused = [f"rank {rank}: {given.refusal}" for rank, given in gathered.items() if given.refusal]
-        first = gathered[0].settings
-        if not refused:
-            refused = [
-                f"rank {rank} has {given.settings}, rank 0 {first}; give all ranks the same"
-                for rank, given in gathered.items()
-                if given.settings != first
-            ]
+        refused = refusals(
+            {rank: given.refusal for rank, given in gathered.items()},
+            {rank: given.settings for rank, given in gathered.items()},
+        )
         if refused:
             return _Answer(refused, nothing), None
         total = np.zeros(size) if self._kept is None else self._kept.copy()

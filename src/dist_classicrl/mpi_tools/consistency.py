@@ -15,8 +15,11 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl._words import counted
+from dist_classicrl.checks import as_float, is_real
 from dist_classicrl.comm.rooted import RootedCollectives
 from dist_classicrl.errors import SettingsError
+from dist_classicrl.mpi_tools.arrays import as_array
+from dist_classicrl.mpi_tools.part import refusals
 
 BLOCK_BYTES = 1 << 18
 _KINDS = "biufc"
@@ -122,19 +125,18 @@ def check(rooted: RootedCollectives, array: Any, tolerance: Any) -> Consistency:
 def _refusal(array: Any, tolerance: Any) -> tuple[str, np.ndarray]:
     """Return why this rank's arguments cannot be used, or nothing, and the array."""
     try:
-        given = np.asarray(array)
-    except ValueError as error:  # rows of several lengths
-        return f"array must be a numpy array of numbers, got something else ({error})", np.zeros(0)
+        given = as_array("array", array)
+    except SettingsError as error:
+        return str(error), np.zeros(0)
     if given.dtype.kind not in _KINDS:
-        return f"array must be a numpy array of numbers, got one of type {given.dtype}", np.zeros(0)
-    real = isinstance(tolerance, (int, float, np.integer, np.floating)) and not isinstance(tolerance, bool)
-    if not real or not 0.0 <= tolerance < math.inf:
+        return f"array must be an array of numbers, got one of type {given.dtype}", np.zeros(0)
+    if not is_real(tolerance) or not 0.0 <= as_float(tolerance) < math.inf:
         return f"tolerance must be a finite number of at least 0, got {tolerance!r}", np.zeros(0)
     return "", given
 
 
 def _lead(rooted: RootedCollectives, blocks: _Blocks, gathered: dict[int, _About]) -> Consistency:
-    refused = [f"rank {rank}: {about.refusal}" for rank, about in gathered.items() if about.refusal]
+    refused = refusals({rank: about.refusal for rank, about in gathered.items()}, {})
     unlike = {rank: _unlike(rank, gathered[rank], gathered[0]) for rank in rooted.others}
     plan = {}
     if not refused:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dist_classicrl.checks import OneOf, checked_whole
+from dist_classicrl.errors import SettingsError
 from dist_classicrl.mpi_tools import communication_profile, consistency
 from dist_classicrl.mpi_tools.communication_profile import POINT_TO_POINT, Measurement
 from dist_classicrl.mpi_tools.consistency import Consistency
@@ -104,14 +105,20 @@ class DistributedDebugger(RootedPart):
         Raises
         ------
         SettingsError
-            If an argument is not what is described here.
+            On all ranks, if one has an argument that is not what is described here, or rank 0 has another.
         RankTimeoutError, RankLostError, RemoteRankError
             If a rank does not take part.
         """
-        size = checked_whole("data_size", data_size, 1)
-        iterations = checked_whole("iterations", iterations, 1)
+        size, refusal = data_size, ""
+        try:
+            size = checked_whole("data_size", data_size, 1)
+            iterations = checked_whole("iterations", iterations, 1)
+            host_pairs = OneOf(communication_profile.HOST_PAIRS)("host_pairs", host_pairs)
+        except SettingsError as error:
+            refusal = str(error).removesuffix(".")
+        arguments = f"data_size={size}, iterations={iterations}, host_pairs={host_pairs!r}"
+        self._agree(refusal, arguments)
         sizes = sorted({LEAST_BYTES, size})
-        host_pairs = OneOf(communication_profile.HOST_PAIRS)("host_pairs", host_pairs)
         profile = communication_profile.measure(
             self._comm, self._rooted, sizes, iterations, host_pairs=host_pairs
         )

@@ -50,13 +50,27 @@ class _Offer:
     description: str
 
 
+@message(Kind.PARTED)
+@dataclass(frozen=True)
+class _Parted:
+    """The sender has left by an exception, or with synchronizations that it did not wait for."""
+
+    failed: Failed
+    unfinished: tuple[int, ...]  # the numbers of those that were not complete there
+    last: int  # the number of the last one that it has started
+
+    def ends(self, number: int) -> bool:
+        """Whether a synchronization may not become complete; to one that was complete it gave its part."""
+        return number > self.last or number in self.unfinished
+
+
 class _Peer(Link):
     def __init__(self, rank: int, channel: Channel) -> None:
         super().__init__(channel)
         self.rank = rank
         self.offers: dict[int, _Offer] = {}
         self.descriptions: dict[str, str] = {}  # by digest
-        self.failed: Failed | None = None
+        self.parted: _Parted | None = None
 
     def acknowledge(self) -> None:
         """Do nothing: nobody can run ahead of who does not listen."""
@@ -110,7 +124,8 @@ class SyncHandle:
         RankLostError
             If MPI reports that a rank has died, or one has closed its `ParameterSync` without taking part.
         RemoteRankError
-            If another rank left its ``with`` block by an exception.
+            If another rank left its ``with`` block by an exception, or closed its `ParameterSync` before
+            this synchronization was complete there: what a rank has waited for completes on all.
         """
         seconds = self._sync._seconds if timeout is None else checked_positive("timeout", timeout)
         wire = self._sync._wire
@@ -236,8 +251,8 @@ class ParameterSync(Part):
         if handle._is_over:
             return
         for peer in self._peers:
-            if peer.failed is not None:
-                raise peer.failed.error()
+            if peer.parted is not None and peer.parted.ends(handle._number):
+                raise peer.parted.failed.error()
             if peer.channel.lost is not None:
                 raise RankLostError(
                     f"Rank {peer.rank} died before synchronization {handle._number} was complete. Go on over "
@@ -251,8 +266,8 @@ class ParameterSync(Part):
 
     def _advance(self) -> None:
         for peer, content in receive(self._wire, [peer for peer in self._peers if not peer.has_left]):
-            if isinstance(content, Failed):
-                peer.failed = content
+            if isinstance(content, _Parted):
+                peer.parted = content
             else:
                 peer.offers[content.number] = content
                 if content.description:
@@ -312,9 +327,9 @@ class ParameterSync(Part):
         )
 
     def _leave(self) -> None:
-        begun = [handle for handle in self._under_way if handle._requests]
-        for handle in begun:
-            leave_to_mpi(handle._requests, handle._given)
+        for handle in self._under_way:
+            if handle._requests:
+                leave_to_mpi(handle._requests, handle._given)
         if self._under_way:
             number = self._under_way[0]._number
             error = RankLostError(
@@ -323,7 +338,7 @@ class ParameterSync(Part):
             self._say_failed(error)
         for peer in self._peers:
             peer.say_goodbye()
-        if begun:  # MPI still works on its communicator
+        if self._under_way:  # MPI still works on its communicator, here or on a rank that has begun with it
             for peer in self._peers:
                 peer.channel.close(1.0)
         else:
@@ -334,9 +349,10 @@ class ParameterSync(Part):
         if self._has_failed:
             return
         self._has_failed = True
-        failed = encode(Failed.of(error, self._wire.rank))
+        unfinished = tuple(handle._number for handle in self._under_way)
+        parted = encode(_Parted(Failed.of(error, self._wire.rank), unfinished, self._number))
         for peer in self._peers:
-            peer.channel.send(failed)
+            peer.channel.send(parted)
 
 
 class _Given:

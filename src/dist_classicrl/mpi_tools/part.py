@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dist_classicrl.checks import checked_positive
 from dist_classicrl.comm.collectives import own_communicator
 from dist_classicrl.comm.rooted import RootedCollectives
 from dist_classicrl.errors import SettingsError
+
+_ALIKE = "its arguments, to compare them"
 
 AnyPart = TypeVar("AnyPart", bound="Part")
 
@@ -56,5 +60,46 @@ class RootedPart(Part):
         self._check_open()
         return self._collectives
 
+    def _agree(self, refusal: str, arguments: str) -> None:
+        """Raise a SettingsError on all ranks if one refuses its arguments, or they are not the same."""
+        with self._rooted.operation():
+            gathered = self._rooted.gather(_Arguments(refusal, arguments), _ALIKE)
+            answer = _Refused(
+                refusals(
+                    {rank: given.refusal for rank, given in gathered.items()},
+                    {rank: given.arguments for rank, given in gathered.items()},
+                )
+            )
+            refused = self._rooted.tell(answer, _Refused, _ALIKE).texts
+            if refused:
+                raise SettingsError(f"{'; '.join(refused)}.")
+
     def _leave(self) -> None:
         self._collectives.free(self._comm)
+
+
+@dataclass(frozen=True)
+class _Arguments:
+    """What a rank calls with: what is wrong with it, if anything, and what has to be the same on all."""
+
+    refusal: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class _Refused:
+    """What rank 0 makes of that."""
+
+    texts: list[str]
+
+
+def refusals(own: Mapping[int, str], arguments: Mapping[int, str]) -> list[str]:
+    """Return what to say on all ranks: why some refuse `own` arguments, or whose are not those of rank 0.
+
+    Both are by rank, and begin with rank 0; who has nothing to refuse gives no text.
+    """
+    return [f"rank {rank}: {refusal}" for rank, refusal in own.items() if refusal] or [
+        f"rank {rank} has {given}, rank 0 {arguments[0]}; give all ranks the same"
+        for rank, given in arguments.items()
+        if given != arguments[0]
+    ]

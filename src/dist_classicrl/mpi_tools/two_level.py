@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from typing import Any
 
 import numpy as np
@@ -39,10 +40,10 @@ class TwoLevel(Part):
         those that share memory are on one host.
     check : bool, default=True
         Whether the ranks compare, before each operation, which one it is, and shapes and types. That takes
-        one short message more, and waits for `timeout` seconds at most. Without it, where ranks
-        differ, MPI does what it likes.
+        one short message more. Without it, where ranks differ, MPI does what it likes.
     timeout : float, default=60
-        Seconds to wait for other ranks, here and before each operation.
+        Seconds to wait for other ranks, here and in each step of an operation: longer than the largest
+        arrays need. A rank that comes so late that others have given up gives up, too.
 
     Raises
     ------
@@ -54,8 +55,10 @@ class TwoLevel(Part):
 
     Notes
     -----
-    **Not safe across a death**: these are MPI's blocking operations, and if a rank dies within one, others
-    may wait for ever. `ParameterSync` has deadlines, and `QuorumBarrier` needs no single rank.
+    These are MPI's non-blocking operations, each waited for with a deadline, and so is every other wait but
+    for the making of communicators here, which MPI has in no such form: a rank that dies right within it may
+    leave the others waiting for ever. After a death or a `RankTimeoutError` the object is closed, and another
+    one is needed. `QuorumBarrier` needs no single rank.
 
     Examples
     --------
@@ -84,15 +87,13 @@ class TwoLevel(Part):
         self._local: Any = None
         self._leaders: Any = None
         try:
-            given = self._texts(f"method={method!r}, check={self._check}")
-            if len(set(given)) > 1:
-                raise _unlike(given)
+            self._compare(f"method={method!r}, check={self._check}")
             self._local = self._split(label)
             color = 0 if self._local.Get_rank() == 0 else _undefined()
-            self._leaders = self._call(self._comm.Split, color, self._rank)
+            self._leaders = self._made(self._comm.Split, color, self._rank)
             leader, leaders = np.array([self._rank]), np.empty(self._size, np.int64)
-            self._call(self._local.Bcast, leader)
-            self._call(self._comm.Allgather, leader, leaders)
+            self._do(self._local.Ibcast, leader)
+            self._do(self._comm.Iallgather, leader, leaders)
         except BaseException:
             self.close()
             raise
@@ -134,18 +135,18 @@ class TwoLevel(Part):
             On all ranks, if they give what does not fit, or one gives what is not allowed; or if this object
             is closed.
         RankTimeoutError, RankLostError
-            If a rank does not come to the operation within `timeout`, or has died.
+            If a rank does not do its part within `timeout`, or has died; the object is closed then.
         """
         given, operation = self._agreed("allreduce", array, op=op)
         total = np.empty_like(given)
         if not self._two_levels:
-            self._call(self._comm.Allreduce, given, total, operation)
+            self._do(self._comm.Iallreduce, given, total, operation)
             return total
         own = np.empty_like(given)
-        self._call(self._local.Reduce, given, own, operation, 0)
+        self._do(self._local.Ireduce, given, own, operation, 0)
         if self._is_leader:
-            self._call(self._leaders.Allreduce, own, total, operation)
-        self._call(self._local.Bcast, total, 0)
+            self._do(self._leaders.Iallreduce, own, total, operation)
+        self._do(self._local.Ibcast, total, 0)
         return total
 
     def broadcast(self, array: Any, source: int = 0) -> np.ndarray:
@@ -156,15 +157,15 @@ class TwoLevel(Part):
         given, _ = self._agreed("broadcast", array, source=source)
         found = given.copy()
         if not self._two_levels:
-            self._call(self._comm.Bcast, found, source)
+            self._do(self._comm.Ibcast, found, source)
             return found
         home = next(number for number, ranks in enumerate(self._hosts) if source in ranks)
         if self._rank in self._hosts[home]:
-            self._call(self._local.Bcast, found, self._hosts[home].index(source))
+            self._do(self._local.Ibcast, found, self._hosts[home].index(source))
         if self._is_leader:
-            self._call(self._leaders.Bcast, found, home)
+            self._do(self._leaders.Ibcast, found, home)
         if self._rank not in self._hosts[home]:
-            self._call(self._local.Bcast, found, 0)
+            self._do(self._local.Ibcast, found, 0)
         return found
 
     def reduce_scatter(self, array: Any, op: str = "sum") -> np.ndarray:
@@ -192,20 +193,20 @@ class TwoLevel(Part):
         mine = np.empty_like(parts[self._rank])
         counts = [part.size for part in parts]
         if not self._two_levels:
-            self._call(self._comm.Reduce_scatter, given, mine, counts, operation)
+            self._do(self._comm.Ireduce_scatter, given, mine, counts, operation)
             return mine
         total = np.empty(given.size, given.dtype)
         if not np.array_equal(self._order, range(self._size)):
             given = np.concatenate([parts[rank] for rank in self._order])
-        self._call(self._local.Reduce, given, total, operation, 0)
+        self._do(self._local.Ireduce, given, total, operation, 0)
         by_host = [[counts[rank] for rank in ranks] for ranks in self._hosts]
         own = by_host[next(number for number, ranks in enumerate(self._hosts) if self._rank in ranks)]
         of_host = np.empty(sum(own), given.dtype)
         if self._is_leader:
-            self._call(
-                self._leaders.Reduce_scatter, total, of_host, [sum(each) for each in by_host], operation
+            self._do(
+                self._leaders.Ireduce_scatter, total, of_host, [sum(each) for each in by_host], operation
             )
-        self._call(self._local.Scatterv, [of_host, own], mine, 0)
+        self._do(self._local.Iscatterv, [of_host, own], mine, 0)
         return mine
 
     def allgather(self, array: Any) -> np.ndarray:
@@ -229,14 +230,14 @@ class TwoLevel(Part):
         given, _ = self._agreed("allgather", array)
         found = np.empty((self._size, *given.shape), given.dtype)
         if not self._gathers_in_two:
-            self._call(self._comm.Allgather, given, found)
+            self._do(self._comm.Iallgather, given, found)
             return found
         of_host = np.empty((self._local.Get_size(), *given.shape), given.dtype)
-        self._call(self._local.Gather, given, of_host, 0)
+        self._do(self._local.Igather, given, of_host, 0)
         if self._is_leader:
             counts = [len(ranks) * given.size for ranks in self._hosts]
-            self._call(self._leaders.Allgatherv, of_host, [found, counts])
-        self._call(self._local.Bcast, found, 0)
+            self._do(self._leaders.Iallgatherv, of_host, [found, counts])
+        self._do(self._local.Ibcast, found, 0)
         if np.array_equal(self._order, range(self._size)):
             return found
         return found[np.argsort(self._order)]
@@ -249,23 +250,33 @@ class TwoLevel(Part):
         """Return the communicator of the ranks on this host."""
         from mpi4py import MPI
 
-        labels = self._texts("" if label is None else label)
-        nameless = [rank for rank, text in enumerate(labels) if not text]
+        labels = self._pieces(b"" if label is None else label.encode())
+        nameless = [rank for rank, each in enumerate(labels) if not each]
         if label is None and len(nameless) == self._size:
-            return self._call(self._comm.Split_type, MPI.COMM_TYPE_SHARED, self._rank)
+            return self._made(self._comm.Split_type, MPI.COMM_TYPE_SHARED, self._rank)
         if nameless:
             raise SettingsError(
                 f"host must be given on all ranks or on none; it is missing on rank {nameless[0]}."
             )
-        return self._call(self._comm.Split, labels.index(labels[self._rank]), self._rank)
+        return self._made(self._comm.Split, labels.index(labels[self._rank]), self._rank)
 
-    def _texts(self, own: str) -> list[str]:
-        """Return a short text of each rank, by rank."""
+    def _pieces(self, own: bytes) -> list[bytes]:
+        """Return the first bytes of each rank's text, by rank."""
         sent, received = np.zeros(_TEXT_BYTES, np.uint8), np.empty((self._size, _TEXT_BYTES), np.uint8)
-        encoded = own.encode()[:_TEXT_BYTES]
-        sent[: len(encoded)] = np.frombuffer(encoded, np.uint8)
-        self._call(self._comm.Allgather, sent, received)
-        return [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in received]
+        piece = np.frombuffer(own[:_TEXT_BYTES], np.uint8)
+        sent[: piece.size] = piece
+        self._do(self._comm.Iallgather, sent, received)
+        return [row.tobytes().rstrip(b"\0") for row in received]
+
+    def _compare(self, text: str) -> None:
+        """Raise on all ranks what they say where that is not the same."""
+        encoded = text.encode(errors="backslashreplace").replace(b"\0", rb"\0")
+        if self._is_same_everywhere(encoded):
+            return
+        for begin in itertools.count(0, _TEXT_BYTES // 2):  # with some of what is the same before it
+            pieces = self._pieces(encoded[begin:])
+            if len(set(pieces)) > 1:
+                raise _unlike(pieces, begin)
 
     def _agreed(self, name: str, array: Any, **options: Any) -> tuple[np.ndarray, Any]:
         """Return this rank's array in one piece, and MPI's operation, when all ranks give what fits."""
@@ -278,8 +289,7 @@ class TwoLevel(Part):
         if self._check:
             said = "".join(f"{option}={_plain(value)!r}, " for option, value in options.items())
             text = refusal or f"{name}({said}array of {given.dtype} {given.shape})"
-            if not self._is_same_everywhere(text):
-                raise _unlike(self._texts(text))
+            self._compare(text)
         if refusal:
             raise SettingsError(f"{refusal}.")
         return given, operation
@@ -296,29 +306,34 @@ class TwoLevel(Part):
         operation = {None: None, "sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}[word]
         return np.ascontiguousarray(given).reshape(given.shape), operation
 
-    def _is_same_everywhere(self, text: str) -> bool:
+    def _is_same_everywhere(self, text: bytes) -> bool:
         """Whether all ranks give the same text, by its digest: its largest and its least one are equal."""
         from mpi4py import MPI
 
-        digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
+        digest = int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little")
         both = np.array([digest, -digest])
         most = np.empty_like(both)
+        self._do(self._comm.Iallreduce, both, most, MPI.MAX)
+        return bool(most[0] == -most[1])
+
+    def _do(self, begin: Any, *arguments: Any) -> None:
+        """Do one of MPI's non-blocking operations, within the time that it may take."""
+        from mpi4py import MPI
+
         try:
-            request = self._comm.Iallreduce(both, most, MPI.MAX)
-            spin(self._comm, request, self._seconds, _WHAT, both, most)
+            spin(self._comm, begin(*arguments), self._seconds, _WHAT, *arguments)
         except MPI.Exception as error:
             raise self._broken(error) from error
         except BaseException:
             self._is_closed = True  # what was begun may not end: nothing is freed, and nothing used any more
             raise
-        return bool(most[0] == -most[1])
 
-    def _call(self, operation: Any, *arguments: Any) -> Any:
-        """Return what one of MPI's operations does; RankLostError where it cannot, as after a death."""
+    def _made(self, split: Any, *arguments: Any) -> Any:
+        """Return a communicator, which MPI makes without a deadline: all ranks are here already."""
         from mpi4py import MPI
 
         try:
-            return operation(*arguments)
+            return split(*arguments)
         except MPI.Exception as error:
             raise self._broken(error) from error
 
@@ -330,14 +345,18 @@ class TwoLevel(Part):
         )
 
     def _leave(self) -> None:
-        # Each of MPI's blocking operations has taken in all that was sent to this rank.
+        # Each operation was complete: it has taken in all that was sent to this rank.
         for comm in (self._local, self._leaders, self._comm):
             if comm:
                 comm.Free()
 
 
-def _unlike(texts: list[str]) -> SettingsError:
-    """Return the error for what is not the same on all ranks, of which each has said what it gives."""
+def _unlike(pieces: list[bytes], begin: int) -> SettingsError:
+    """Return the error for what is not the same on all ranks: what each says from some byte of it on."""
+    texts = [
+        "..." * (begin > 0) + piece.decode(errors="replace") + "..." * (len(piece) == _TEXT_BYTES)
+        for piece in pieces
+    ]
     unlike = [f"rank {rank}: {each}" for rank, each in enumerate(texts) if each != texts[0]]
     return SettingsError(f"rank 0: {texts[0]}; {'; '.join(unlike)}. Give all ranks the same.")
 

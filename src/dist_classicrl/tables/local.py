@@ -253,6 +253,10 @@ class LocalTable:
         """Return the error for an entry that has grown beyond what the server's table can hold."""
         return diverged(f"{self.shape.name_of(entry)} is {self.q[entry]}", self.base.dtype)
 
+    def diverged_in_round(self, entry: int) -> DivergenceError:
+        """Return the same after `fold`, which leaves the base's value in the place of that one."""
+        return diverged(f"{self.shape.name_of(entry)} has grown too large in a round", self.base.dtype)
+
     def of_states(self, states: np.ndarray) -> np.ndarray:
         """See `LineTable`."""
         return self.shape.tables(self.q.reshape(-1, self.n_actions))[:, states]

@@ -104,7 +104,7 @@ class MapSums:
         """
         lost = table.fold(self.arrays)
         if lost >= 0:
-            raise table.diverged(lost)
+            raise table.diverged_in_round(lost)
 
     def add_sums(self, sums: PackedSums) -> None:
         """Add what another has added up."""

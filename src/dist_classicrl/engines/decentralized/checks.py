@@ -16,18 +16,18 @@ def check_decentralized(
     """
     if not settings.async_updates:
         raise SettingsError(
-            f"{asked} has no place in the reproducible mode (async_updates=False), where one rank merges the "
-            f"maps in a fixed order. Write {instead}, or use async_updates=True."
+            f"The reproducible mode (async_updates=False) cannot be had with {asked}: there one rank merges "
+            f"the maps, in a fixed order. Write {instead}, or use async_updates=True."
         )
     if settings.compression_threshold > 0.0:
         raise SettingsError(
-            f"{asked} cannot be had with compression_threshold={settings.compression_threshold:g}: what "
+            f"compression_threshold={settings.compression_threshold:g} cannot be had with {asked}: what "
             "waits at a rank is lost with it, and each round has to be merged whole. Write "
             f"compression_threshold=0 and compression='lossless', or {instead}."
         )
     if (name := name_of(settings.compression)) in ("top_k", "quantized"):
         raise SettingsError(
-            f'{asked} cannot be had with compression="{name}": what waits at a rank is lost with it, and '
+            f'compression="{name}" cannot be had with {asked}: what waits at a rank is lost with it, and '
             "each round has to be merged whole. Write compression='lossless', which changes no bit, or "
             f"{instead}."
         )

@@ -16,7 +16,14 @@ from dist_classicrl.checks import is_whole
 from dist_classicrl.comm.compression import Codec
 from dist_classicrl.comm.transport import Backoff, Channel
 from dist_classicrl.engines.decentralized.messages import Cut, Played, RoundSums
-from dist_classicrl.engines.decentralized.patterns import Adder, Exchange, ExchangePattern, Step, Sums
+from dist_classicrl.engines.decentralized.patterns import (
+    PATTERNS,
+    Adder,
+    Exchange,
+    ExchangePattern,
+    Step,
+    Sums,
+)
 from dist_classicrl.engines.run import Run
 from dist_classicrl.errors import ProtocolError, RankTimeoutError
 from dist_classicrl.learning.learner import Learner, Stream
@@ -399,8 +406,7 @@ class RoundPart:
                 "The sum of a round has as many steps as all ranks made, but not those of each: the exchange "
                 f"pattern {type(self._pattern).__name__} has to add up what each rank gives it exactly once."
             )
-        if not np.isfinite(total.maps.targets).all():
-            raise diverged("What was learned in a round is no finite number", self.table.values.dtype)
+        self._check_finite(total.maps)
         before = self.table.version
         load = self._merge.merge([Parts.one(0, total.maps, len(self.players))])
         self._learner.table.rebase(self.table.refresh(before), [])
@@ -410,6 +416,21 @@ class RoundPart:
         self.stride = self.stride.after(self.made, load, waited, self.table.values, self.run.settings, ranks)
         self._is_pausing = self._is_pausing or counted[Count.PAUSES] > 0.0
         self.has_merged(steps, counted[Count.EPISODES : Count.TD_ERRORS + 1])
+
+    def _check_finite(self, maps: PackedSums) -> None:
+        """Raise an error where the sum of a round is of no use; what each rank gave was finite."""
+        targets = maps.targets
+        if np.isfinite(targets).all():
+            return
+        what, name = "What was learned in a round is no finite number", type(self._pattern).__name__
+        if type(self._pattern) not in PATTERNS.values():
+            if np.isnan(targets).any():
+                raise ProtocolError(
+                    "The sum of a round has targets that are no numbers (NaN), and no rank gave such: the "
+                    f"exchange pattern {name} has to add up what each rank gives it exactly once."
+                )
+            what = f"What was learned in a round, as the exchange pattern {name} added it up, is not finite"
+        raise diverged(what, self.table.values.dtype)
 
     def _played(self) -> Played:
         now = self.group.wire.now()

@@ -38,9 +38,10 @@ def train(
 ) -> Outcome:
     """Train with the other ranks, as `Engine.train` says; None: the pattern that the settings name."""
     if group is None or start is None:
+        instead = 'topology="flat"' if pattern is None else 'placement="auto"'
         raise SettingsError(
             "Maps are exchanged between ranks, and this process trains alone. Start several, for instance "
-            'with `mpirun -n 4`, or write topology="flat".'
+            f"with `mpirun -n 4`, or write {instead}."
         )
     settle_compression(run, group, start)
     return run_together(partial(DecentralizedRoles, pattern=pattern), run, group, start)
