@@ -64,7 +64,7 @@ def learn(rule, context, now, step, learned):
         else:
             target = context.discount * learned_model.best_of(context, state)
         if rule.bonus > 0.0:
-            target += rule.bonus * np.sqrt(learned_model.waited(context, pair))
+            target += rule.bonus * math.sqrt(learned_model.waited(context, pair))
         learned = update(context, planned, state, pair - state * n_actions, target, learned)
     return learned
 
