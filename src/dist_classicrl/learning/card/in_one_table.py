@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dist_classicrl.learning.card import kernels, plan
+from dist_classicrl.learning.card.cards import is_of_card
 from dist_classicrl.learning.card.held import HeldMaps, HeldRows
 from dist_classicrl.learning.card.learner import CardLearner
 from dist_classicrl.learning.card.plan import Round, Units, blocks_of, bytes_with_one_table
@@ -51,7 +53,7 @@ class InOneTable(CardLearner):
         held: HeldRows | HeldMaps
         if problem.is_alone:
             rows = problem.rows or LineTable(problem.shape, problem.dtype, problem.legal)
-            held = HeldRows(rows, self.memory, stuck_states(simulator))
+            held = HeldRows(rows, self.memory, stuck_states(simulator), partial(kernels.used, card))
         else:
             held = HeldMaps(problem.table, self.memory)
         shape = plan.ONE_TABLE_IN_SIMULATOR if card.is_simulated else plan.ONE_TABLE_ON_CARD
@@ -105,8 +107,11 @@ class InOneTable(CardLearner):
                 if faults[TOO_LARGE]:
                     self._widen()
                     is_again = True
-        finally:
-            self._held.has_changed()
+        except BaseException as error:
+            if not is_of_card(error):  # else what is there cannot be had
+                self._held.has_changed()
+            raise
+        self._held.has_changed()
         return self._take_sums(moving)
 
     def _from(self, stream: Stream, rounds: list[Round], made: int) -> Iterator[tuple[int, Round]]:
@@ -169,7 +174,8 @@ class InOneTable(CardLearner):
     def state(self, walker: int) -> State:
         """See `Learner`."""
         if self._moving is not None and self._moving.number == walker:
-            self._bring_crew()
+            with kernels.used(self.card):
+                self._bring_crew()
         return super().state(walker)
 
     def restore(self, walker: int, state: State) -> None:

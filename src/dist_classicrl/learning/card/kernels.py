@@ -6,6 +6,7 @@ simulations in them by the classes of NamedTuples, as it does on a core.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -18,7 +19,7 @@ from numba import types
 
 from dist_classicrl._jit import compiled_for
 from dist_classicrl.errors import DeviceError
-from dist_classicrl.learning.card.cards import Card, is_simulated, numba_cuda
+from dist_classicrl.learning.card.cards import Card, is_of_card, is_simulated, numba_cuda, trouble
 from dist_classicrl.learning.card.one_run import learn_run
 from dist_classicrl.learning.card.steps import (
     HALTED,
@@ -76,15 +77,30 @@ def exact_arithmetic() -> Iterator[None]:
 
 @contextmanager
 def used(card: Card) -> Iterator[None]:
-    """Use a card meanwhile, with exact arithmetic."""
-    with (
-        exact_arithmetic(),
-        nullcontext() if card.is_simulated else cuda.gpus[card.number],
-        warnings.catch_warnings(),
-    ):
-        # At first few walkers move, and that is meant.
-        warnings.filterwarnings("ignore", ".*Grid size .* low occupancy")
-        yield
+    """Use a card meanwhile, with exact arithmetic.
+
+    DeviceMemoryError or DeviceError where the card, or what makes code for it, fails.
+    """
+    first: BaseException | None = None
+    try:
+        with (
+            exact_arithmetic(),
+            nullcontext() if card.is_simulated else cuda.gpus[card.number],
+            warnings.catch_warnings(),
+        ):
+            # At first few walkers move, and that is meant.
+            warnings.filterwarnings("ignore", ".*Grid size .* low occupancy")
+            try:
+                yield
+            except BaseException as error:
+                first = error
+                raise
+    except BaseException as error:
+        # A card that failed fails again when it is left: what came first is told.
+        cause = error if first is None else first
+        if isinstance(cause, DeviceError) or not is_of_card(cause):
+            raise cause
+        raise trouble(card, cause) from cause
 
 
 @contextmanager
@@ -93,10 +109,24 @@ def compiling(problem: Problem) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if is_of_card(error):  # that is no matter of what is compiled: see `used`
+            raise
+        if isinstance(error, KeyError) and error.args and isinstance(error.args[0], np.ufunc):
+            raise _not_known(problem, error.args[0].__name__) from error
         # numba-cuda has errors of its own beside numba's.
         if type(error).__module__.startswith("numba"):
             raise _not_compiled(problem, error) from error
         raise
+
+
+def _not_known(problem: Problem, name: str) -> DeviceError:
+    """Return the error for a function of NumPy's that numba-cuda does not have."""
+    instead = f"math.{name}" if hasattr(math, name) else "functions of math, or operators,"
+    return DeviceError(
+        f"{problem.source.name} with the rule {problem.rule.name!r} cannot be compiled for a card, although "
+        f"it can for a core: a function calls np.{name}, which numba-cuda does not know. Write {instead} in "
+        'place of it, or device="cpu".'
+    )
 
 
 def _not_compiled(problem: Problem, error: Exception) -> DeviceError:

@@ -22,7 +22,7 @@ from dist_classicrl.learning.card.plan import (
     check_memory,
     next_round,
 )
-from dist_classicrl.learning.card.steps import NO_ROOM, WRONG, CardWalkers, Moment, Parts
+from dist_classicrl.learning.card.steps import LOST, NO_ROOM, WRONG, CardWalkers, Moment, Parts
 from dist_classicrl.learning.compiled import NEVER, infinite_return, stuck_states, stuck_there
 from dist_classicrl.learning.learner import Problem, Stream, Totals
 from dist_classicrl.learning.memory import RuleMemory
@@ -155,8 +155,7 @@ class CardLearner(ABC):
         """Raise the error for what is wrong with a step, if that is not a target beyond the bound."""
         if faults[WRONG]:
             came, reward = self.memory.get(walkers.came), self.memory.get(walkers.reward)
-            which = np.flatnonzero(self.memory.get(walkers.states) < 0)
-            first = int(which[np.argmax(came[which].any(axis=1))]) if which.size else 0
+            first = int(np.argmax(self.memory.get(walkers.states) == LOST))
             run_game(self._simulator, came[first], reward[first : first + 1], lambda: True)
         if faults[NO_ROOM]:
             raise SettingsError(

@@ -31,6 +31,9 @@ HALTED, MADE = 3, 4
 
 FAULTS = 5
 
+LOST = -2
+"""The state of a walker that makes no more steps, since its game gave what it must not."""
+
 _MOST_VISITS = np.int64(MOST_VISITS)
 
 _SMALLEST_WEIGHT = 1e-290
@@ -39,7 +42,7 @@ _SMALLEST_WEIGHT = 1e-290
 class CardWalkers(NamedTuple):
     """W episodes under way; each array has the first axis W and is written."""
 
-    states: np.ndarray  # int64; -1 before the first episode
+    states: np.ndarray  # int64; -1 before the first episode, LOST after what a game must not give
     elapsed: np.ndarray  # int64: steps of the episode
     collected: np.ndarray  # float64: its undiscounted return so far
     memory: np.ndarray  # int64, shape (W, memory): hidden state of a game
@@ -169,11 +172,14 @@ def make_step(rule, simulation, walkers, w, parts, seen, moment, i, entries, tar
     now = Now(step_size, epsilon, random ^ GAMMA, w, 1)
     memory, came = walkers.memory[w], walkers.came[w]
     state = walkers.states[w]
+    if state == LOST:  # a step that it made in the same round: what came then is to be told
+        return 0
     if state < 0:
         state = np.int64(begin(simulation, memory, mix(~counter)))
         if is_wrong(simulation, state, 0.0, n_rows):
             came[0], came[1], came[2] = -1, -1, state
             walkers.reward[w] = 0.0
+            walkers.states[w] = LOST
             faults[WRONG] = 1
             return 0
     action = choose(context.behavior, rule, context, state, epsilon, random)
@@ -185,7 +191,7 @@ def make_step(rule, simulation, walkers, w, parts, seen, moment, i, entries, tar
     if is_wrong(simulation, np.int64(next_state), reward, n_rows):
         came[0], came[1], came[2] = state, action, np.int64(next_state)
         walkers.reward[w] = reward
-        walkers.states[w] = -1
+        walkers.states[w] = LOST
         faults[WRONG] = 1
         return 0
     elapsed = walkers.elapsed[w] + 1
@@ -208,7 +214,7 @@ def make_step(rule, simulation, walkers, w, parts, seen, moment, i, entries, tar
         if is_wrong(simulation, state, 0.0, n_rows):
             came[0], came[1], came[2] = -1, -1, state
             walkers.reward[w] = 0.0
-            walkers.states[w] = -1
+            walkers.states[w] = LOST
             faults[WRONG] = 1
             return 0
     walkers.states[w], walkers.elapsed[w], walkers.collected[w] = state, elapsed, collected

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import numpy as np
-
 from dist_classicrl._random import GAMMA, mix
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.learning.rules import learned_model
