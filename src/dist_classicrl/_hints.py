@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 _LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK")
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE")
+_LOCAL_TASKS = ("SLURM_LOCALID", "PALS_LOCAL_RANKID", "FLUX_TASK_LOCAL_ID")
+_LOCAL_TASK_COUNTS = ("PALS_LOCAL_SIZE",)
+_SLURM_NODE = "SLURM_NODEID"
+_SLURM_TASKS_OF_NODES = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")  # as "4(x2),3"
 _SLURM_RANK = "SLURM_PROCID"
 _SLURM_SIZES = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 _QUOTA = "/sys/fs/cgroup/cpu.max"
@@ -33,6 +38,36 @@ def local_rank_of_environment() -> int | None:
 def local_size_of_environment(environ: Mapping[str, str] | None = None) -> int | None:
     """Tell how many processes an MPI launcher has started on this process's host, or None."""
     return next(_numbers(_LOCAL_SIZES, environ), None)
+
+
+def local_task_of_environment() -> int | None:
+    """Tell the number of this process among those of its host that a launcher or SLURM started, or None."""
+    return next(_numbers((*_LOCAL_RANKS, *_LOCAL_TASKS)), None)
+
+
+def local_tasks_of_environment() -> int | None:
+    """Tell how many processes a launcher or SLURM has started on this process's host, or None."""
+    found = next(_numbers((*_LOCAL_SIZES, *_LOCAL_TASK_COUNTS)), None)
+    return _slurm_tasks_here() if found is None else found
+
+
+def _slurm_tasks_here() -> int | None:
+    """Return how many tasks SLURM says that this host has."""
+    text = next((os.environ[name] for name in _SLURM_TASKS_OF_NODES if os.environ.get(name)), "")
+    node = next(_numbers((_SLURM_NODE,)), 0)
+    for tasks, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
+        node -= int(times or 1)
+        if node < 0:
+            return int(tasks)
+    return None
+
+
+def has_cards_of_its_own() -> bool:
+    """Whether SLURM was asked for cards for each task, and started this process as one of them."""
+    if next(_numbers(_LOCAL_RANKS), None) is not None or next(_numbers((_LOCAL_TASKS[0],)), None) is None:
+        return False
+    asked = os.environ.get("SLURM_TRES_PER_TASK", ""), os.environ.get("SLURM_GPU_BIND", "")
+    return bool(os.environ.get("SLURM_GPUS_PER_TASK")) or "gpu" in asked[0] or "single" in asked[1]
 
 
 def promised_size(environ: Mapping[str, str] | None = None) -> int:

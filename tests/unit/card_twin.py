@@ -93,11 +93,21 @@ class OnCore(InCopies):
         super().__init__(problem)
         self._round, self._merge = _Kernel(self._play_round), _Kernel(lambda *_: None)
 
-    def _play_round(self, grid, rule, simulation, walkers, parts, arrays, copies, moment):
+    def _play_round(self, grid, rule, simulation, walkers, parts, arrays, copies, moments, number):
         room = on_core.room_for_copy(self.table.q.size, self._itemsize)
         letters = np.zeros(self._letters, np.int64), np.zeros(self._letters), np.zeros(1, np.int64)
         on_core.play_round(
-            rule, simulation, walkers, parts, arrays, room, moment, grid[0], self.shape.threads, *letters
+            rule,
+            simulation,
+            walkers,
+            parts,
+            arrays,
+            room,
+            moments,
+            number,
+            grid[0],
+            self.shape.threads,
+            *letters,
         )
 
 

@@ -1,11 +1,14 @@
 """A card's kernels: in the CUDA simulator, compiled to PTX without a card, and on one where there is one."""
 
+import ctypes
 import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -16,13 +19,14 @@ import numba
 from card_twin import NO_CARD, OnCore, OneOnCore, learned, made, run_in_simulator
 
 from dist_classicrl import TabularMDP
-from dist_classicrl.errors import DistClassicRLError
-from dist_classicrl.learning.card import cards, kernels
+from dist_classicrl.errors import DeviceError, DeviceMemoryError, DistClassicRLError, DivergenceError
+from dist_classicrl.learning.card import cards, kernels, plan, steps
 from dist_classicrl.learning.card.in_copies import InCopies
 from dist_classicrl.learning.card.in_one_table import InOneTable
 from dist_classicrl.learning.card.plan import Round, Shape, Units
 from dist_classicrl.learning.card.runs import learn_runs
 from dist_classicrl.learning.learner import Stream
+from dist_classicrl.rules import BUILT_IN, DynaQ, UCBQLearning
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
 
@@ -57,7 +61,16 @@ class _UnlaunchedRound(_Unlaunched, OnCore):
         parts = parts._replace(step_sizes=self._step_sizes_for(1))
         moment = self._moment(Stream(np.uint64(3), 0), 0, Round(4, 2), Units.for_bound(2.0**20, 4))
         walkers, problem = self._crews[0][0], self._problem
-        return problem.parameters, simulation, walkers, parts, self._arrays(1), self._copies(1), moment
+        return (
+            problem.parameters,
+            simulation,
+            walkers,
+            parts,
+            self._arrays(1),
+            self._copies(1),
+            self._moments([moment]),
+            0,
+        )
 
 
 class _UnlaunchedStep(_Unlaunched, OneOnCore):
@@ -113,8 +126,9 @@ def test_kernels_compile_to_ptx_with_exact_sums_and_the_parameters_that_they_are
         text, _ = cuda.compile_ptx(kernel, signature, cc=(9, 0))
     assert ".target sm_90" in text
     assert "fma.rn" not in text  # else a card would round once where a core rounds twice
-    where = "shared" if in_shared else "global"
-    assert f"atom.{where}.add.u64" in text and f"atom.{where}.add.u32" in text
+    # A card adds halves of numbers up in shared memory at once, and whole ones in its own.
+    added = ["shared.add.u32"] if in_shared else ["global.add.u32", "global.add.u64"]
+    assert sorted(set(re.findall(r"atom\.(\w+\.add\.\w+)", text))) == added
     head = text[text.index(".entry") :]
     assert head[: head.index(")")].count(".param") == _parameters(arguments)
     assert len(re.findall(r"bar\.sync", text)) == 3
@@ -193,6 +207,122 @@ def test_whole_runs_compile_to_ptx_with_exact_sums(monkeypatch, learning_rate):
     assert ".target sm_90" in compiled[0] and "fma.rn" not in compiled[0]
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not _can_compile(), reason="NVVM and NVRTC are not installed: pip install 'numba-cuda[cu13]'"
+)
+@pytest.mark.parametrize("algorithm", [UCBQLearning(horizon=5), DynaQ(bonus=0.1), *sorted(BUILT_IN)], ids=str)
+def test_whole_runs_of_all_rules_compile_to_ptx(monkeypatch, algorithm):
+    from numba import cuda
+    from numba.cuda import dispatcher
+
+    hopper = type("Device", (), {"compute_capability": (9, 0)})
+    monkeypatch.setattr(dispatcher, "get_current_device", lambda: hopper)
+    compiled = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return self
+
+        def __call__(self, *arguments):
+            signature = numba.types.void(*map(numba.typeof, arguments))
+            if not compiled:
+                compiled.append(cuda.compile_ptx(kernels.python_of_runs(), signature, cc=(9, 0))[0])
+
+    monkeypatch.setattr(kernels, "on_card", lambda value: value)
+    monkeypatch.setattr(kernels, "from_card", lambda array: array)
+    monkeypatch.setattr(kernels, "runs_kernel", Kernel)
+    settings = Settings(algorithm=algorithm, discount_factor=1.0 if "UCB" in str(algorithm) else 0.9)
+    learn_runs(MODEL, [1, 2], 10, settings, NO_CARD)
+    assert ".target sm_90" in compiled[0]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not _can_compile(), reason="NVVM and NVRTC are not installed: pip install 'numba-cuda[cu13]'"
+)
+def test_the_kernel_that_merges_compiles_to_ptx_with_exact_sums(monkeypatch):
+    from numba import cuda
+    from numba.cuda import dispatcher
+
+    hopper = type("Device", (), {"compute_capability": (9, 0)})
+    monkeypatch.setattr(dispatcher, "get_current_device", lambda: hopper)
+    arguments = made(_UnlaunchedRound, MODEL, Settings())._arrays(1), 1
+    signature = numba.types.void(*map(numba.typeof, arguments))
+    with kernels.exact_arithmetic():
+        text, _ = cuda.compile_ptx(kernels.python_of_merge(8, 32), signature, cc=(9, 0))
+    assert "fma.rn" not in text and "mul.rn.f64" in text and len(re.findall(r"bar\.sync", text)) == 2
+
+
+@pytest.fixture
+def hopper(monkeypatch):
+    """Let kernels be compiled for a card that is not there."""
+    from numba.cuda import codegen, dispatcher
+
+    kind = type("Device", (), {"compute_capability": (9, 0)})
+    monkeypatch.setattr(dispatcher, "get_current_device", lambda: kind)
+    library = codegen.CUDACodeLibrary
+    monkeypatch.setattr(library, "_ensure_cc", lambda self, cc: cc or (9, 0, "a"))
+    module = SimpleNamespace(initialized=True)
+    monkeypatch.setattr(library, "get_cufunc", lambda self: SimpleNamespace(module=module, kernel=None))
+    kernels._kept.cache_clear()
+    kernels.check_exact.cache_clear()
+    yield library
+    kernels._kept.cache_clear()
+    kernels.check_exact.cache_clear()
+
+
+@pytest.mark.skipif(
+    not _can_compile(), reason="NVVM and NVRTC are not installed: pip install 'numba-cuda[cu13]'"
+)
+def test_whether_products_and_sums_stay_apart_is_looked_at(hopper, monkeypatch):
+    with kernels.exact_arithmetic():
+        kernels.check_exact()
+    kernels.check_exact.cache_clear()
+    with pytest.raises(DeviceError, match="contracts products and sums although it is asked not to"):
+        kernels.check_exact()  # with what is usual
+    monkeypatch.setattr(kernels, "_kernel", numba.cuda.jit)
+    with (
+        kernels.exact_arithmetic(),
+        pytest.raises(DeviceError, match="contracts products and sums although it is asked not to"),
+    ):
+        kernels.check_exact()
+
+
+def test_what_is_linked_is_what_was_compiled(monkeypatch):
+    """Else it would be optimized once more, with contracted products and sums: that is usual."""
+    from numba.cuda import decorators
+
+    monkeypatch.setattr(decorators, "_have_nvjitlink", lambda: True)
+    kernels._kept.cache_clear()
+    assert decorators.jit(lambda x: None).targetoptions["lto"] is True
+    for typed in (*kernels.walk_kernels(), kernels.merge_kernel(), kernels.runs_kernel()):
+        assert typed._kernel.targetoptions["lto"] is False
+    options = kernels.round_kernel(1, 8, True)._kernel.targetoptions
+    assert options["lto"] is False
+    assert options["max_registers"] * plan.ON_CARD.threads * 2 <= 65_536  # two blocks on a multiprocessor
+
+
+def test_kernels_are_compiled_once_in_a_process():
+    one, other = kernels.walk_kernels(), kernels.walk_kernels()
+    assert one.walk._kernel is other.walk._kernel and one.walk is not other.walk
+    rounds = [kernels.round_kernel(*given)._kernel for given in ((1, 8, True), (1, 8, True), (1, 4, True))]
+    assert rounds[0] is rounds[1] is not rounds[2]
+    assert kernels.merge_kernel()._kernel is kernels.merge_kernel()._kernel
+    assert kernels.runs_kernel()._kernel is kernels.runs_kernel()._kernel
+
+
+def test_classes_of_one_name_are_compiled_for_apart():
+    def made_anew():
+        class Rule(NamedTuple):
+            number: int
+
+        return Rule
+
+    one, other = (numba.typeof(made_anew()(1)) for _ in range(2))
+    assert str(one) == str(other) and one != other
+
+
 @pytest.mark.filterwarnings("error")
 def test_kernels_of_one_table_look_at_the_types_of_arguments_once(monkeypatch):
     """And nobody is warned that few walkers move at first."""
@@ -221,6 +351,161 @@ def test_kernels_of_one_table_look_at_the_types_of_arguments_once(monkeypatch):
     assert [(each[2].griddim[0], each[2].blockdim[0]) for each in launched] == [(3, 32), (5, 64)]
     assert isinstance(typed.targetoptions["extensions"][0], kernels.NoneArguments)
     typed.overloads.clear()  # of which there is nothing to give back
+    kernels._kept.cache_clear()
+
+
+class _Here:
+    """Main memory as a card's, at an address of its own."""
+
+    def __init__(self, size):
+        self.size = size
+
+    __cuda_memory__ = True
+    device_ctypes_pointer = ctypes.c_void_p(1 << 40)
+    device_pointer = device_pointer_value = handle = 1 << 40
+
+
+def test_launches_differ_in_a_number_alone_and_have_the_arguments_of_an_ordinary_one(monkeypatch):
+    """Those are made ready once, by names of numba-cuda that it may have no more."""
+    from cuda import core
+    from numba.cuda import dispatcher
+    from numba.cuda.cudadrv import devicearray
+
+    def there(array):
+        return devicearray.DeviceNDArray(
+            array.shape, array.strides, array.dtype, gpu_data=_Here(array.nbytes)
+        )
+
+    class Given(NamedTuple):
+        table: object
+        rate: float
+        nothing: object
+        pair: tuple
+
+    given = Given(there(np.zeros((3, 4))), 0.5, None, (there(np.zeros(5, np.uint32)), 7))
+    plain = Given(np.zeros((3, 4)), 0.5, None, (np.zeros(5, np.uint32), 7))
+    kinds = numba.typeof(plain), numba.types.uint64, numba.types.int64
+    arguments = given, np.uint64(3)
+    compiled = object.__new__(dispatcher._Kernel)
+    compiled.signature = numba.types.void(*kinds)
+    compiled.extensions, compiled.debug, compiled.cooperative = [kernels.NoneArguments()], False, False
+    function = SimpleNamespace(kernel="the kernel")
+    compiled._codelibrary = SimpleNamespace(get_cufunc=lambda: function)
+    launched = []
+
+    def launch(stream, config, kernel, *values):
+        numbers = [getattr(value, "value", value) for value in values]
+        launched.append((stream, config.grid, config.block, config.shmem_size, kernel, numbers))
+
+    monkeypatch.setattr(dispatcher, "launch", launch)
+    monkeypatch.setattr(core, "launch", launch)
+    monkeypatch.setattr(dispatcher.driver, "_to_core_stream", lambda stream: "the stream")
+    kernel = kernels._kernel(lambda given, seed, number: None)
+    kernel.overloads[kinds] = compiled
+    kernel._specialized = True
+    typed = kernels.TypedOnce(kernel)
+    typed._is_typed = True
+    ready = typed.with_arguments(*arguments)
+    with kernels.used(NO_CARD):
+        for number in (0, 5):
+            ready((3, 32, 0, 64), number)
+            typed[3, 32, 0, 64](*arguments, number)
+    assert launched[0] == launched[1] and launched[2] == launched[3]
+    assert [one[-1][-1] for one in launched] == [0, 0, 5, 5]
+    assert launched[0][1:5] == ((3, 1, 1), (32, 1, 1), 64, "the kernel")
+    assert launched[0][-1][:5] == [0, 0, 12, 8, 1 << 40]
+
+    def gone(*_):
+        raise AttributeError("_prepare_args")
+
+    usual = dispatcher._Kernel._prepare_args
+    monkeypatch.setattr(dispatcher._Kernel, "_prepare_args", gone)
+    ready = typed.with_arguments(*arguments)
+    monkeypatch.setattr(dispatcher._Kernel, "_prepare_args", usual)
+    with kernels.used(NO_CARD):
+        ready((3, 32, 0, 64), 5)
+    assert launched[4] == launched[3]
+    kernel.overloads.clear()
+
+
+def test_sums_of_halves_are_those_of_whole_numbers():
+    numbers = np.random.default_rng(1).integers(-(2**62), 2**62, 2000)
+    numbers[:4] = -1, 1, 2**32 - 1, -(2**32)
+    low = high = 0
+    for whole, total in zip(numbers, np.cumsum(numbers), strict=True):
+        added, upper = steps.words_of(whole)
+        upper = steps.with_carry(np.uint32(upper), np.uint32(added), np.uint32(low))
+        low, high = (low + int(added)) % 2**32, (high + int(upper)) % 2**32
+        assert steps.of_words(np.uint32(low), np.uint32(high)) == total
+
+
+class CudaAPIError(Exception):
+    """By its name it is a driver's."""
+
+    __module__ = "numba.cuda.cudadrv.driver"
+
+
+FULL = "[2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY"
+BROKEN = "[700] Call to cuMemcpyDtoH results in CUDA_ERROR_ILLEGAL_ADDRESS"
+
+
+@pytest.mark.parametrize(
+    ("raised", "told", "match"),
+    [
+        (CudaAPIError(FULL), DeviceMemoryError, "The memory of numba's CUDA simulator is full"),
+        (CudaAPIError(BROKEN), DeviceError, "A call to numba's CUDA simulator failed: .*ILLEGAL_ADDRESS"),
+        (KeyError(np.exp), DeviceError, r"a function calls np\.exp, which .* Write math\.exp in place of it"),
+        (numba.core.errors.TypingError("no"), DeviceError, "cannot be compiled for a card.*It says: .*no"),
+        (KeyError("exp"), KeyError, "exp"),
+        (ZeroDivisionError("by nothing"), ZeroDivisionError, "by nothing"),
+    ],
+)
+def test_what_a_card_and_a_compiler_raise_is_told_apart(raised, told, match):
+    problem = made(_UnlaunchedStep, MODEL, Settings())._problem
+    with pytest.raises(told, match=match) as caught:
+        with kernels.used(NO_CARD), kernels.compiling(problem):
+            raise raised
+    assert caught.type is told
+
+
+def test_what_fails_first_is_told_where_a_card_fails_again_when_it_is_left(monkeypatch):
+    class Left:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            raise CudaAPIError("Call to cuCtxPopCurrent results in CUDA_ERROR_ILLEGAL_ADDRESS")
+
+    monkeypatch.setattr(kernels, "cuda", SimpleNamespace(gpus=[Left()]))
+    card = replace(NO_CARD, name="H100", is_simulated=False)
+    for raised, told, match in (
+        (CudaAPIError(BROKEN), DeviceError, "cuMemcpyDtoH"),
+        (DivergenceError("beyond"), DivergenceError, "beyond"),
+    ):
+        with pytest.raises(told, match=match), kernels.used(card):
+            raise raised
+
+
+def test_a_card_that_fails_in_a_step_is_not_read_once_more():
+    learner = made(_UnlaunchedStep, MODEL, Settings())
+    reads = []
+
+    def fail(*_):
+        raise CudaAPIError(BROKEN)
+
+    learner._steps = fail
+    learner._held.has_changed = lambda: reads.append(1)
+    with pytest.raises(DeviceError, match="cuMemcpyDtoH"):
+        learner.learn(0, Stream(np.uint64(7), 0), 8)
+    assert not reads
+
+    def diverge(*_):
+        raise DivergenceError("beyond")
+
+    learner._steps = diverge
+    with pytest.raises(DivergenceError):
+        learner.learn(0, Stream(np.uint64(7), 0), 8)
+    assert reads  # it is all there
 
 
 def test_what_is_none_takes_the_place_of_a_pointer():

@@ -15,8 +15,8 @@ from card_twin import SMALL_WALK, CoreMemory, OnCore, OneOnCore, arrays_of, lear
 from dist_classicrl import CompiledSimulator, TabularMDP
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.errors import ActionMaskError, DeviceMemoryError, DivergenceError, OutsideSpaceError
+from dist_classicrl.learning.card import kernels, plan
 from dist_classicrl.learning.card import learner as learners
-from dist_classicrl.learning.card import plan
 from dist_classicrl.learning.card.cards import Card
 from dist_classicrl.learning.card.in_copies import InCopies
 from dist_classicrl.learning.card.in_one_table import InOneTable
@@ -241,6 +241,47 @@ def test_what_a_game_does_wrongly_is_said_and_nothing_is_learned_after(monkeypat
     with pytest.raises(OutsideSpaceError, match="step in state 1 with action . gave the state 7"):
         learner.learn(0, Stream(np.uint64(7), 0), 80)
     assert arrays_of(learner)["updates"].reshape(4, 2).sum(axis=1).tolist() == [8, 0, 0, 0]
+
+
+@numba.njit
+def _wander(data, memory, state, action, random):
+    is_wrong = state == data.bad and random % np.uint64(64) == np.uint64(0)
+    return (7 if is_wrong else (state + 1) % 4), 1.0, False
+
+
+def test_the_walker_whose_game_went_wrong_in_the_middle_of_a_round_is_the_one_that_is_told(monkeypatch):
+    """It begins no new episode in the same round, after which nobody would know which one it was."""
+    monkeypatch.setattr(learners, "try_out", lambda simulator: None)
+    game = CompiledSimulator.game("seldom", 4, 2, Data(2), _reset, _wander)
+    learner = made(OnCore, game, SETTINGS, Shape(2, 4, 64))
+    with pytest.raises(OutsideSpaceError, match="step in state 2 with action . gave the state 7"):
+        learner.learn(0, Stream(np.uint64(7), 500_000), 2048)
+
+
+def test_rows_and_crews_are_asked_for_while_the_card_is_used(monkeypatch):
+    """Whoever asks for them, an engine that reports for instance, is none that uses it."""
+    learner = made(OneOnCore, MODEL, SETTINGS, **ALONE)
+    learner.learn(0, Stream(np.uint64(7), 0), 80)
+    entered, read, usual = [], [], learner.memory.read
+
+    class Used:
+        def __enter__(self):
+            entered.append(1)
+
+        def __exit__(self, *_):
+            entered.pop()
+
+    def reading(there, here):
+        read.append(bool(entered))
+        usual(there, here)
+
+    monkeypatch.setattr(learner._held, "_used", Used)
+    monkeypatch.setattr(kernels, "used", lambda card: Used())
+    monkeypatch.setattr(CoreMemory, "read", staticmethod(reading))
+    arrays_of(learner)
+    rows = len(read)
+    learner.state(0)
+    assert len(read) > rows > 0 and all(read)
 
 
 def test_a_state_in_which_nothing_is_legal_is_named_when_rows_come_back():

@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import os
 from types import SimpleNamespace
 
 import gymnasium
@@ -10,6 +11,9 @@ import numpy as np
 import pytest
 
 from dist_classicrl import CompiledSimulator, DistAsyncQLearning, TabularMDP
+from dist_classicrl.agent.session import Session
+from dist_classicrl.engines import loops
+from dist_classicrl.engines.run import Run
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.errors import DeviceError, DeviceMemoryError, MissingExtraError, SettingsError
 from dist_classicrl.learning.card import cards as _cards
@@ -17,7 +21,9 @@ from dist_classicrl.learning.card import choosing
 from dist_classicrl.learning.card.cards import Card
 from dist_classicrl.learning.card.choosing import card_for, letters_of, why_not
 from dist_classicrl.learning.card.plan import check_memory
+from dist_classicrl.learning.compiled import CompiledLearner
 from dist_classicrl.learning.rules import find
+from dist_classicrl.membership.view import View
 from dist_classicrl.rules import NStepSarsa
 from dist_classicrl.settings import Settings
 
@@ -123,10 +129,18 @@ class _Library:
 
     def __init__(self, driver, toolkit, gpus):
         self.gpus = gpus
+        self.context = _Context()
+
+        def total(number):
+            return 80 << 30
+
         self._modules = {
             "numba.cuda": self,
             "numba.core.config": SimpleNamespace(ENABLE_CUDASIM=False),
-            "numba.cuda.cudadrv.driver": SimpleNamespace(driver=SimpleNamespace(get_version=driver)),
+            "numba.cuda.cudadrv.driver": SimpleNamespace(
+                driver=SimpleNamespace(get_version=driver, cuDeviceTotalMem=total)
+            ),
+            "numba.cuda.cudadrv.nvrtc": SimpleNamespace(get_lowest_supported_cc=lambda: (7, 5)),
             "numba.cuda.cudadrv.nvvm": SimpleNamespace(NVVM=lambda: None),
             "numba.cuda.cudadrv.runtime": SimpleNamespace(get_version=lambda: toolkit),
         }
@@ -135,13 +149,28 @@ class _Library:
         return self._modules[name] if name in self._modules else importlib.import_module(name)
 
     def current_context(self):
-        return SimpleNamespace(get_memory_info=lambda: SimpleNamespace(total=80 << 30, free=70 << 30))
+        return self.context
+
+
+class _Context:
+    """Has 10 GiB that were given back and not returned yet."""
+
+    kept = 10 << 30
+
+    @property
+    def deallocations(self):
+        return SimpleNamespace(clear=lambda: setattr(self, "kept", 0))
+
+    def get_memory_info(self):
+        return SimpleNamespace(total=80 << 30, free=(70 << 30) - self.kept)
 
 
 class _Gpu:
-    name, compute_capability, MULTIPROCESSOR_COUNT = b"NVIDIA H100", (9, 0), 132
+    name, compute_capability, MULTIPROCESSOR_COUNT, id = b"NVIDIA H100", (9, 0), 132, 0
+    begun = 0
 
     def __enter__(self):
+        type(self).begun += 1
         return self
 
     def __exit__(self, *error):
@@ -174,38 +203,127 @@ def test_no_driver_an_old_one_and_no_card_are_told_apart(library, monkeypatch):
         DeviceError, match=r"driver is too old: it runs CUDA up to 12\.4.*CUDA 13\.1.*numba-cuda\[cu12\]"
     ):
         _cards.cards()
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    library(driver=None)
+    with pytest.raises(
+        DeviceError, match="none that works among those that CUDA_VISIBLE_DEVICES='-1' lets this process see"
+    ):
+        _cards.cards()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     library()
-    with pytest.raises(DeviceError, match="no card that CUDA_VISIBLE_DEVICES= lets this process see"):
+    with pytest.raises(DeviceError, match="There is a driver, but no card that works here"):
         _cards.cards()
 
 
-def test_cards_are_listed_with_what_they_are(library):
+class _Old(_Gpu):
+    name, compute_capability = b"Tesla P100", (6, 0)
+
+
+class _Lost(_Gpu):
+    @property
+    def MULTIPROCESSOR_COUNT(self):
+        raise RuntimeError("Unknown Error")
+
+
+def test_cards_that_cannot_be_had_leave_the_others_alone(library):
+    library(gpus=[_Old(), _Lost(), _Gpu()])
+    assert [card.number for card in _cards.cards()] == [2]
+    library(gpus=[_Old(), _Lost()])
+    with pytest.raises(
+        DeviceError,
+        match=r"card 0, Tesla P100 \(.*too old for CUDA 13\.1.*numba-cuda\[cu12\]; card 1 does not answer",
+    ):
+        _cards.cards()
+
+
+def test_a_card_that_fails_when_its_memory_is_asked_for_is_named(library):
+    class CudaAPIError(Exception):  # by its name it is told
+        pass
+
+    class Broken(_Gpu):
+        def __enter__(self):
+            raise CudaAPIError("[999] Call to cuDevicePrimaryCtxRetain results in CUDA_ERROR_UNKNOWN")
+
+    library(gpus=[Broken()])
+    (card,) = _cards.cards()
+    with pytest.raises(DeviceError, match=r"A call to card 0, NVIDIA H100 .*failed.*CUDA_ERROR_UNKNOWN"):
+        _cards.free_memory(card)
+
+
+def test_cards_are_listed_with_what_they_are_and_not_begun_to_be_used(library):
     library(gpus=[_Gpu(), _Gpu()])
     first, second = _cards.cards()
+    assert _Gpu.begun == 0  # a card may let only one process do so
     assert (first.number, second.number, first.name) == (0, 1, "NVIDIA H100")
     assert str(second) == ("card 1, NVIDIA H100 (compute capability 9.0, 80 GiB, 132 multiprocessors)")
     assert _cards.free_memory(second) == 70 << 30
 
 
-def on_host(monkeypatch, rank, size):
-    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", str(rank))
-    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", str(size))
+@pytest.fixture
+def alone(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith(("OMPI_", "MPI_LOCAL", "MV2_", "SLURM_", "PALS_", "FLUX_")):
+            monkeypatch.delenv(name)
 
 
 def test_each_rank_of_a_host_takes_a_card_of_its_own(monkeypatch, caplog):
     monkeypatch.setattr(choosing, "cards", lambda: CARDS)
     taken = []
-    for rank in (1, 2, 3):
-        on_host(monkeypatch, rank, 4)
-        card, _ = card_for(source_of(), Settings(device="cuda"), "server", 4, False, 10)
+    for number in range(3):
+        card, _ = card_for(source_of(), Settings(device="cuda"), "server", 4, False, 10, (number, 3))
         taken.append(card.number)
-    assert taken == [0, 1, 0]  # rank 0 serves, and takes none
+    assert taken == [0, 1, 0]
     assert caplog.text.count("3 ranks of this host want a card, and it has 2: some share one") == 1
     assert card_for(source_of(), Settings(device="cuda"), "server", 4, True, 10)[0] is None
-    on_host(monkeypatch, 3, 4)
-    card, why = card_for(source_of(), Settings(device="auto"), "server", 4, False, 10**10)
+    card, why = card_for(source_of(), Settings(device="auto"), "server", 4, False, 10**10, (2, 3))
     assert card is None and "the 2 cards of this host are for other ranks of the 3 there" in why
+
+
+def test_the_place_of_a_rank_among_those_of_its_host_that_learn_is_the_groups_to_say():
+    """Nothing that a launcher says plays a part: srun says other things than mpirun."""
+    hosts = ["a", "a", "b", "b", "a"]
+
+    def places(engine, server=0, members=(0, 1, 2, 3, 4)):
+        view = View(1, 1, server, members)
+        found = []
+        for rank in members:
+            group = SimpleNamespace(rank=rank, view=view, host_of=hosts.__getitem__)
+            session = SimpleNamespace(group=group)
+            found.append(Session._place_on_host(session, SimpleNamespace(name=engine)))
+        return found
+
+    assert places("server")[1:] == [(0, 2), (0, 2), (1, 2), (1, 2)]  # rank 0 serves, on its own host alone
+    assert places("rounds") == [(0, 3), (1, 3), (0, 2), (1, 2), (2, 3)]
+    assert places("server", server=3, members=(1, 2, 3, 4)) == [(0, 2), (0, 1), (1, 2), (1, 2)]
+    assert Session._place_on_host(SimpleNamespace(group=None), None) is None
+
+
+@pytest.mark.parametrize(
+    ("told", "place"),
+    [
+        ({}, (0, 1)),
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": 1, "OMPI_COMM_WORLD_LOCAL_SIZE": 2, "SLURM_LOCALID": 0}, (1, 2)),
+        ({"SLURM_LOCALID": 2, "SLURM_NODEID": 1, "SLURM_STEP_TASKS_PER_NODE": "4(x2),3"}, (2, 4)),
+        ({"SLURM_LOCALID": 2, "SLURM_NODEID": 2, "SLURM_STEP_TASKS_PER_NODE": "4(x2),3"}, (2, 3)),
+        ({"PALS_LOCAL_RANKID": 3, "PALS_LOCAL_SIZE": 4}, (3, 4)),
+        ({"FLUX_TASK_LOCAL_ID": 1}, (1, 2)),
+    ],
+)
+def test_processes_that_train_alone_go_by_what_launchers_say(alone, monkeypatch, told, place):
+    for name, number in told.items():
+        monkeypatch.setenv(name, str(number))
+    assert _cards.place_on_host() == place
+
+
+def test_a_task_that_sees_only_its_own_card_takes_it(alone, monkeypatch):
+    monkeypatch.setattr(choosing, "cards", lambda: CARDS[:1])
+    third = source_of(), Settings(device="auto"), "server", 4, False, 10**10, (2, 3)
+    assert card_for(*third)[0] is None
+    monkeypatch.setenv("SLURM_LOCALID", "3")
+    monkeypatch.setenv("SLURM_GPUS_PER_TASK", "1")
+    assert card_for(*third)[0] == CARDS[0]
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "3")  # mpirun starts ranks that see all of a host
+    assert card_for(*third)[0] is None
 
 
 @pytest.mark.slow
@@ -244,6 +362,30 @@ def test_too_little_memory_is_refused_by_how_much(monkeypatch):
         DeviceMemoryError, match=r"A table needs 1\.50 GiB.*1\.00 GiB that nobody uses: 0\.50"
     ):
         check_memory(3 << 29, CARDS[0], "A table")
+
+
+def test_what_a_card_fails_with_first_is_told_and_what_came_back_before_is_kept(monkeypatch):
+    calls = []
+    learn, settle = CompiledLearner.learn, Run.settle
+
+    def failing(self, walker, stream, steps):
+        calls.append(stream.used)
+        if stream.used > 50_000:
+            raise DeviceError("A call to the card failed.")
+        learn(self, walker, stream, steps)
+
+    def no_card(self, table):
+        if calls and calls[-1] > 50_000:
+            raise DeviceError("The card was asked once more.")
+        settle(self, table)
+
+    monkeypatch.setattr(CompiledLearner, "learn", failing)
+    monkeypatch.setattr(Run, "settle", no_card)
+    monkeypatch.setattr(loops, "_FOLD_SECONDS", 0.0)
+    agent = DistAsyncQLearning(seed=1)
+    with pytest.raises(DeviceError, match=r"A call to the card failed\."):
+        agent.train(env=MODEL, steps=10**7)
+    assert 0 < agent.steps == agent.visits.sum()
 
 
 @pytest.mark.slow

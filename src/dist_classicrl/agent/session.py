@@ -201,7 +201,21 @@ class Session:
         """Return the card that this rank learns on, None for cores, and why."""
         serves = self.group is not None and self.group.is_server and engine.name != "rounds"
         share = steps // max(1, ranks - 1) if self.asked.names_total else steps
-        return card_for(source, self.state.settings, engine.name, ranks, serves, share)
+        place = self._place_on_host(engine)
+        return card_for(source, self.state.settings, engine.name, ranks, serves, share, place)
+
+    def _place_on_host(self, engine: Engine) -> tuple[int, int] | None:
+        """Return the number of this rank among those of its host that learn, and how many these are.
+
+        None for a process alone.
+        """
+        group = self.group
+        if group is None:
+            return None
+        here, host = group.view, group.host_of(group.rank)
+        learning = here.members if engine.name == "rounds" else here.workers
+        others = [rank for rank in learning if rank != group.rank and group.host_of(rank) == host]
+        return sum(rank < group.rank for rank in others), len(others) + 1
 
     def _take_room(self, source: Source, engine: Engine) -> bool:
         """Return whether a large table is to be divided; SettingsError where it, or a share, does not fit."""

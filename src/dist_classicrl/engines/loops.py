@@ -16,7 +16,7 @@ from dist_classicrl.engines.progress import Company
 from dist_classicrl.engines.run import Run
 from dist_classicrl.engines.saving import Position
 from dist_classicrl.engines.schedule import Pace, RoundPlayer, next_round, sum_of
-from dist_classicrl.errors import CheckpointFencedError, DivergenceError
+from dist_classicrl.errors import CheckpointFencedError, DeviceError, DivergenceError
 from dist_classicrl.learning.learner import Learner, check_sums
 from dist_classicrl.learning.state import State, stack_states
 from dist_classicrl.tables.round_merge import RoundMerge
@@ -199,7 +199,7 @@ class StepLoop(Loop):
                 if not goes_on:
                     break
         except BaseException:
-            with suppress(DivergenceError):
+            with suppress(DivergenceError, DeviceError):  # a card that failed is not there to be read
                 self.settle()
             raise
         finally:
@@ -232,7 +232,10 @@ class StepLoop(Loop):
         return max(1, until)
 
     def rescue(self) -> None:
-        """Save what was learned, unless values have grown beyond all numbers: an earlier checkpoint stays."""
+        """Save what was learned, unless it is beyond all numbers, or on a card that failed.
+
+        Then an earlier checkpoint stays.
+        """
         run = self._run
         if self._is_sound and run.saver is not None:
             # Where a callback raised nothing is half done, and the run goes on from there as if it had not.
@@ -245,7 +248,7 @@ class StepLoop(Loop):
             return
         try:
             run.settle(self._learner.table)
-        except DivergenceError:
+        except (DivergenceError, DeviceError):
             self._is_sound = False
             raise
         run.kept = made

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl._hints import local_rank_of_environment, local_size_of_environment
-from dist_classicrl.errors import DeviceError, MissingExtraError
+from dist_classicrl._hints import has_cards_of_its_own, local_task_of_environment, local_tasks_of_environment
+from dist_classicrl.errors import DeviceError, DeviceMemoryError, MissingExtraError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -96,11 +96,17 @@ def driver_version() -> tuple[int, int]:
     except Exception as error:  # CudaSupportError, an ImportError, or what the library says
         reason = " ".join(str(error).replace("Error at driver init:", "").split()).rstrip(".: ")
         raise DeviceError(
-            f'device="cuda" needs a card and NVIDIA\'s driver, and there is none that works here: {reason}. '
-            f"See whether nvidia-smi lists a card; in a container, start it with --gpus all or --nv. "
-            f"{_ON_CORES}"
+            f'device="cuda" needs a card and NVIDIA\'s driver, and there is none that works '
+            f"{_among_visible()}: {reason}. See whether nvidia-smi lists a card; in a container, start it "
+            f"with --gpus all or --nv. {_ON_CORES}"
         ) from error
     return int(major), int(minor)
+
+
+def _among_visible() -> str:
+    """Return where cards are looked for: a driver says that there are none where a variable hides them."""
+    seen = os.environ.get(VISIBLE)
+    return "here" if seen is None else f"among those that {VISIBLE}={seen!r} lets this process see"
 
 
 def toolkit_version() -> tuple[int, int]:
@@ -118,14 +124,16 @@ def toolkit_version() -> tuple[int, int]:
 
 
 def cards() -> list[Card]:
-    """Return the cards that this process can see, at least one.
+    """Return the cards that this process can see, at least one. None of them is begun to be used by that.
+
+    Cards that do not answer, or for which kernels cannot be compiled, are left out.
 
     Raises
     ------
     MissingExtraError
         Without numba-cuda.
     DeviceError
-        If there is no driver, it is too old, or there is no card.
+        If there is no driver, it is too old, or there is no card that works.
     """
     cuda = numba_cuda()
     if is_simulated():
@@ -138,36 +146,54 @@ def cards() -> list[Card]:
             f'install "numba-cuda[cu{has[0]}]". {_ON_CORES}'
         )
     try:
-        found = [_card(number, each) for number, each in enumerate(cuda.gpus)]
+        listed, least = list(cuda.gpus), _least_capability()
     except Exception as error:
         raise DeviceError(f"NVIDIA's driver lists no card: {error}. {_ON_CORES}") from error
+    found, left_out = [], []
+    for number, each in enumerate(listed):
+        try:
+            card = _card(number, each)
+        except Exception as error:  # others may work
+            left_out.append(f"card {number} does not answer ({error})")
+            continue
+        if card.capability >= least:
+            found.append(card)
+        else:
+            left_out.append(f"{card} is too old for CUDA {needs[0]}.{needs[1]}, see numba-cuda[cu12]")
     if not found:
-        seen = os.environ.get(VISIBLE)
-        why = "" if seen is None else f" that {VISIBLE}={seen} lets this process see"
-        raise DeviceError(f"There is a driver, but no card{why}. {_ON_CORES}")
+        why = f": {'; '.join(left_out)}" if left_out else ""
+        raise DeviceError(f"There is a driver, but no card that works {_among_visible()}{why}. {_ON_CORES}")
     return found
 
 
+def _least_capability() -> tuple[int, int]:
+    """Return the lowest compute capability for which kernels can be compiled."""
+    major, minor = import_module("numba.cuda.cudadrv.nvrtc").get_lowest_supported_cc()[:2]
+    return int(major), int(minor)
+
+
 def _card(number: int, each: Any) -> Card:
-    with each:
-        memory = int(import_module("numba.cuda").current_context().get_memory_info().total)
+    """Return what a card is. That makes no context on it, which a card may grant to one process alone."""
     device = each.device if hasattr(each, "device") else each
+    driver: Any = import_module("numba.cuda.cudadrv.driver").driver
+    memory = int(driver.cuDeviceTotalMem(device.id))
     name = device.name.decode() if isinstance(device.name, bytes) else str(device.name)
     major, minor = device.compute_capability[:2]
     return Card(number, name, (int(major), int(minor)), memory, int(device.MULTIPROCESSOR_COUNT))
 
 
-def place_on_host(serves_apart: bool) -> tuple[int, int]:
-    """Return the number of this rank among those of its host that may want cards, and how many they are.
+def place_on_host() -> tuple[int, int]:
+    """Return the number of this process among those of its host that may want cards, and how many they are.
 
-    `serves_apart`: the first rank of the job serves, and needs none. It is taken to be on each host the first
-    one, since only on its own would the number be one too low, and then two ranks share a card that might
-    have had one each.
+    It is what launchers say, and what a process that belongs to no group of ranks goes by.
     """
-    number, size = local_rank_of_environment() or 0, local_size_of_environment() or 1
-    if serves_apart and size > 1:
-        return max(0, number - 1), size - 1
-    return number, size
+    number = local_task_of_environment() or 0
+    return number, max(number + 1, local_tasks_of_environment() or 1)
+
+
+def place_among(found: list[Card], place: tuple[int, int]) -> tuple[int, int]:
+    """Return a place among those of a host that share these cards: a task may see none but its own."""
+    return (0, 1) if has_cards_of_its_own() and len(found) < place[1] else place
 
 
 def card_of_rank(found: list[Card], number: int) -> Card:
@@ -176,9 +202,43 @@ def card_of_rank(found: list[Card], number: int) -> Card:
 
 
 def free_memory(card: Card) -> int:
-    """Return how many bytes of a card's memory nobody has."""
+    """Return how many bytes of a card's memory nobody has.
+
+    DeviceError if the card does not answer.
+    """
     if card.is_simulated:
         return card.memory
     cuda = numba_cuda()
-    with cuda.gpus[card.number]:
-        return int(cuda.current_context().get_memory_info().free)
+    try:
+        with cuda.gpus[card.number]:
+            context = cuda.current_context()
+            context.deallocations.clear()  # what this process gave back, and has not returned yet
+            return int(context.get_memory_info().free)
+    except Exception as error:
+        if is_of_card(error):
+            raise trouble(card, error) from error
+        raise
+
+
+_OF_CARD = {"CudaDriverError", "CudaAPIError", "CUDAError", "nvJitLinkError", "DeviceError"}
+"""Names of the classes of errors that a driver, or what makes code for a card, has: each library its own."""
+
+
+def is_of_card(error: BaseException) -> bool:
+    """Whether an error is a card's own: it has no memory left, or does not work."""
+    return any(kind.__name__ in _OF_CARD for kind in type(error).__mro__)
+
+
+def trouble(card: Card, error: BaseException) -> DeviceError:
+    """Return an error of a card as one of the package."""
+    if isinstance(error, DeviceError):
+        return error
+    if "OUT_OF_MEMORY" in str(error):
+        return DeviceMemoryError(
+            f"The memory of {card} is full: {error}. End what else uses the card, take a larger one "
+            f'({VISIBLE}), or write device="cpu".'
+        )
+    return DeviceError(
+        f"A call to {card} failed: {error}. After that nothing more can be done with a card in this process: "
+        'see whether nvidia-smi lists the card without errors, and start anew, or write device="cpu".'
+    )

@@ -10,7 +10,7 @@ import numpy as np
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.environments.simulate import GAMES
 from dist_classicrl.errors import DeviceError, DistClassicRLError
-from dist_classicrl.learning.card.cards import Card, card_of_rank, cards, place_on_host
+from dist_classicrl.learning.card.cards import Card, card_of_rank, cards, place_among, place_on_host
 from dist_classicrl.learning.card.plan import (
     MAP_BYTES,
     ONE_TABLE_ON_CARD,
@@ -97,11 +97,18 @@ def letters_of(rule: LearningRule, parameters: Any) -> int:
 
 
 def card_for(
-    source: Source, settings: Settings, engine: str, ranks: int, serves: bool, steps: int
+    source: Source,
+    settings: Settings,
+    engine: str,
+    ranks: int,
+    serves: bool,
+    steps: int,
+    place: tuple[int, int] | None = None,
 ) -> tuple[Card | None, str]:
     """Return the card that this rank is to learn on, None for cores, and why.
 
-    `serves`: it has others learn. `steps` are those of this rank, as far as it knows.
+    `serves`: it has others learn. `steps` are those of this rank, as far as it knows. `place` is its number
+    among the ranks of its host that learn, and how many these are; by default what launchers say.
 
     Raises
     ------
@@ -116,7 +123,7 @@ def card_for(
             raise DeviceError(f'device="cuda" cannot be had: {why}; or device="cpu".')
         if serves:
             return None, "this rank serves, and learns nothing while others do"
-        return card_of_this_rank(ranks > 1 and engine == "server"), 'device="cuda"'
+        return card_of_this_rank(place), 'device="cuda"'
     if why is not None:
         return None, why
     if ranks > 1 and not settings.async_updates:
@@ -129,7 +136,7 @@ def card_for(
         )
     try:
         found = cards()
-        number, wanting = place_on_host(ranks > 1 and engine == "server")
+        number, wanting = place_among(found, place or place_on_host())
     except DistClassicRLError as error:
         return None, str(error)
     if ranks > 1 and number >= len(found):
@@ -154,13 +161,13 @@ def _least_bytes(source: Source, settings: Settings, is_alone: bool) -> int:
     return bytes_with_one_table(shape.size, table, ONE_TABLE_ON_CARD.walkers, letters, 0, model)
 
 
-def card_of_this_rank(serves_apart: bool = False) -> Card:
-    """Return the card of this rank among those of its host; `serves_apart`: the first one needs none.
+def card_of_this_rank(place: tuple[int, int] | None = None) -> Card:
+    """Return the card of this rank among those of its host; `place` is as in `card_for`.
 
     MissingExtraError or DeviceError where there is no card.
     """
     found = cards()
-    number, wanting = place_on_host(serves_apart)
+    number, wanting = place_among(found, place or place_on_host())
     if number >= len(found):
         logger.warning(
             "%d ranks of this host want a card, and it has %d: some share one, and are no quicker by that.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,16 +88,20 @@ class HeldRows:
     """Rows that stay on the card between calls, and come here when somebody asks for them.
 
     To the engine it is the table of a learner that is alone, see `LineTable`: it is loaded, and settled.
-    `stuck` are the states in which no action is legal, see `compiled.stuck_states`. What is copied is their
-    memory as it is, and there is no third place where it is.
+    `stuck` are the states in which no action is legal, see `compiled.stuck_states`. `used` returns what is
+    entered while the card is used, see `kernels.used`: whoever asks for the rows has not entered it. What is
+    copied is their memory as it is, and there is no third place where it is.
     """
 
-    def __init__(self, rows: LineTable, memory: Any, stuck: np.ndarray | None) -> None:
+    def __init__(
+        self, rows: LineTable, memory: Any, stuck: np.ndarray | None, used: Callable[[], Any]
+    ) -> None:
         self.seen = self
         self.bytes = size_of(rows.shape, rows.values.dtype)
         self._rows = rows
         self._memory = memory
         self._stuck = stuck
+        self._used = used
         self._there: There | None = None
         self._is_new, self._has_changed = True, False
 
@@ -153,7 +158,8 @@ class HeldRows:
         assert self._there is not None  # else nobody could have changed it
         counts = self.shape.tables(self._rows.counts)
         before = None if self._stuck is None else counts[:, self._stuck]
-        self._memory.read(self._there.known, self._rows.arrays.counts)
+        with self._used():
+            self._memory.read(self._there.known, self._rows.arrays.counts)
         self._has_changed = False
         if self._stuck is not None:
             stuck_there(self._stuck, counts[:, self._stuck], before)

@@ -9,7 +9,14 @@ import numpy as np
 from dist_classicrl.learning.card import kernels, plan
 from dist_classicrl.learning.card.held import known_visits, take_maps
 from dist_classicrl.learning.card.learner import CardLearner, Crew
-from dist_classicrl.learning.card.plan import SHARED_BYTES, Round, Units, blocks_of, bytes_with_copies
+from dist_classicrl.learning.card.plan import (
+    MOST_MOMENTS,
+    SHARED_BYTES,
+    Round,
+    Units,
+    blocks_of,
+    bytes_with_copies,
+)
 from dist_classicrl.learning.card.steps import TOO_LARGE, Arrays
 from dist_classicrl.learning.learner import Problem, Stream
 
@@ -64,7 +71,7 @@ class InCopies(CardLearner):
             self._widen()
         self._take_crew(crew, walkers, memory)
         take_maps(self.memory, self.table, arrays, self.memory.get(arrays.updates))
-        self.totals.values += self.memory.get(walkers.totals).sum(axis=0)
+        self.totals.values += self.memory.get(walkers.totals).sum(axis=1)
         return crew[0].collected
 
     def _try(self, crew: Crew, stream: Stream, rounds: list[Round], units: Units) -> tuple[Any, Any, Any]:
@@ -75,16 +82,27 @@ class InCopies(CardLearner):
         arrays, copies = self._arrays(blocks), self._copies(blocks)
         simulation, parts, memory = self._parts(crew[1])
         bytes_shared = self._copy_bytes if self._in_shared else 0
-        threads = min(256, max(32, table.q.size)) if not self.card.is_simulated else self.shape.threads
+        tile, lanes = kernels.merge_shape()
+        merging = -(-table.q.size // tile), tile * lanes
+        merge = kernels.launcher(self._merge, arrays)
+        playing: dict[int, kernels.Launcher] = {}  # by the blocks that move: their clock is another
         used = stream.used
-        for one in rounds:
-            moving_blocks = blocks_of(one.moving, self.shape)
-            there = parts._replace(step_sizes=self._step_sizes_for(moving_blocks))
-            moment = self._moment(stream, used, one, units)
-            grid = moving_blocks, self.shape.threads, 0, bytes_shared
-            self._round[grid](problem.parameters, simulation, walkers, there, arrays, copies, moment)
-            self._merge[-(-table.q.size // threads), threads](arrays, moving_blocks)
-            used += one.moving * one.steps
+        for first in range(0, len(rounds), MOST_MOMENTS):
+            now = rounds[first : first + MOST_MOMENTS]
+            moments = []
+            for one in now:
+                moments.append(self._moment(stream, used, one, units))
+                used += one.moving * one.steps
+            there = self._moments(moments)
+            for number, one in enumerate(now):
+                moving = blocks_of(one.moving, self.shape)
+                if moving not in playing:
+                    own = parts._replace(step_sizes=self._step_sizes_for(moving))
+                    playing[moving] = kernels.launcher(
+                        self._round, problem.parameters, simulation, walkers, own, arrays, copies, there
+                    )
+                playing[moving]((moving, self.shape.threads, 0, bytes_shared), number)
+                merge(merging, moving)
         return walkers, arrays, memory
 
     def _arrays(self, blocks: int) -> Any:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dist_classicrl.learning.card import kernels, plan
+from dist_classicrl.learning.card.cards import is_of_card
 from dist_classicrl.learning.card.held import HeldMaps, HeldRows
 from dist_classicrl.learning.card.learner import CardLearner
-from dist_classicrl.learning.card.plan import Round, Units, blocks_of, bytes_with_one_table
-from dist_classicrl.learning.card.steps import FAULTS, MADE, TOO_LARGE, CardWalkers, Moment, OneTable, Parts
+from dist_classicrl.learning.card.plan import (
+    MOST_MOMENTS,
+    Round,
+    Shape,
+    Units,
+    blocks_of,
+    bytes_with_one_table,
+)
+from dist_classicrl.learning.card.steps import FAULTS, MADE, TOO_LARGE, CardWalkers, Moments, OneTable, Parts
 from dist_classicrl.learning.compiled import stuck_states
 from dist_classicrl.learning.learner import Problem, Stream
 from dist_classicrl.learning.state import State
@@ -37,6 +46,21 @@ class _Moving(NamedTuple):
     walkers: CardWalkers
 
 
+class _Steps(NamedTuple):
+    """Launches the kernels of steps, see `kernels.WalkKernels`."""
+
+    shape: Shape
+    walk: kernels.Launcher
+    add: kernels.Launcher
+    move: kernels.Launcher
+
+    def make(self, number: int, moving: int, is_again: bool) -> None:
+        """Make a step with all that move; `is_again`: they have moved, and the table has not."""
+        grid = blocks_of(moving, self.shape), self.shape.threads
+        (self.add if is_again else self.walk)(grid, number)
+        self.move(grid, number)
+
+
 class InOneTable(CardLearner):
     """Learns step by step: all walkers find targets in the table as it is, then its entries move.
 
@@ -51,7 +75,7 @@ class InOneTable(CardLearner):
         held: HeldRows | HeldMaps
         if problem.is_alone:
             rows = problem.rows or LineTable(problem.shape, problem.dtype, problem.legal)
-            held = HeldRows(rows, self.memory, stuck_states(simulator))
+            held = HeldRows(rows, self.memory, stuck_states(simulator), partial(kernels.used, card))
         else:
             held = HeldMaps(problem.table, self.memory)
         shape = plan.ONE_TABLE_IN_SIMULATOR if card.is_simulated else plan.ONE_TABLE_ON_CARD
@@ -77,8 +101,9 @@ class InOneTable(CardLearner):
     def _compile(self, number: int) -> None:
         table, moving = self._table(), self._crew_there(number)
         moment = self._moment(Stream(np.uint64(0), 0), 0, Round(0, 0), self._units())
-        self._step(moving, table, moment, is_again=False)
-        self._step(moving, table, moment, is_again=True)
+        steps = self._steps(moving, table, self._moments([moment]))
+        steps.make(0, 0, is_again=False)
+        steps.make(0, 0, is_again=True)
         self._take_sums(moving)
 
     def _units(self) -> Units:
@@ -92,12 +117,16 @@ class InOneTable(CardLearner):
         """
         table, moving = self._table(), self._crew_there(number)
         made, is_again = 0, False
+        steps: _Steps | None = None
         try:
             while made < len(rounds):
                 self.memory.write(table.faults, np.zeros(FAULTS, np.int64))
                 units = self._units()
-                for used, one in self._from(stream, rounds, made):
-                    self._step(moving, table, self._moment(stream, used, one, units), is_again)
+                moments = [self._moment(stream, *one, units) for one in self._from(stream, rounds, made)]
+                there = self._moments(moments)
+                steps = self._steps(moving, table, there) if steps is None else steps
+                for number, moment in enumerate(moments):
+                    steps.make(number, moment.moving, is_again)
                     is_again = False
                 faults = self.memory.get(table.faults)
                 self._raise_for(faults, moving.walkers)
@@ -105,27 +134,29 @@ class InOneTable(CardLearner):
                 if faults[TOO_LARGE]:
                     self._widen()
                     is_again = True
-        finally:
-            self._held.has_changed()
+        except BaseException as error:
+            if not is_of_card(error):  # else what is there cannot be had
+                self._held.has_changed()
+            raise
+        self._held.has_changed()
         return self._take_sums(moving)
 
     def _from(self, stream: Stream, rounds: list[Round], made: int) -> Iterator[tuple[int, Round]]:
-        """Give the rounds after so many, each of one step, with the steps of the stream before it."""
+        """Give the next rounds, each of one step, with the steps of the stream before it."""
         used = stream.used + sum(one.moving for one in rounds[:made])
-        for one in rounds[made:]:
+        for one in rounds[made : made + MOST_MOMENTS]:
             yield used, one
             used += one.moving
 
-    def _step(self, moving: _Moving, table: OneTable, moment: Moment, is_again: bool) -> None:
-        """Make one step with all that move; `is_again`: they have moved, and the table has not."""
-        grid = blocks_of(moment.moving, self.shape), self.shape.threads
-        if is_again:
-            self._kernels.add[grid](table, moment)
-        else:
-            self._kernels.walk[grid](
-                self._problem.parameters, moving.simulation, moving.walkers, moving.parts, table, moment
-            )
-        self._kernels.move[grid](table, moment)
+    def _steps(self, moving: _Moving, table: OneTable, there: Moments) -> _Steps:
+        """Return what makes steps, each as the moment of its number says that is `there`."""
+        walk = self._problem.parameters, moving.simulation, moving.walkers, moving.parts, table, there
+        return _Steps(
+            self.shape,
+            kernels.launcher(self._kernels.walk, *walk),
+            kernels.launcher(self._kernels.add, table, there),
+            kernels.launcher(self._kernels.move, table, there),
+        )
 
     def _table(self) -> OneTable:
         """Return the table on the card, as it is here, and what walkers write besides it."""
@@ -169,7 +200,8 @@ class InOneTable(CardLearner):
     def state(self, walker: int) -> State:
         """See `Learner`."""
         if self._moving is not None and self._moving.number == walker:
-            self._bring_crew()
+            with kernels.used(self.card):
+                self._bring_crew()
         return super().state(walker)
 
     def restore(self, walker: int, state: State) -> None:

@@ -15,6 +15,8 @@ from dist_classicrl.learning.card import kernels
 from dist_classicrl.learning.card.cards import Card
 from dist_classicrl.learning.card.choosing import letters_of
 from dist_classicrl.learning.card.plan import (
+    MOMENT_BYTES,
+    MOST_MOMENTS,
     Round,
     Shape,
     Units,
@@ -22,7 +24,16 @@ from dist_classicrl.learning.card.plan import (
     check_memory,
     next_round,
 )
-from dist_classicrl.learning.card.steps import NO_ROOM, WRONG, CardWalkers, Moment, Parts
+from dist_classicrl.learning.card.steps import (
+    LOST,
+    NO_ROOM,
+    WRONG,
+    CardWalkers,
+    Moment,
+    Moments,
+    Parts,
+    moments_of,
+)
 from dist_classicrl.learning.compiled import NEVER, infinite_return, stuck_states, stuck_there
 from dist_classicrl.learning.learner import Problem, Stream, Totals
 from dist_classicrl.learning.memory import RuleMemory
@@ -60,6 +71,7 @@ class CardLearner(ABC):
         self._crews: dict[int, Crew] = {}
         self._bound = self._first_bound
         self._letters = letters_of(problem.rule, problem.parameters)
+        self._told: Moments | None = None  # on the card
         self._constants: Any = None  # on the card: the simulation, and what is legal
         self._step_sizes: dict[int, Any] = {}  # on the card, by what divides the clock
 
@@ -102,7 +114,7 @@ class CardLearner(ABC):
             elapsed=np.zeros(walkers, np.int64),
             collected=np.zeros(walkers),
             memory=np.zeros((walkers, simulator.memory_size), np.int64),
-            totals=np.zeros((walkers, 4)),
+            totals=np.zeros((4, walkers)),
             came=np.full((walkers, 3), -1),
             reward=np.zeros(walkers),
             time_limit=simulator.max_episode_steps or NEVER,
@@ -115,6 +127,7 @@ class CardLearner(ABC):
         """Raise DeviceMemoryError where the card has no room for the problem."""
         context = memory.context(self.table, self._problem.rates.table, 0.0)
         constant = bytes_of_arrays((self._simulator.tables, self.table.arrays.legal, context[1:]))
+        constant += MOST_MOMENTS * MOMENT_BYTES
         needed = self._bytes(bytes_of_arrays(crew) // self.shape.walkers, constant)
         entries, walkers = self.table.shape.size, self.shape.walkers
         check_memory(needed, self.card, f"A table of {entries:,} entries with {walkers:,} walkers")
@@ -155,8 +168,7 @@ class CardLearner(ABC):
         """Raise the error for what is wrong with a step, if that is not a target beyond the bound."""
         if faults[WRONG]:
             came, reward = self.memory.get(walkers.came), self.memory.get(walkers.reward)
-            which = np.flatnonzero(self.memory.get(walkers.states) < 0)
-            first = int(which[np.argmax(came[which].any(axis=1))]) if which.size else 0
+            first = int(np.argmax(self.memory.get(walkers.states) == LOST))
             run_game(self._simulator, came[first], reward[first : first + 1], lambda: True)
         if faults[NO_ROOM]:
             raise SettingsError(
@@ -226,6 +238,20 @@ class CardLearner(ABC):
             1.0 / units.scale,
         )
 
+    def _moments(self, moments: list[Moment]) -> Moments:
+        """Return rounds on the card, at most `MOST_MOMENTS`, from where kernels take them by their number.
+
+        They stand where those before them stood, which are over by then.
+        """
+        here = moments_of(moments)
+        if self._told is None:
+            sizes = [MOST_MOMENTS * array.size // len(moments) for array in here]
+            whole, real = (self.memory.new(n, array.dtype) for n, array in zip(sizes, here, strict=True))
+            self._told = Moments(whole, real)
+        for there, array in zip(self._told, here, strict=True):
+            self.memory.write(there[: array.size], array)
+        return self._told
+
     def _take_crew(self, crew: Crew, walkers: CardWalkers, memory: Any) -> None:
         """Bring a crew to what it is on the card."""
         for name in ("states", "elapsed", "collected", "memory"):
@@ -257,5 +283,5 @@ class CardLearner(ABC):
 
     def close(self) -> None:
         """Give the card's memory back."""
-        self._constants = None
+        self._constants = self._told = None
         self._step_sizes.clear()

@@ -14,12 +14,15 @@ from dist_classicrl.learning.card.steps import (
     add_up,
     as_whole,
     end_step,
+    episode_of,
     find_targets,
     give_map,
     is_sound,
+    keep_episode,
     make_step,
     merge_blocks,
     merge_step,
+    moment_of,
     move_entry,
     take_copy,
 )
@@ -28,28 +31,31 @@ from dist_classicrl.learning.card.table import Seen
 
 @jit
 def play_round(
-    rule, simulation, walkers, parts, arrays, copies, moment, blocks, threads, letters, targets, n
+    rule, simulation, walkers, parts, arrays, copies, moments, number, blocks, threads, letters, targets, n
 ):
     """Do what a card's kernel of the same name does with so many blocks of so many threads.
 
     `copies` has room for one block: sums, values, weights, shifts, fresh visits and hits, of shape (entries,)
     each. `letters`, `targets` and `n` are those of a walker.
     """
+    moment = moment_of(moments, number)
     sums, values, weight, shift, fresh, hits = copies
     entries = arrays.values.size
     seen = Seen(values, arrays.known, fresh, parts.n_actions, parts.n_actions, 0)
     for block in range(blocks):
         for entry in range(entries):
-            take_copy(arrays, entry, values, weight, shift, fresh, sums, hits)
+            take_copy(arrays, entry, values, weight, shift, fresh)
+            sums[entry], hits[entry] = 0, 0
         for i in range(moment.steps):
             for thread in range(threads):
                 w = block * threads + thread
                 if w < moment.moving:
-                    written = make_step(
+                    written, after = make_step(
                         rule,
                         simulation,
                         walkers,
                         w,
+                        episode_of(walkers, w),
                         parts,
                         seen,
                         moment,
@@ -59,12 +65,16 @@ def play_round(
                         n,
                         arrays.faults,
                     )
-                    for number in range(written):
-                        entry = letters[number]
-                        sums[entry] += as_whole(targets[number], moment, arrays.faults)
+                    keep_episode(walkers, w, after)
+                    for letter in range(written):
+                        entry = letters[letter]
+                        sums[entry] += as_whole(targets[letter], moment, arrays.faults)
                         hits[entry] += 1
             for entry in range(entries):
-                merge_step(parts, moment, i, entry, arrays.known, values, weight, shift, fresh, sums, hits)
+                k, total = np.int64(hits[entry]), sums[entry]
+                if k > 0:
+                    sums[entry], hits[entry] = 0, 0
+                    merge_step(parts, moment, i, entry, arrays.known, values, weight, shift, fresh, k, total)
         for entry in range(entries):
             give_map(arrays, block, entry, weight, shift, fresh)
     for entry in range(entries):
@@ -83,17 +93,19 @@ def room_for_copy(entries: int, itemsize: int) -> tuple[np.ndarray, ...]:
 
 
 @jit
-def walk(rule, simulation, walkers, parts, table, moment):
+def walk(rule, simulation, walkers, parts, table, moments, number):
     """Do what a card's kernel of the same name does, as the functions below."""
+    moment = moment_of(moments, number)
     if table.faults[HALTED] == 0:
         for w in range(moment.moving):
             find_targets(rule, simulation, walkers, w, parts, table, moment)
-        add(table, moment)
+        add(table, moments, number)
 
 
 @jit
-def add(table, moment):
+def add(table, moments, number):
     """Add the letters of a step up for their entries."""
+    moment = moment_of(moments, number)
     most = table.entries.size // table.written.size
     for w in range(moment.moving):
         for at in range(w * most, w * most + table.written[w]):
@@ -103,8 +115,9 @@ def add(table, moment):
 
 
 @jit
-def move(table, moment):
+def move(table, moments, number):
     """Move the entries to which there are letters."""
+    moment = moment_of(moments, number)
     most = table.entries.size // table.written.size
     for w in range(moment.moving):
         for at in range(w * most, w * most + table.written[w]):

@@ -24,6 +24,10 @@ cache holds. That is an estimate: no card was there to measure it."""
 MAP_BYTES = 4 * 8
 """Of an entry of which maps are taken: its value, visits, weight and shift."""
 
+MOST_MOMENTS = 1024
+MOMENT_BYTES = 11 * 8
+"""So many rounds are told to the card at once, each in so many bytes."""
+
 _SUMS_BITS = 62
 _FEW = 64
 STEPS_PER_WALKER = 2000

@@ -31,6 +31,9 @@ HALTED, MADE = 3, 4
 
 FAULTS = 5
 
+LOST = -2
+"""The state of a walker that makes no more steps, since its game gave what it must not."""
+
 _MOST_VISITS = np.int64(MOST_VISITS)
 
 _SMALLEST_WEIGHT = 1e-290
@@ -39,14 +42,23 @@ _SMALLEST_WEIGHT = 1e-290
 class CardWalkers(NamedTuple):
     """W episodes under way; each array has the first axis W and is written."""
 
-    states: np.ndarray  # int64; -1 before the first episode
+    states: np.ndarray  # int64; -1 before the first episode, LOST after what a game must not give
     elapsed: np.ndarray  # int64: steps of the episode
     collected: np.ndarray  # float64: its undiscounted return so far
     memory: np.ndarray  # int64, shape (W, memory): hidden state of a game
-    totals: np.ndarray  # float64, shape (W, 4): see `dist_classicrl.learning.learner.Totals`
+    totals: np.ndarray  # float64, shape (4, W): see `dist_classicrl.learning.learner.Totals`
     came: np.ndarray  # int64, shape (W, 3): what was wrong, see `environments.simulate.note`
     reward: np.ndarray  # float64: the reward that was
     time_limit: int  # steps after which an episode is truncated
+
+
+class Episode(NamedTuple):
+    """What a walker takes with it from one step of a round to the next, out of `CardWalkers`."""
+
+    state: int
+    elapsed: int
+    collected: float
+    error: float  # of all its updates: the last of its `totals`
 
 
 class Parts(NamedTuple):
@@ -119,6 +131,45 @@ class Moment(NamedTuple):
     unit: float  # its inverse
 
 
+_WHOLE, _REAL = 4, 7
+
+
+class Moments(NamedTuple):
+    """N rounds, each a `Moment`: on the card, so that a launch differs from the next one in a number only."""
+
+    whole: np.ndarray  # int64, shape (4 N,): the first four fields of each
+    real: np.ndarray  # float64, shape (7 N,): the others
+
+
+def moments_of(moments: list[Moment]) -> Moments:
+    """Return rounds as arrays."""
+    whole, real = np.zeros((len(moments), _WHOLE), np.int64), np.zeros((len(moments), _REAL))
+    for number, one in enumerate(moments):
+        whole[number] = int(np.uint64(one.key).view(np.int64)), *one[1:_WHOLE]
+        real[number] = one[_WHOLE:]
+    return Moments(whole.reshape(-1), real.reshape(-1))
+
+
+@jit
+def moment_of(moments, number):
+    """Return round `number`."""
+    whole, real = moments.whole, moments.real
+    at, beside = number * _WHOLE, number * _REAL
+    return Moment(
+        np.uint64(whole[at]),
+        whole[at + 1],
+        whole[at + 2],
+        whole[at + 3],
+        real[beside],
+        real[beside + 1],
+        real[beside + 2],
+        real[beside + 3],
+        real[beside + 4],
+        real[beside + 5],
+        real[beside + 6],
+    )
+
+
 @jit_inline
 def moment_at(moment, i):
     """Return step size and exploration rate in step `i` of each walker."""
@@ -154,10 +205,24 @@ def context_of(parts, seen, entries, targets, n):
 
 
 @jit
-def make_step(rule, simulation, walkers, w, parts, seen, moment, i, entries, targets, n, faults):
-    """Let walker `w` make step `i` of a round, and write its letters; return how many there are.
+def episode_of(walkers, w):
+    """Return the episode of walker `w`."""
+    return Episode(walkers.states[w], walkers.elapsed[w], walkers.collected[w], walkers.totals[3, w])
 
-    The random numbers are those of step ``used + i * moving + w`` of the stream.
+
+@jit
+def keep_episode(walkers, w, episode):
+    """Let the episode of walker `w` be this one."""
+    walkers.states[w], walkers.elapsed[w] = episode.state, episode.elapsed
+    walkers.collected[w], walkers.totals[3, w] = episode.collected, episode.error
+
+
+@jit
+def make_step(rule, simulation, walkers, w, at, parts, seen, moment, i, entries, targets, n, faults):
+    """Let walker `w`, whose episode is `at`, make step `i` of a round, and write its letters.
+
+    Return how many there are, and the episode after it. The random numbers are those of step
+    ``used + i * moving + w`` of the stream.
     """
     context = context_of(parts, seen, entries, targets, n)
     n_actions = actions_of(context.table)
@@ -168,14 +233,17 @@ def make_step(rule, simulation, walkers, w, parts, seen, moment, i, entries, tar
     step_size, epsilon = moment_at(moment, i)
     now = Now(step_size, epsilon, random ^ GAMMA, w, 1)
     memory, came = walkers.memory[w], walkers.came[w]
-    state = walkers.states[w]
+    state, elapsed, collected, error = at.state, at.elapsed, at.collected, at.error
+    lost = Episode(np.int64(LOST), elapsed, collected, error)
+    if state == LOST:  # in an earlier step of the same round: what came then is to be told
+        return np.int64(0), lost
     if state < 0:
         state = np.int64(begin(simulation, memory, mix(~counter)))
         if is_wrong(simulation, state, 0.0, n_rows):
             came[0], came[1], came[2] = -1, -1, state
             walkers.reward[w] = 0.0
             faults[WRONG] = 1
-            return 0
+            return np.int64(0), lost
     action = choose(context.behavior, rule, context, state, epsilon, random)
     learned = on_action(rule, context, now, state, action, Learned(0, 0.0))
     note(simulation, came, state, action)
@@ -185,22 +253,21 @@ def make_step(rule, simulation, walkers, w, parts, seen, moment, i, entries, tar
     if is_wrong(simulation, np.int64(next_state), reward, n_rows):
         came[0], came[1], came[2] = state, action, np.int64(next_state)
         walkers.reward[w] = reward
-        walkers.states[w] = -1
         faults[WRONG] = 1
-        return 0
-    elapsed = walkers.elapsed[w] + 1
-    collected = walkers.collected[w] + reward
+        return np.int64(0), lost
+    elapsed = elapsed + 1
+    collected = collected + reward
     has_ended = terminated or elapsed >= walkers.time_limit
     step = Transition(
         state, action, reward, np.int64(next_state), terminated, has_ended and not terminated, 0
     )
     learned = learn(rule, context, now, step, learned)
-    walkers.totals[w, 3] += learned.error
+    error = error + learned.error
     state = np.int64(next_state)
     if has_ended:
-        walkers.totals[w, 0] += 1.0
-        walkers.totals[w, 1] += collected
-        walkers.totals[w, 2] += elapsed
+        walkers.totals[0, w] += 1.0
+        walkers.totals[1, w] += collected
+        walkers.totals[2, w] += elapsed
         if abs(collected) < np.inf:  # else it stays, for the caller to see
             collected = 0.0
         elapsed = 0
@@ -208,14 +275,13 @@ def make_step(rule, simulation, walkers, w, parts, seen, moment, i, entries, tar
         if is_wrong(simulation, state, 0.0, n_rows):
             came[0], came[1], came[2] = -1, -1, state
             walkers.reward[w] = 0.0
-            walkers.states[w] = -1
             faults[WRONG] = 1
-            return 0
-    walkers.states[w], walkers.elapsed[w], walkers.collected[w] = state, elapsed, collected
+            return np.int64(0), Episode(np.int64(LOST), np.int64(elapsed), collected, error)
+    after = Episode(state, np.int64(elapsed), collected, error)
     if n[0] > entries.size:
         faults[NO_ROOM] = 1
-        return 0
-    return n[0]
+        return np.int64(0), after
+    return n[0], after
 
 
 @jit
@@ -240,27 +306,45 @@ def to_the_power(base, exponent):
 
 
 @jit
-def take_copy(arrays, entry, values, weight, shift, fresh, sums, hits):
-    """Begin a round with an entry, in the copy of a block."""
-    values[entry] = arrays.values[entry]
-    weight[entry], shift[entry] = 1.0, 0.0
-    fresh[entry], sums[entry], hits[entry] = 0, 0, 0
+def words_of(whole):
+    """Return the lower and the upper half of a whole number: a card adds such up quicker."""
+    bits = np.uint64(whole)
+    return np.uint32(bits & np.uint64(0xFFFFFFFF)), np.uint32(bits >> np.uint64(32))
 
 
 @jit
-def merge_step(parts, moment, i, entry, known, values, weight, shift, fresh, sums, hits):
-    """Move an entry of a block towards the mean of the targets that its walkers found in step `i`.
+def with_carry(high, low, before):
+    """Return the upper half that is to be added where the lower one was added to `before`."""
+    carried = (np.uint64(low) + np.uint64(before)) >> np.uint64(32)
+    return np.uint32((np.uint64(high) + carried) & np.uint64(0xFFFFFFFF))
 
-    That is the order-free form, W Q + (1 - W) (sum of y) / k with W = (1 - a)^k, of k targets at once.
+
+@jit
+def of_words(low, high):
+    """Return the whole number of two halves."""
+    return np.int64((np.uint64(high) << np.uint64(32)) | np.uint64(low))
+
+
+@jit
+def take_copy(arrays, entry, values, weight, shift, fresh):
+    """Begin a round with an entry, in the copy of a block."""
+    values[entry] = arrays.values[entry]
+    weight[entry], shift[entry] = 1.0, 0.0
+    fresh[entry] = 0
+
+
+@jit
+def merge_step(parts, moment, i, entry, known, values, weight, shift, fresh, k, total):
+    """Move an entry of a block towards the mean of the `k` targets that its walkers found in step `i`.
+
+    `total` is their sum. That is the order-free form, W Q + (1 - W) (sum of y) / k with W = (1 - a)^k, of all
+    of them at once.
     """
-    k = np.int64(hits[entry])
-    if k == 0:
-        return
     count = np.int64(fresh[entry]) + k
-    keep, moved = _towards_mean(parts.step_sizes, moment, i, known[entry] + count, k, sums[entry])
+    keep, moved = _towards_mean(parts.step_sizes, moment, i, known[entry] + count, k, total)
     values[entry] = keep * values[entry] + moved
     _compose(weight, shift, entry, keep, moved)
-    fresh[entry], sums[entry], hits[entry] = count, 0, 0
+    fresh[entry] = count
 
 
 @jit_inline
@@ -295,24 +379,41 @@ def give_map(arrays, block, entry, weight, shift, fresh):
 
 
 @jit
-def merge_blocks(arrays, blocks, entry):
-    """Apply what all blocks learned of an entry, by the order-free form, in the order of the blocks."""
-    weight, targets, count = 1.0, 0.0, np.int64(0)
-    for block in range(blocks):
-        at = block * arrays.values.size + entry
-        k = np.int64(arrays.block_updates[at])
-        if k > 0:
-            one = arrays.block_weight[at]
-            if one < 1.0:
-                targets += np.float64(k) * (arrays.block_shift[at] / (1.0 - one))
-                count += k
-                weight *= one
-            arrays.known[entry] += k
-            arrays.updates[entry] += k
+def learned_by(arrays, block, entry):
+    """Return what a block learned of an entry in a round: updates, a weight, and the sum of its targets.
+
+    A weight of 1 says that the entry did not move.
+    """
+    at = block * arrays.values.size + entry
+    k, weight, shift = np.int64(arrays.block_updates[at]), arrays.block_weight[at], arrays.block_shift[at]
+    if k > 0 and weight < 1.0:
+        return k, weight, np.float64(k) * (shift / (1.0 - weight))
+    return k, 1.0, 0.0
+
+
+@jit
+def apply_blocks(arrays, entry, updates, count, weight, targets):
+    """Apply what all blocks learned of an entry: `count` of the `updates` moved it, towards these targets."""
+    if updates > 0:
+        arrays.known[entry] += updates
+        arrays.updates[entry] += updates
     if count > 0:
         moved = (1.0 - weight) * (targets / np.float64(count))
         arrays.values[entry] = weight * arrays.values[entry] + moved
         _compose(arrays.weight, arrays.shift, entry, weight, moved)
+
+
+@jit
+def merge_blocks(arrays, blocks, entry):
+    """Apply what all blocks learned of an entry, by the order-free form, in the order of the blocks."""
+    updates, count, weight, targets = np.int64(0), np.int64(0), 1.0, 0.0
+    for block in range(blocks):
+        k, one, target = learned_by(arrays, block, entry)
+        updates += k
+        count += k if one < 1.0 else 0
+        weight *= one
+        targets += target
+    apply_blocks(arrays, entry, updates, count, weight, targets)
 
 
 # One table for all walkers
@@ -324,11 +425,12 @@ def find_targets(rule, simulation, walkers, w, parts, table, moment):
     most = table.entries.size // table.written.size
     first = w * most
     seen = Seen(table.values, table.known, None, table.width, table.known_width, table.first_known)
-    written = make_step(
+    written, after = make_step(
         rule,
         simulation,
         walkers,
         w,
+        episode_of(walkers, w),
         parts,
         seen,
         moment,
@@ -338,6 +440,7 @@ def find_targets(rule, simulation, walkers, w, parts, table, moment):
         table.written[w : w + 1],
         table.faults,
     )
+    keep_episode(walkers, w, after)
     table.written[w] = written
     return written
 
@@ -393,7 +496,7 @@ def add_up(walkers, n, sums):
         sums[n, column] = 0.0
     for w in range(n, walkers.states.size, sums.shape[0]):
         for column in range(4):
-            sums[n, column] += walkers.totals[w, column]
-            walkers.totals[w, column] = 0.0
+            sums[n, column] += walkers.totals[column, w]
+            walkers.totals[column, w] = 0.0
         if not abs(walkers.collected[w]) < np.inf:
             sums[n, 4] = walkers.collected[w]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import numpy as np
-
 from dist_classicrl._random import GAMMA, mix
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.learning.rules import learned_model
@@ -64,7 +62,7 @@ def learn(rule, context, now, step, learned):
         else:
             target = context.discount * learned_model.best_of(context, state)
         if rule.bonus > 0.0:
-            target += rule.bonus * np.sqrt(learned_model.waited(context, pair))
+            target += rule.bonus * math.sqrt(learned_model.waited(context, pair))
         learned = update(context, planned, state, pair - state * n_actions, target, learned)
     return learned
 

@@ -68,7 +68,7 @@ def learn_there(rule, context, now, row, action, target, learned):
     """Learn with the bonus and the step size of this visit."""
     h = float(rule.horizon)
     t = visits_of(context.table, row, action) + 1.0
-    target += rule.bonus * np.sqrt(h * h * h / t)
+    target += rule.bonus * math.sqrt(h * h * h / t)
     error = abs(target - value(context, row, action))
     learned = move(context, now, entry_of(context, row, action), target, (h + 1.0) / (h + t), learned)
     return Learned(learned.touched, learned.error + error)
