@@ -73,10 +73,15 @@ def test_new_seeds_are_run_until_it_is_decided_also_after_a_kill(study, capsys, 
     assert "was begun with level=0.05" in capsys.readouterr().err
 
 
-def test_settings_are_compared_in_any_order_also_those_that_are_twice_in_a_study(tmp_path, capsys):
-    text = STUDY.replace("[0.3, 0.0]", "[0.3, 0.3, 0.0]").replace("seeds = 4", "seeds = 1")
-    folder = made(tmp_path, text.replace("20_000", "2_000"))
-    twice, other = "epsilon=0.3 (settings 1)", "epsilon=0.0"
+def test_settings_are_compared_in_any_order_also_those_that_a_random_search_has_drawn_twice(tmp_path, capsys):
+    text = STUDY.replace("seeds = 4", 'seeds = 1\nsearch = "random"\nn_variants = 6').replace(
+        "20_000", "2_000"
+    )
+    folder = made(tmp_path, text)
+    study = Study(folder)
+    names = [study.name_of(variant) for variant in study.variants()]
+    twice = next(name for name in names if "(settings " in name)
+    other = next(name for name in names if name.split()[0] != twice.split()[0])
     until = [*UNTIL[:2], "1", *UNTIL[3:], "--processes", "1"]
     there = told(capsys, folder, twice, other, *until)
     assert there["verdicts"][0]["seeds"] == 6
