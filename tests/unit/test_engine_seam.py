@@ -109,6 +109,7 @@ def test_what_supersteps_cannot_do_or_who_asks_for_rounds_has_these(changes, set
     assert engine_for(settings, 3, "auto", replace(LARGE, **changes)).name == "rounds"
 
 
+@pytest.mark.slow
 def test_a_large_reproducible_training_says_why_it_takes_supersteps_and_learns_the_same(caplog):
     model = TabularMDP.garnet(SHARDED_FROM // 2, 2, 2, seed=1)
     tables = []

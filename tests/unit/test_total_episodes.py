@@ -38,7 +38,10 @@ def test_in_the_reproducible_mode_the_end_depends_on_steps_alone():
     assert once.steps == again.steps and 300 <= once.episodes <= 300 + 2 * 64 / LENGTH
 
 
-@pytest.mark.parametrize("asked", [{}, {"placement": "sharded", "walkers": 4}])
+SHARDED = {"placement": "sharded", "walkers": 4}
+
+
+@pytest.mark.parametrize("asked", [{}, pytest.param(SHARDED, marks=pytest.mark.slow)])
 def test_who_is_told_more_often_does_not_move_the_end(asked):
     ends, heard = [], []
     for watching in ({}, {"progress": heard.append, "progress_interval": 0.0}):
