@@ -9,7 +9,7 @@ import numpy as np
 
 from dist_classicrl._jit import jit_for
 from dist_classicrl.environments.resolve import resolve
-from dist_classicrl.learning.card import kernels, on_core
+from dist_classicrl.learning.card import kernels, launching, on_core, transfer
 from dist_classicrl.learning.card.cards import Card
 from dist_classicrl.learning.card.in_copies import InCopies
 from dist_classicrl.learning.card.in_one_table import InOneTable
@@ -171,6 +171,7 @@ class _RunsOnCore:
 
 def make_runs_on_a_core(monkeypatch):
     """Let a core do what a card's kernel of whole runs would do."""
-    monkeypatch.setattr(kernels, "is_simulated", lambda: True)  # arrays are in main memory
+    for module in (kernels, launching, transfer):
+        monkeypatch.setattr(module, "is_simulated", lambda: True)  # arrays are in main memory
     monkeypatch.setattr(kernels, "runs_kernel", _RunsOnCore)
     monkeypatch.setattr(making, "card_of_this_rank", lambda: NO_CARD)

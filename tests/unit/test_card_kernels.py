@@ -20,7 +20,7 @@ from card_twin import NO_CARD, OnCore, OneOnCore, learned, made, run_in_simulato
 
 from dist_classicrl import TabularMDP
 from dist_classicrl.errors import DeviceError, DeviceMemoryError, DistClassicRLError, DivergenceError
-from dist_classicrl.learning.card import cards, kernels, plan, steps
+from dist_classicrl.learning.card import cards, kernels, launching, plan, steps, transfer
 from dist_classicrl.learning.card.in_copies import InCopies
 from dist_classicrl.learning.card.in_one_table import InOneTable
 from dist_classicrl.learning.card.plan import Round, Shape, Units
@@ -122,7 +122,7 @@ def test_kernels_compile_to_ptx_with_exact_sums_and_the_parameters_that_they_are
     arguments = learner.arguments()
     kernel = kernels.python_of_round(learner._letters, np.dtype(dtype).itemsize, in_shared)
     signature = numba.types.void(*map(numba.typeof, arguments))
-    with kernels.exact_arithmetic():
+    with launching.exact_arithmetic():
         text, _ = cuda.compile_ptx(kernel, signature, cc=(9, 0))
     assert ".target sm_90" in text
     assert "fma.rn" not in text  # else a card would round once where a core rounds twice
@@ -164,7 +164,7 @@ def test_kernels_of_one_table_compile_to_ptx_with_exact_sums(algorithm, given, m
     text = {}
     for name, arguments in learner.called.items():
         signature = numba.types.void(*map(numba.typeof, arguments))
-        with kernels.exact_arithmetic():
+        with launching.exact_arithmetic():
             text[name], _ = cuda.compile_ptx(python[name](), signature, cc=(9, 0))
         head = text[name][text[name].index(".entry") :]
         assert head[: head.index(")")].count(".param") == _parameters(arguments), name
@@ -177,12 +177,8 @@ def test_kernels_of_one_table_compile_to_ptx_with_exact_sums(algorithm, given, m
     assert ("cvt.rn.f32.f64" in text["move"]) == is_float32  # what is drawn, is drawn there
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not _can_compile(), reason="NVVM and NVRTC are not installed: pip install 'numba-cuda[cu13]'"
-)
-@pytest.mark.parametrize("learning_rate", [PerVisit(0.7), 0.1])
-def test_whole_runs_compile_to_ptx_with_exact_sums(monkeypatch, learning_rate):
+def ptx_of_runs(monkeypatch, **settings):
+    """Return what many runs at once are compiled to for a card that need not be there."""
     from numba import cuda
     from numba.cuda import dispatcher
 
@@ -200,11 +196,22 @@ def test_whole_runs_compile_to_ptx_with_exact_sums(monkeypatch, learning_rate):
             if not compiled:
                 compiled.append(cuda.compile_ptx(kernels.python_of_runs(), signature, cc=(9, 0))[0])
 
-    monkeypatch.setattr(kernels, "on_card", lambda value: value)
-    monkeypatch.setattr(kernels, "from_card", lambda array: array)
+    monkeypatch.setattr(transfer, "on_card", lambda value: value)
+    monkeypatch.setattr(transfer, "from_card", lambda array: array)
     monkeypatch.setattr(kernels, "runs_kernel", Kernel)
-    learn_runs(MODEL, [1, 2], 10, Settings(learning_rate=learning_rate), NO_CARD)
-    assert ".target sm_90" in compiled[0] and "fma.rn" not in compiled[0]
+    learn_runs(MODEL, [1, 2], 10, Settings(**settings), NO_CARD)
+    (text,) = compiled
+    return text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not _can_compile(), reason="NVVM and NVRTC are not installed: pip install 'numba-cuda[cu13]'"
+)
+@pytest.mark.parametrize("learning_rate", [PerVisit(0.7), 0.1])
+def test_whole_runs_compile_to_ptx_with_exact_sums(monkeypatch, learning_rate):
+    text = ptx_of_runs(monkeypatch, learning_rate=learning_rate)
+    assert ".target sm_90" in text and "fma.rn" not in text
 
 
 @pytest.mark.slow
@@ -213,28 +220,9 @@ def test_whole_runs_compile_to_ptx_with_exact_sums(monkeypatch, learning_rate):
 )
 @pytest.mark.parametrize("algorithm", [UCBQLearning(horizon=5), DynaQ(bonus=0.1), *sorted(BUILT_IN)], ids=str)
 def test_whole_runs_of_all_rules_compile_to_ptx(monkeypatch, algorithm):
-    from numba import cuda
-    from numba.cuda import dispatcher
-
-    hopper = type("Device", (), {"compute_capability": (9, 0)})
-    monkeypatch.setattr(dispatcher, "get_current_device", lambda: hopper)
-    compiled = []
-
-    class Kernel:
-        def __getitem__(self, grid):
-            return self
-
-        def __call__(self, *arguments):
-            signature = numba.types.void(*map(numba.typeof, arguments))
-            if not compiled:
-                compiled.append(cuda.compile_ptx(kernels.python_of_runs(), signature, cc=(9, 0))[0])
-
-    monkeypatch.setattr(kernels, "on_card", lambda value: value)
-    monkeypatch.setattr(kernels, "from_card", lambda array: array)
-    monkeypatch.setattr(kernels, "runs_kernel", Kernel)
-    settings = Settings(algorithm=algorithm, discount_factor=1.0 if "UCB" in str(algorithm) else 0.9)
-    learn_runs(MODEL, [1, 2], 10, settings, NO_CARD)
-    assert ".target sm_90" in compiled[0]
+    discount_factor = 1.0 if "UCB" in str(algorithm) else 0.9
+    text = ptx_of_runs(monkeypatch, algorithm=algorithm, discount_factor=discount_factor)
+    assert ".target sm_90" in text
 
 
 @pytest.mark.slow
@@ -249,7 +237,7 @@ def test_the_kernel_that_merges_compiles_to_ptx_with_exact_sums(monkeypatch):
     monkeypatch.setattr(dispatcher, "get_current_device", lambda: hopper)
     arguments = made(_UnlaunchedRound, MODEL, Settings())._arrays(1), 1
     signature = numba.types.void(*map(numba.typeof, arguments))
-    with kernels.exact_arithmetic():
+    with launching.exact_arithmetic():
         text, _ = cuda.compile_ptx(kernels.python_of_merge(8, 32), signature, cc=(9, 0))
     assert "fma.rn" not in text and "mul.rn.f64" in text and len(re.findall(r"bar\.sync", text)) == 2
 
@@ -265,28 +253,28 @@ def hopper(monkeypatch):
     monkeypatch.setattr(library, "_ensure_cc", lambda self, cc: cc or (9, 0, "a"))
     module = SimpleNamespace(initialized=True)
     monkeypatch.setattr(library, "get_cufunc", lambda self: SimpleNamespace(module=module, kernel=None))
-    kernels._kept.cache_clear()
-    kernels.check_exact.cache_clear()
+    launching._kept.cache_clear()
+    launching.check_exact.cache_clear()
     yield library
-    kernels._kept.cache_clear()
-    kernels.check_exact.cache_clear()
+    launching._kept.cache_clear()
+    launching.check_exact.cache_clear()
 
 
 @pytest.mark.skipif(
     not _can_compile(), reason="NVVM and NVRTC are not installed: pip install 'numba-cuda[cu13]'"
 )
 def test_whether_products_and_sums_stay_apart_is_looked_at(hopper, monkeypatch):
-    with kernels.exact_arithmetic():
-        kernels.check_exact()
-    kernels.check_exact.cache_clear()
+    with launching.exact_arithmetic():
+        launching.check_exact()
+    launching.check_exact.cache_clear()
     with pytest.raises(DeviceError, match="contracts products and sums although it is asked not to"):
-        kernels.check_exact()  # with what is usual
-    monkeypatch.setattr(kernels, "_kernel", numba.cuda.jit)
+        launching.check_exact()  # with what is usual
+    monkeypatch.setattr(launching, "_kernel", numba.cuda.jit)
     with (
-        kernels.exact_arithmetic(),
+        launching.exact_arithmetic(),
         pytest.raises(DeviceError, match="contracts products and sums although it is asked not to"),
     ):
-        kernels.check_exact()
+        launching.check_exact()
 
 
 def test_what_is_linked_is_what_was_compiled(monkeypatch):
@@ -294,7 +282,7 @@ def test_what_is_linked_is_what_was_compiled(monkeypatch):
     from numba.cuda import decorators
 
     monkeypatch.setattr(decorators, "_have_nvjitlink", lambda: True)
-    kernels._kept.cache_clear()
+    launching._kept.cache_clear()
     assert decorators.jit(lambda x: None).targetoptions["lto"] is True
     for typed in (*kernels.walk_kernels(), kernels.merge_kernel(), kernels.runs_kernel()):
         assert typed._kernel.targetoptions["lto"] is False
@@ -342,16 +330,16 @@ def test_kernels_of_one_table_look_at_the_types_of_arguments_once(monkeypatch):
     learner._compile(0)
     arguments = learner.called["move"]
     move = kernels.walk_kernels().move
-    with kernels.used(NO_CARD):
+    with launching.used(NO_CARD):
         move[3, 32](*arguments)
         move[5, 64](*arguments)
     ((typed, types),) = compiled
     assert types == tuple(map(numba.typeof, arguments))
     assert [each[0] for each in launched] == [typed, typed]
     assert [(each[2].griddim[0], each[2].blockdim[0]) for each in launched] == [(3, 32), (5, 64)]
-    assert isinstance(typed.targetoptions["extensions"][0], kernels.NoneArguments)
+    assert isinstance(typed.targetoptions["extensions"][0], launching.NoneArguments)
     typed.overloads.clear()  # of which there is nothing to give back
-    kernels._kept.cache_clear()
+    launching._kept.cache_clear()
 
 
 class _Here:
@@ -388,7 +376,7 @@ def test_launches_differ_in_a_number_alone_and_have_the_arguments_of_an_ordinary
     arguments = given, np.uint64(3)
     compiled = object.__new__(dispatcher._Kernel)
     compiled.signature = numba.types.void(*kinds)
-    compiled.extensions, compiled.debug, compiled.cooperative = [kernels.NoneArguments()], False, False
+    compiled.extensions, compiled.debug, compiled.cooperative = [launching.NoneArguments()], False, False
     function = SimpleNamespace(kernel="the kernel")
     compiled._codelibrary = SimpleNamespace(get_cufunc=lambda: function)
     launched = []
@@ -400,13 +388,13 @@ def test_launches_differ_in_a_number_alone_and_have_the_arguments_of_an_ordinary
     monkeypatch.setattr(dispatcher, "launch", launch)
     monkeypatch.setattr(core, "launch", launch)
     monkeypatch.setattr(dispatcher.driver, "_to_core_stream", lambda stream: "the stream")
-    kernel = kernels._kernel(lambda given, seed, number: None)
+    kernel = launching._kernel(lambda given, seed, number: None)
     kernel.overloads[kinds] = compiled
     kernel._specialized = True
-    typed = kernels.TypedOnce(kernel)
+    typed = launching.TypedOnce(kernel)
     typed._is_typed = True
     ready = typed.with_arguments(*arguments)
-    with kernels.used(NO_CARD):
+    with launching.used(NO_CARD):
         for number in (0, 5):
             ready((3, 32, 0, 64), number)
             typed[3, 32, 0, 64](*arguments, number)
@@ -422,7 +410,7 @@ def test_launches_differ_in_a_number_alone_and_have_the_arguments_of_an_ordinary
     monkeypatch.setattr(dispatcher._Kernel, "_prepare_args", gone)
     ready = typed.with_arguments(*arguments)
     monkeypatch.setattr(dispatcher._Kernel, "_prepare_args", usual)
-    with kernels.used(NO_CARD):
+    with launching.used(NO_CARD):
         ready((3, 32, 0, 64), 5)
     assert launched[4] == launched[3]
     kernel.overloads.clear()
@@ -463,7 +451,7 @@ BROKEN = "[700] Call to cuMemcpyDtoH results in CUDA_ERROR_ILLEGAL_ADDRESS"
 def test_what_a_card_and_a_compiler_raise_is_told_apart(raised, told, match):
     problem = made(_UnlaunchedStep, MODEL, Settings())._problem
     with pytest.raises(told, match=match) as caught:
-        with kernels.used(NO_CARD), kernels.compiling(problem):
+        with launching.used(NO_CARD), launching.compiling(problem):
             raise raised
     assert caught.type is told
 
@@ -476,13 +464,13 @@ def test_what_fails_first_is_told_where_a_card_fails_again_when_it_is_left(monke
         def __exit__(self, *error):
             raise CudaAPIError("Call to cuCtxPopCurrent results in CUDA_ERROR_ILLEGAL_ADDRESS")
 
-    monkeypatch.setattr(kernels, "cuda", SimpleNamespace(gpus=[Left()]))
+    monkeypatch.setattr(launching, "cuda", SimpleNamespace(gpus=[Left()]))
     card = replace(NO_CARD, name="H100", is_simulated=False)
     for raised, told, match in (
         (CudaAPIError(BROKEN), DeviceError, "cuMemcpyDtoH"),
         (DivergenceError("beyond"), DivergenceError, "beyond"),
     ):
-        with pytest.raises(told, match=match), kernels.used(card):
+        with pytest.raises(told, match=match), launching.used(card):
             raise raised
 
 
@@ -509,7 +497,7 @@ def test_a_card_that_fails_in_a_step_is_not_read_once_more():
 
 
 def test_what_is_none_takes_the_place_of_a_pointer():
-    prepare = kernels.NoneArguments.prepare_args
+    prepare = launching.NoneArguments.prepare_args
     assert prepare(numba.types.none, None, stream=0, retr=[]) == (numba.types.uint64, 0)
     assert prepare(numba.types.int64, 5, stream=0, retr=[]) == (numba.types.int64, 5)
 

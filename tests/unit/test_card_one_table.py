@@ -15,7 +15,7 @@ from card_twin import SMALL_WALK, CoreMemory, OnCore, OneOnCore, arrays_of, lear
 from dist_classicrl import CompiledSimulator, TabularMDP
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.errors import ActionMaskError, DeviceMemoryError, DivergenceError, OutsideSpaceError
-from dist_classicrl.learning.card import kernels, plan
+from dist_classicrl.learning.card import launching, plan
 from dist_classicrl.learning.card import learner as learners
 from dist_classicrl.learning.card.cards import Card
 from dist_classicrl.learning.card.in_copies import InCopies
@@ -276,7 +276,7 @@ def test_rows_and_crews_are_asked_for_while_the_card_is_used(monkeypatch):
         usual(there, here)
 
     monkeypatch.setattr(learner._held, "_used", Used)
-    monkeypatch.setattr(kernels, "used", lambda card: Used())
+    monkeypatch.setattr(launching, "used", lambda card: Used())
     monkeypatch.setattr(CoreMemory, "read", staticmethod(reading))
     arrays_of(learner)
     rows = len(read)

@@ -89,8 +89,8 @@ class HeldRows:
 
     To the engine it is the table of a learner that is alone, see `LineTable`: it is loaded, and settled.
     `stuck` are the states in which no action is legal, see `compiled.stuck_states`. `used` returns what is
-    entered while the card is used, see `kernels.used`: whoever asks for the rows has not entered it. What is
-    copied is their memory as it is, and there is no third place where it is.
+    entered while the card is used, see `launching.used`: whoever asks for the rows has not entered it. What
+    is copied is their memory as it is, and there is no third place where it is.
     """
 
     def __init__(

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dist_classicrl.learning.card import kernels, plan
+from dist_classicrl.learning.card import kernels, launching, plan
 from dist_classicrl.learning.card.held import known_visits, take_maps
 from dist_classicrl.learning.card.learner import CardLearner, Crew
 from dist_classicrl.learning.card.plan import (
@@ -84,8 +84,8 @@ class InCopies(CardLearner):
         bytes_shared = self._copy_bytes if self._in_shared else 0
         tile, lanes = kernels.merge_shape()
         merging = -(-table.q.size // tile), tile * lanes
-        merge = kernels.launcher(self._merge, arrays)
-        playing: dict[int, kernels.Launcher] = {}  # by the blocks that move: their clock is another
+        merge = launching.launcher(self._merge, arrays)
+        playing: dict[int, launching.Launcher] = {}  # by the blocks that move: their clock is another
         used = stream.used
         for first in range(0, len(rounds), MOST_MOMENTS):
             now = rounds[first : first + MOST_MOMENTS]
@@ -98,7 +98,7 @@ class InCopies(CardLearner):
                 moving = blocks_of(one.moving, self.shape)
                 if moving not in playing:
                     own = parts._replace(step_sizes=self._step_sizes_for(moving))
-                    playing[moving] = kernels.launcher(
+                    playing[moving] = launching.launcher(
                         self._round, problem.parameters, simulation, walkers, own, arrays, copies, there
                     )
                 playing[moving]((moving, self.shape.threads, 0, bytes_shared), number)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dist_classicrl.learning.card import kernels, plan
+from dist_classicrl.learning.card import kernels, launching, plan
 from dist_classicrl.learning.card.cards import is_of_card
 from dist_classicrl.learning.card.held import HeldMaps, HeldRows
 from dist_classicrl.learning.card.learner import CardLearner
@@ -50,9 +50,9 @@ class _Steps(NamedTuple):
     """Launches the kernels of steps, see `kernels.WalkKernels`."""
 
     shape: Shape
-    walk: kernels.Launcher
-    add: kernels.Launcher
-    move: kernels.Launcher
+    walk: launching.Launcher
+    add: launching.Launcher
+    move: launching.Launcher
 
     def make(self, number: int, moving: int, is_again: bool) -> None:
         """Make a step with all that move; `is_again`: they have moved, and the table has not."""
@@ -75,7 +75,7 @@ class InOneTable(CardLearner):
         held: HeldRows | HeldMaps
         if problem.is_alone:
             rows = problem.rows or LineTable(problem.shape, problem.dtype, problem.legal)
-            held = HeldRows(rows, self.memory, stuck_states(simulator), partial(kernels.used, card))
+            held = HeldRows(rows, self.memory, stuck_states(simulator), partial(launching.used, card))
         else:
             held = HeldMaps(problem.table, self.memory)
         shape = plan.ONE_TABLE_IN_SIMULATOR if card.is_simulated else plan.ONE_TABLE_ON_CARD
@@ -153,9 +153,9 @@ class InOneTable(CardLearner):
         walk = self._problem.parameters, moving.simulation, moving.walkers, moving.parts, table, there
         return _Steps(
             self.shape,
-            kernels.launcher(self._kernels.walk, *walk),
-            kernels.launcher(self._kernels.add, table, there),
-            kernels.launcher(self._kernels.move, table, there),
+            launching.launcher(self._kernels.walk, *walk),
+            launching.launcher(self._kernels.add, table, there),
+            launching.launcher(self._kernels.move, table, there),
         )
 
     def _table(self) -> OneTable:
@@ -200,7 +200,7 @@ class InOneTable(CardLearner):
     def state(self, walker: int) -> State:
         """See `Learner`."""
         if self._moving is not None and self._moving.number == walker:
-            with kernels.used(self.card):
+            with launching.used(self.card):
                 self._bring_crew()
         return super().state(walker)
 

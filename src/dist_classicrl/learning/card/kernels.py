@@ -6,21 +6,14 @@ simulations in them by the classes of NamedTuples, as it does on a core.
 
 from __future__ import annotations
 
-import ctypes
-import math
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from functools import cache, partial
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
 from numba import types
 
 from dist_classicrl._jit import compiled_for
-from dist_classicrl.errors import DeviceError
-from dist_classicrl.learning.card.cards import Card, is_of_card, is_simulated, numba_cuda, trouble
+from dist_classicrl.learning.card.cards import is_simulated, numba_cuda
+from dist_classicrl.learning.card.launching import TypedOnce, made
 from dist_classicrl.learning.card.one_run import learn_run
 from dist_classicrl.learning.card.steps import (
     HALTED,
@@ -44,108 +37,9 @@ from dist_classicrl.learning.card.steps import (
     words_of,
 )
 from dist_classicrl.learning.card.table import Seen
-from dist_classicrl.learning.learner import Problem
 
 cuda: Any = numba_cuda()
 """By this name the simulator finds it in the kernels of this file."""
-
-
-class NoneArguments:
-    """Lets a kernel be called with NamedTuples in which something is None: numba-cuda knows no such value.
-
-    A None takes the place of a pointer, which nobody reads.
-    """
-
-    @staticmethod
-    def prepare_args(kind: Any, value: Any, **rest: Any) -> tuple[Any, Any]:
-        """Return the type and the value that stand for an argument."""
-        return (types.uint64, 0) if isinstance(kind, types.NoneType) else (kind, value)
-
-
-@contextmanager
-def exact_arithmetic() -> Iterator[None]:
-    """Let kernels that are compiled meanwhile round each product and each sum, as a core does.
-
-    NVVM would else contract a product and a sum to one instruction that rounds once. numba-cuda has no option
-    for that, and hands what it has to `nvvm.compile_ir`.
-    """
-    if is_simulated():
-        yield
-        return
-    nvvm: Any = import_module("numba.cuda.cudadrv.nvvm")
-    usual = nvvm.compile_ir
-    nvvm.compile_ir = partial(usual, fma=False)
-    try:
-        yield
-    finally:
-        nvvm.compile_ir = usual
-
-
-@contextmanager
-def used(card: Card) -> Iterator[None]:
-    """Use a card meanwhile, with exact arithmetic.
-
-    DeviceMemoryError or DeviceError where the card, or what makes code for it, fails.
-    """
-    first: BaseException | None = None
-    try:
-        with (
-            exact_arithmetic(),
-            nullcontext() if card.is_simulated else cuda.gpus[card.number],
-            warnings.catch_warnings(),
-        ):
-            # At first few walkers move, and that is meant.
-            warnings.filterwarnings("ignore", ".*Grid size .* low occupancy")
-            if card.is_simulated:  # where NumPy adds halves of numbers up, which is meant to begin anew
-                warnings.filterwarnings("ignore", "overflow encountered", RuntimeWarning)
-            try:
-                yield
-            except BaseException as error:
-                first = error
-                raise
-    except BaseException as error:
-        # A card that failed fails again when it is left: what came first is told.
-        cause = error if first is None else first
-        if isinstance(cause, DeviceError) or not is_of_card(cause):
-            raise cause from cause.__cause__
-        raise trouble(card, cause) from cause
-
-
-@contextmanager
-def compiling(problem: Problem) -> Iterator[None]:
-    """Say what cannot be compiled for a card."""
-    try:
-        if problem.card is not None and not problem.card.is_simulated:
-            check_exact()
-        yield
-    except Exception as error:
-        if is_of_card(error):  # that is no matter of what is compiled: see `used`
-            raise
-        if isinstance(error, KeyError) and error.args and isinstance(error.args[0], np.ufunc):
-            raise _not_known(problem, error.args[0].__name__) from error
-        # numba-cuda has errors of its own beside numba's.
-        if type(error).__module__.startswith("numba"):
-            raise _not_compiled(problem, error) from error
-        raise
-
-
-def _not_known(problem: Problem, name: str) -> DeviceError:
-    """Return the error for a function of NumPy's that numba-cuda does not have."""
-    instead = f"math.{name}" if hasattr(math, name) else "functions of math, or operators,"
-    return DeviceError(
-        f"{problem.source.name} with the rule {problem.rule.name!r} cannot be compiled for a card, although "
-        f"it can for a core: a function calls np.{name}, which numba-cuda does not know. Write {instead} in "
-        'place of it, or device="cpu".'
-    )
-
-
-def _not_compiled(problem: Problem, error: Exception) -> DeviceError:
-    """Return the error for functions that numba-cuda cannot compile."""
-    return DeviceError(
-        f"{problem.source.name} with the rule {problem.rule.name!r} cannot be compiled for a card, although "
-        "it can for a core: kernels make no arrays, call no Python, and raise nothing. Change the function "
-        f'that numba-cuda names, or write device="cpu". It says: {error}'
-    )
 
 
 def bytes_of_copy(entries: int, itemsize: int) -> int:
@@ -188,7 +82,7 @@ def python_of_round(most: int, itemsize: int, in_shared: bool) -> Any:
     begin, step, to_whole = _called(take_copy), _called(make_step), _called(as_whole)
     merge, tell, moment_in = _called(merge_step), _called(give_map), _moment_in()
     load, keep = _called(episode_of), _called(keep_episode)
-    copy_of_block = cuda.jit(device=True)(in_shared_memory if in_shared else in_device_memory)
+    copy_of_block = _device(in_shared_memory if in_shared else in_device_memory)
     clear, add_to, take = _sums_as_words() if in_shared else _sums()
 
     def play_round(
@@ -357,7 +251,7 @@ def _adder() -> Any:
             cuda.atomic.add(table.sums, entry, to_whole(table.targets[at], moment, table.faults))
             cuda.atomic.add(table.hits, entry, 1)
 
-    return cuda.jit(device=True)(add_letters)
+    return _device(add_letters)
 
 
 def python_of_walk() -> Any:
@@ -454,63 +348,13 @@ _ROUND_REGISTERS = 64
 All 256 of them play at once then on a card that has 128 of these."""
 
 
-def _kernel(function: Any, most_registers: int | None = None) -> Any:
-    # The simulator knows no extensions, and needs none. What is optimized once more when it is linked would
-    # be contracted there, see `exact_arithmetic`.
-    if is_simulated():
-        return cuda.jit(function)
-    options = {} if most_registers is None else {"max_registers": most_registers}
-    # As an argument beside the function: numba-cuda 0.30 forgets `lto` where it returns a decorator.
-    return cuda.jit(function, extensions=[NoneArguments()], lto=False, **options)
-
-
-@cache
-def _kept(make: Any, *given: Any, most_registers: int | None = None) -> Any:
-    return _kernel(make(*given), most_registers)
-
-
-def _made(make: Any, *given: Any, most_registers: int | None = None) -> Any:
-    """Return a kernel of this process, for which it is compiled once for each kind of arguments.
-
-    In the simulator, where it is called with one kind only, see `_called`, it is made anew. Classes of rules,
-    behaviors and simulations are what numba tells kinds apart by, and each has functions of its own.
-    """
-    if is_simulated():
-        return _kernel(make(*given))
-    return _kept(make, *given, most_registers=most_registers)
-
-
-def _product_and_sum(x: Any) -> None:
-    x[0] = x[1] * x[2] + x[3]
-
-
-@cache
-def check_exact() -> None:
-    """Raise DeviceError if kernels would contract products and sums, whatever `exact_arithmetic` asks for.
-
-    It is entered, and a card is used.
-    """
-    kernel = _kernel(_product_and_sum)
-    kernel.compile((types.float64[::1],))
-    text = "".join(kernel.inspect_asm().values())
-    is_linked_as_it_is = kernel.targetoptions.get("lto") is False
-    if "fma" in text or "mul.rn.f64" not in text or not is_linked_as_it_is:
-        version = import_module("numba_cuda").__version__
-        raise DeviceError(
-            f"numba-cuda {version} contracts products and sums although it is asked not to: what is learned "
-            'would not be the same on every card. Install the one of this project, pip install ".[gpu]" in a '
-            'clone of it, or write device="cpu".'
-        )
-
-
 def round_kernel(most: int, itemsize: int, in_shared: bool) -> TypedOnce:
     """Return the kernel that plays a round: each block learns in its own copy, and tells maps.
 
     `most` letters may come of a step; values have so many bytes, 8 or 4; copies are in a block's shared
     memory, or in the card's.
     """
-    made = _made(python_of_round, most, itemsize, in_shared, most_registers=_ROUND_REGISTERS)
-    return TypedOnce(made)
+    return TypedOnce(made(python_of_round, most, itemsize, in_shared, most_registers=_ROUND_REGISTERS))
 
 
 def python_of_runs() -> Any:
@@ -527,7 +371,7 @@ def python_of_runs() -> Any:
 
 def runs_kernel() -> TypedOnce:
     """Return the kernel that makes the steps of a run in each thread."""
-    return TypedOnce(_made(python_of_runs))
+    return TypedOnce(made(python_of_runs))
 
 
 MERGE_ON_CARD = 8, 32
@@ -542,92 +386,7 @@ def merge_shape() -> tuple[int, int]:
 
 def merge_kernel() -> TypedOnce:
     """Return the kernel that merges what the blocks learned in a round."""
-    return TypedOnce(_made(python_of_merge, *merge_shape()))
-
-
-class TypedOnce:
-    """A kernel whose arguments always have the types of its first call: later ones do not look at them.
-
-    That takes milliseconds where they are NamedTuples of arrays on a card, longer than a million steps.
-    """
-
-    def __init__(self, kernel: Any) -> None:
-        self._kernel = kernel
-        self._is_typed = is_simulated()  # where nothing is compiled
-
-    def __getitem__(self, grid: Any) -> Any:
-        return partial(self._launch, grid)
-
-    def _launch(self, grid: Any, *arguments: Any) -> None:
-        self._typed(*arguments)[grid](*arguments)
-
-    def _typed(self, *arguments: Any) -> Any:
-        if not self._is_typed:
-            self._kernel, self._is_typed = self._kernel.specialize(*arguments), True
-        return self._kernel
-
-    def with_arguments(self, *arguments: Any) -> Launcher:
-        """Return what launches it with these arguments and a whole number, given a grid and that number.
-
-        The arguments are made ready for the driver once: of dozens of arrays that takes longer than a step.
-        """
-        kernel = self._typed(*arguments, 0)
-        ready = None if is_simulated() else _made_ready(kernel, arguments)
-        return _launcher(self, arguments) if ready is None else ready
-
-
-Launcher = Callable[[Any, int], None]
-"""Launches a kernel on a grid, with a whole number as the last of its arguments."""
-
-
-def launcher(kernel: Any, *arguments: Any) -> Launcher:
-    """Return what launches a kernel with these arguments and a whole number, see `TypedOnce`."""
-    if isinstance(kernel, TypedOnce):
-        return kernel.with_arguments(*arguments)
-    return _launcher(kernel, arguments)
-
-
-def _launcher(kernel: Any, arguments: tuple[Any, ...]) -> Launcher:
-    def launch(grid: Any, number: int) -> None:
-        kernel[grid](*arguments, number)
-
-    return launch
-
-
-def _made_ready(kernel: Any, arguments: tuple[Any, ...]) -> Launcher | None:
-    """Return what launches a compiled kernel likewise, by names that are numba-cuda's own.
-
-    None where it has them no more, or would copy an argument: then it launches as always.
-    """
-    stream: Any = None
-    values: list[Any] = []
-    copied: list[Any] = []
-    try:
-        (compiled,) = kernel.overloads.values()
-        core = import_module("cuda.core")
-        start, config_of = core.launch, core.LaunchConfig
-        *kinds, last = compiled.argument_types
-        for kind, value in zip(kinds, arguments, strict=True):
-            compiled._prepare_args(kind, value, 0, copied, values)
-        function = compiled._codelibrary.get_cufunc().kernel
-    except (AttributeError, ImportError, TypeError, ValueError):
-        return None
-    if copied or last != types.int64 or getattr(compiled, "cooperative", True):
-        return None
-    configs: dict[Any, Any] = {}
-
-    def launch(grid: Any, number: int) -> None:
-        nonlocal stream
-        config = configs.get(grid)
-        if config is None:
-            usual = kernel[grid]
-            stream = usual.stream
-            config = config_of(grid=usual.griddim, block=usual.blockdim, shmem_size=usual.sharedmem)
-            configs[grid] = config
-        start(stream, config, function, *values, ctypes.c_int64(number))
-
-    launch.arguments = arguments  # type: ignore[attr-defined]  # whose memory is to stay
-    return launch
+    return TypedOnce(made(python_of_merge, *merge_shape()))
 
 
 class WalkKernels(NamedTuple):
@@ -642,62 +401,4 @@ class WalkKernels(NamedTuple):
 def walk_kernels() -> WalkKernels:
     """Return the kernels of one table for all walkers."""
     makers = (python_of_walk, python_of_add, python_of_move, python_of_sums)
-    return WalkKernels(*(TypedOnce(_made(make)) for make in makers))
-
-
-def on_card(value: Any) -> Any:
-    """Return a copy of an array on the card, or of a NamedTuple, or a tuple, of such; numbers as they are."""
-    if isinstance(value, np.ndarray):
-        if is_simulated():
-            return value.copy()
-        return cuda.to_device(np.ascontiguousarray(value))
-    if isinstance(value, tuple):
-        every = [on_card(each) for each in value]
-        return type(value)(*every) if hasattr(value, "_fields") else tuple(every)
-    return value
-
-
-def new_on_card(size: int, kind: Any) -> Any:
-    """Return an array on the card whose numbers nobody has written yet."""
-    return np.zeros(size, kind) if is_simulated() else cuda.device_array(size, kind)
-
-
-def from_card(array: Any) -> np.ndarray:
-    """Return an array of the card's in main memory."""
-    copy: np.ndarray = array if is_simulated() else array.copy_to_host()
-    return copy
-
-
-def write_to_card(there: Any, here: np.ndarray) -> None:
-    """Let an array on the card be one that is here, of the same size and type."""
-    if is_simulated():
-        there[:] = here
-    else:
-        there.copy_to_device(here)
-
-
-def read_from_card(there: Any, here: np.ndarray) -> None:
-    """Let an array that is here be one on the card, of the same size and type; nothing else takes memory."""
-    if is_simulated():
-        here[:] = there
-    else:
-        there.copy_to_host(here)
-
-
-def zeros_on_card(size: int, kind: Any) -> Any:
-    """Return an array on the card that is all 0; nothing is sent there for that."""
-    array = new_on_card(size, kind)
-    if size and not is_simulated():
-        array.gpu_data.memset(0)
-    return array
-
-
-class CardMemory:
-    """How arrays go to a card and come back."""
-
-    put = staticmethod(on_card)
-    new = staticmethod(new_on_card)
-    zeros = staticmethod(zeros_on_card)
-    get = staticmethod(from_card)
-    write = staticmethod(write_to_card)
-    read = staticmethod(read_from_card)
+    return WalkKernels(*(TypedOnce(made(make)) for make in makers))

@@ -11,7 +11,7 @@ import numpy as np
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.environments.trial import run_game, try_out
 from dist_classicrl.errors import DivergenceError, SettingsError
-from dist_classicrl.learning.card import kernels
+from dist_classicrl.learning.card import launching, transfer
 from dist_classicrl.learning.card.cards import Card
 from dist_classicrl.learning.card.choosing import letters_of
 from dist_classicrl.learning.card.plan import (
@@ -55,7 +55,7 @@ class CardLearner(ABC):
     """
 
     mode = "card"
-    memory: Any = kernels.CardMemory
+    memory: Any = transfer.CardMemory
     _first_bound: float  # of targets, before larger ones are met
 
     def __init__(self, problem: Problem, table: Any, shape: Shape) -> None:
@@ -100,7 +100,7 @@ class CardLearner(ABC):
             self._check_memory(*crew)
         self._crews[number] = crew
         if is_first:
-            with kernels.used(self.card), kernels.compiling(self._problem):
+            with launching.used(self.card), launching.compiling(self._problem):
                 self._compile(number)
 
     @abstractmethod
@@ -146,7 +146,7 @@ class CardLearner(ABC):
             one = next_round(stream.start, at, left, self.shape)
             rounds.append(one)
             used += one.moving * one.steps
-        with kernels.used(self.card):
+        with launching.used(self.card):
             collected = self._play(walker, stream, rounds)
         stream.used += steps
         self._look_for_stuck()

@@ -214,7 +214,6 @@ class CardRuns:
         assert simulator is not None  # see `why_not_at_once`
         self._source, self._simulator, self.card = source, simulator, card
         self._stuck = stuck_states(simulator)
-        self._kernels = kernels
         self._kernel = kernels.runs_kernel()
         self._is_compiled = False
 
@@ -248,21 +247,23 @@ class CardRuns:
         return max(1, int(_MEMORY_SHARE * free_memory(self.card) - constant) // each)
 
     def _made(self, groups: list[_Group], numbers: np.ndarray, seeds: list[int], ends: Sequence[int]) -> Made:
-        kernels, problem = self._kernels, groups[0].problem
-        with kernels.used(self.card):
-            simulation, parts = kernels.on_card((self._simulator.tables, self._parts(groups)))
+        from dist_classicrl.learning.card import launching, transfer
+
+        problem = groups[0].problem
+        with launching.used(self.card):
+            simulation, parts = transfer.on_card((self._simulator.tables, self._parts(groups)))
             # One array after the other, since all of them may be a good part of the main memory.
-            runs = RunArrays(*map(kernels.on_card, self._arrays(groups, numbers, seeds)))
+            runs = RunArrays(*map(transfer.on_card, self._arrays(groups, numbers, seeds)))
             grid = -(-len(seeds) // _THREADS), min(_THREADS, len(seeds))
 
             def launch(lines: Lines, settles: bool) -> None:
                 self._kernel[grid](
-                    problem.parameters, simulation, runs, parts, kernels.on_card(lines), settles
+                    problem.parameters, simulation, runs, parts, transfer.on_card(lines), settles
                 )
-                kernels.from_card(runs.faults)  # waits
+                transfer.from_card(runs.faults)  # waits
 
             if not self._is_compiled:
-                with kernels.compiling(problem):
+                with launching.compiling(problem):
                     launch(_lines([[] for _ in groups]), False)
                 self._is_compiled = True
             began, used = time.perf_counter(), 0
@@ -274,13 +275,13 @@ class CardRuns:
                     lines = _lines([group.lines(used, steps) for group in groups])
                     used += steps
                     launch(lines, used == end)
-                totals[point] = kernels.from_card(runs.totals)
+                totals[point] = transfer.from_card(runs.totals)
                 if self._look(problem, runs, totals[point], errors):
                     ended = np.array([0 if error is None else ENDED for error in errors])
-                    runs = runs._replace(faults=kernels.on_card(ended))
+                    runs = runs._replace(faults=transfer.on_card(ended))
                 if all(error is not None for error in errors):
                     break
-            values, counts = (kernels.from_card(each).copy() for each in (runs.values, runs.counts))
+            values, counts = (transfer.from_card(each).copy() for each in (runs.values, runs.counts))
         return Made(problem, values, counts, totals, errors, time.perf_counter() - began)
 
     def _arrays(self, groups: list[_Group], numbers: np.ndarray, seeds: list[int]) -> Iterator[np.ndarray]:
@@ -333,7 +334,8 @@ class CardRuns:
         self, problem: Problem, runs: Any, totals: np.ndarray, errors: list[DistClassicRLError | None]
     ) -> bool:
         """Enter what runs that go no further would have raised on a core; return whether any is new."""
-        from_card = self._kernels.from_card
+        from dist_classicrl.learning.card.transfer import from_card
+
         faults, collected = from_card(runs.faults), from_card(runs.collected)
         # Where no action is legal all values are -inf: whoever learns there has diverged.
         is_wrong = (faults != 0) | ~np.isfinite(collected[:, 0]) | ~are_sound(totals)

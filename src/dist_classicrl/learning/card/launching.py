@@ -1,0 +1,253 @@
+"""How kernels are compiled for a card and launched, exactly as a core adds and multiplies, and what fails."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import cache, partial
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from dist_classicrl.errors import DeviceError
+from dist_classicrl.learning.card.cards import Card, is_of_card, is_simulated, numba_cuda, trouble
+from dist_classicrl.learning.learner import Problem
+
+cuda: Any = numba_cuda()
+
+
+class NoneArguments:
+    """Lets a kernel be called with NamedTuples in which something is None: numba-cuda knows no such value.
+
+    A None takes the place of a pointer, which nobody reads.
+    """
+
+    @staticmethod
+    def prepare_args(kind: Any, value: Any, **rest: Any) -> tuple[Any, Any]:
+        """Return the type and the value that stand for an argument."""
+        return (types.uint64, 0) if isinstance(kind, types.NoneType) else (kind, value)
+
+
+@contextmanager
+def exact_arithmetic() -> Iterator[None]:
+    """Let kernels that are compiled meanwhile round each product and each sum, as a core does.
+
+    NVVM would else contract a product and a sum to one instruction that rounds once. numba-cuda has no option
+    for that, and hands what it has to `nvvm.compile_ir`.
+    """
+    if is_simulated():
+        yield
+        return
+    nvvm: Any = import_module("numba.cuda.cudadrv.nvvm")
+    usual = nvvm.compile_ir
+    nvvm.compile_ir = partial(usual, fma=False)
+    try:
+        yield
+    finally:
+        nvvm.compile_ir = usual
+
+
+@contextmanager
+def used(card: Card) -> Iterator[None]:
+    """Use a card meanwhile, with exact arithmetic.
+
+    DeviceMemoryError or DeviceError where the card, or what makes code for it, fails.
+    """
+    first: BaseException | None = None
+    try:
+        with (
+            exact_arithmetic(),
+            nullcontext() if card.is_simulated else cuda.gpus[card.number],
+            warnings.catch_warnings(),
+        ):
+            # At first few walkers move, and that is meant.
+            warnings.filterwarnings("ignore", ".*Grid size .* low occupancy")
+            if card.is_simulated:  # where NumPy adds halves of numbers up, which is meant to begin anew
+                warnings.filterwarnings("ignore", "overflow encountered", RuntimeWarning)
+            try:
+                yield
+            except BaseException as error:
+                first = error
+                raise
+    except BaseException as error:
+        # A card that failed fails again when it is left: what came first is told.
+        cause = error if first is None else first
+        if isinstance(cause, DeviceError) or not is_of_card(cause):
+            raise cause from cause.__cause__
+        raise trouble(card, cause) from cause
+
+
+@contextmanager
+def compiling(problem: Problem) -> Iterator[None]:
+    """Say what cannot be compiled for a card."""
+    try:
+        if problem.card is not None and not problem.card.is_simulated:
+            check_exact()
+        yield
+    except Exception as error:
+        if is_of_card(error):  # that is no matter of what is compiled: see `used`
+            raise
+        if isinstance(error, KeyError) and error.args and isinstance(error.args[0], np.ufunc):
+            raise _not_known(problem, error.args[0].__name__) from error
+        # numba-cuda has errors of its own beside numba's.
+        if type(error).__module__.startswith("numba"):
+            raise _not_compiled(problem, error) from error
+        raise
+
+
+def _not_known(problem: Problem, name: str) -> DeviceError:
+    """Return the error for a function of NumPy's that numba-cuda does not have."""
+    instead = f"math.{name}" if hasattr(math, name) else "functions of math, or operators,"
+    return DeviceError(
+        f"{problem.source.name} with the rule {problem.rule.name!r} cannot be compiled for a card, although "
+        f"it can for a core: a function calls np.{name}, which numba-cuda does not know. Write {instead} in "
+        'place of it, or device="cpu".'
+    )
+
+
+def _not_compiled(problem: Problem, error: Exception) -> DeviceError:
+    """Return the error for functions that numba-cuda cannot compile."""
+    return DeviceError(
+        f"{problem.source.name} with the rule {problem.rule.name!r} cannot be compiled for a card, although "
+        "it can for a core: kernels make no arrays, call no Python, and raise nothing. Change the function "
+        f'that numba-cuda names, or write device="cpu". It says: {error}'
+    )
+
+
+def _kernel(function: Any, most_registers: int | None = None) -> Any:
+    # The simulator knows no extensions, and needs none. What is optimized once more when it is linked would
+    # be contracted there, see `exact_arithmetic`.
+    if is_simulated():
+        return cuda.jit(function)
+    options = {} if most_registers is None else {"max_registers": most_registers}
+    # As an argument beside the function: numba-cuda 0.30 forgets `lto` where it returns a decorator.
+    return cuda.jit(function, extensions=[NoneArguments()], lto=False, **options)
+
+
+@cache
+def _kept(make: Any, *given: Any, most_registers: int | None = None) -> Any:
+    return _kernel(make(*given), most_registers)
+
+
+def made(make: Any, *given: Any, most_registers: int | None = None) -> Any:
+    """Return a kernel of this process, for which it is compiled once for each kind of arguments.
+
+    In the simulator, where it is called with one kind only, see `_called`, it is made anew. Classes of rules,
+    behaviors and simulations are what numba tells kinds apart by, and each has functions of its own.
+    """
+    if is_simulated():
+        return _kernel(make(*given))
+    return _kept(make, *given, most_registers=most_registers)
+
+
+def _product_and_sum(x: Any) -> None:
+    x[0] = x[1] * x[2] + x[3]
+
+
+@cache
+def check_exact() -> None:
+    """Raise DeviceError if kernels would contract products and sums, whatever `exact_arithmetic` asks for.
+
+    It is entered, and a card is used.
+    """
+    kernel = _kernel(_product_and_sum)
+    kernel.compile((types.float64[::1],))
+    text = "".join(kernel.inspect_asm().values())
+    is_linked_as_it_is = kernel.targetoptions.get("lto") is False
+    if "fma" in text or "mul.rn.f64" not in text or not is_linked_as_it_is:
+        version = import_module("numba_cuda").__version__
+        raise DeviceError(
+            f"numba-cuda {version} contracts products and sums although it is asked not to: what is learned "
+            'would not be the same on every card. Install the one of this project, pip install ".[gpu]" in a '
+            'clone of it, or write device="cpu".'
+        )
+
+
+class TypedOnce:
+    """A kernel whose arguments always have the types of its first call: later ones do not look at them.
+
+    That takes milliseconds where they are NamedTuples of arrays on a card, longer than a million steps.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+        self._is_typed = is_simulated()  # where nothing is compiled
+
+    def __getitem__(self, grid: Any) -> Any:
+        return partial(self._launch, grid)
+
+    def _launch(self, grid: Any, *arguments: Any) -> None:
+        self._typed(*arguments)[grid](*arguments)
+
+    def _typed(self, *arguments: Any) -> Any:
+        if not self._is_typed:
+            self._kernel, self._is_typed = self._kernel.specialize(*arguments), True
+        return self._kernel
+
+    def with_arguments(self, *arguments: Any) -> Launcher:
+        """Return what launches it with these arguments and a whole number, given a grid and that number.
+
+        The arguments are made ready for the driver once: of dozens of arrays that takes longer than a step.
+        """
+        kernel = self._typed(*arguments, 0)
+        ready = None if is_simulated() else _made_ready(kernel, arguments)
+        return _launcher(self, arguments) if ready is None else ready
+
+
+Launcher = Callable[[Any, int], None]
+"""Launches a kernel on a grid, with a whole number as the last of its arguments."""
+
+
+def launcher(kernel: Any, *arguments: Any) -> Launcher:
+    """Return what launches a kernel with these arguments and a whole number, see `TypedOnce`."""
+    if isinstance(kernel, TypedOnce):
+        return kernel.with_arguments(*arguments)
+    return _launcher(kernel, arguments)
+
+
+def _launcher(kernel: Any, arguments: tuple[Any, ...]) -> Launcher:
+    def launch(grid: Any, number: int) -> None:
+        kernel[grid](*arguments, number)
+
+    return launch
+
+
+def _made_ready(kernel: Any, arguments: tuple[Any, ...]) -> Launcher | None:
+    """Return what launches a compiled kernel likewise, by names that are numba-cuda's own.
+
+    None where it has them no more, or would copy an argument: then it launches as always.
+    """
+    stream: Any = None
+    values: list[Any] = []
+    copied: list[Any] = []
+    try:
+        (compiled,) = kernel.overloads.values()
+        core = import_module("cuda.core")
+        start, config_of = core.launch, core.LaunchConfig
+        *kinds, last = compiled.argument_types
+        for kind, value in zip(kinds, arguments, strict=True):
+            compiled._prepare_args(kind, value, 0, copied, values)
+        function = compiled._codelibrary.get_cufunc().kernel
+    except (AttributeError, ImportError, TypeError, ValueError):
+        return None
+    if copied or last != types.int64 or getattr(compiled, "cooperative", True):
+        return None
+    configs: dict[Any, Any] = {}
+
+    def launch(grid: Any, number: int) -> None:
+        nonlocal stream
+        config = configs.get(grid)
+        if config is None:
+            usual = kernel[grid]
+            stream = usual.stream
+            config = config_of(grid=usual.griddim, block=usual.blockdim, shmem_size=usual.sharedmem)
+            configs[grid] = config
+        start(stream, config, function, *values, ctypes.c_int64(number))
+
+    launch.arguments = arguments  # type: ignore[attr-defined]  # whose memory is to stay
+    return launch
