@@ -259,6 +259,8 @@ class Session:
 
     def _can_travel(self, source: Source) -> bool:
         settings = self.state.settings
+        if source.simulator is None:
+            return False
         try:
             check_supersteps(source, settings, self.asked.walkers)
             check_behavior(source, settings, "supersteps")

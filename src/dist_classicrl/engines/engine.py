@@ -144,7 +144,7 @@ class Layout:
     hosts: int = 1
     is_compiled: bool = False  # whether all of the environment is compiled code
     is_keyed: bool = False  # whether its states are keys
-    can_travel: bool = False  # whether supersteps can learn it with these settings
+    can_travel: bool = False  # whether supersteps can learn it with these settings, compiled as it is
 
     def takes_owners(self, settings: Settings, ranks: int) -> bool:
         """Whether states are keys that need owners: of several ranks, or where one alone would not do."""
@@ -189,22 +189,20 @@ def engine_for(settings: Settings, ranks: int, placement: Any, layout: Layout = 
             "number of ranks."
         )
         return _SUPERSTEPS
-    if placement == "auto" and _gains_from_rows(settings, layout):
-        entries = f"{layout.entries:,}"
-        if not settings.async_updates:
-            logger.info(
-                "The table has %s entries, and is learned in supersteps: the same on any number of ranks. "
-                'placement="replicated" plays rounds of logical workers instead, which takes longer.',
-                entries,
-            )
-            return _SUPERSTEPS
-        if ranks > 1:
+    if placement == "auto" and _gains_from_rows(settings, ranks, layout):
+        if settings.async_updates:
             logger.info(
                 "All ranks learn in the same rows: the table has %s entries, more than fit into a core's "
                 'cache. placement="replicated" gives each rank a copy.',
-                entries,
+                f"{layout.entries:,}",
             )
             return _SHARDED
+        logger.info(
+            "The table has %s entries, and is learned in supersteps: the same on any number of ranks. "
+            'placement="replicated" plays rounds of logical workers instead, which takes longer.',
+            f"{layout.entries:,}",
+        )
+        return _SUPERSTEPS
     return next(engine for engine in _BUILT_IN if engine.suits(settings, ranks))
 
 
@@ -238,7 +236,7 @@ def engine_named(name: str, settings: Settings, ranks: int, placement: Any) -> E
     return engine_for(settings, ranks, placement)
 
 
-def _gains_from_rows(settings: Settings, layout: Layout) -> bool:
+def _gains_from_rows(settings: Settings, ranks: int, layout: Layout) -> bool:
     """Whether copies of a table are so large that all ranks should learn in one.
 
     In the reproducible mode that depends on nothing but settings and problem, as the table has to.
@@ -246,7 +244,7 @@ def _gains_from_rows(settings: Settings, layout: Layout) -> bool:
     if not layout.is_compiled or layout.entries < SHARDED_FROM or _is_replicated_only(settings) is not None:
         return False
     if settings.async_updates:
-        return layout.hosts == 1
+        return ranks > 1 and layout.hosts == 1
     asks_for_rounds = settings.sync_frequency != "auto" or settings.logical_workers != LOGICAL_WORKERS
     return layout.can_travel and settings.device == "cpu" and not asks_for_rounds
 

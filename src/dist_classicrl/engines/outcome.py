@@ -75,7 +75,7 @@ class Outcome:
 
     @classmethod
     def is_described_by(cls, data: Any) -> bool:
-        """Whether `data`, which was read from a file, is what `to_dict` returns; moments may lack."""
+        """Whether `data`, which was read from a file, is what `to_dict` returns."""
         model = asdict(Outcome())
         if isinstance(data, dict):
             data = {"device": "cpu", **data}  # older ones have none
@@ -239,7 +239,7 @@ class Tally(Counters):
 
     @classmethod
     def is_described_by(cls, data: Any) -> bool:
-        """Whether `data`, which was read from a file, is what `to_dict` returns."""
+        """Whether `data`, which was read from a file, is what `to_dict` returns; moments may lack."""
         if not isinstance(data, dict):
             return False
         numbers = {name: value for name, value in data.items() if name not in _MOMENTS}

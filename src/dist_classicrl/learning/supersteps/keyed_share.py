@@ -16,10 +16,10 @@ from dist_classicrl.learning.supersteps.partition import (
     NEW_PER_STEP,
     NO_LIMIT,
     ByKey,
-    Written,
     check_partition,
     find_own,
     owned_by,
+    written,
 )
 from dist_classicrl.learning.supersteps.share import Share
 from dist_classicrl.learning.supersteps.together import IS_OVER
@@ -37,8 +37,8 @@ class KeyedShare(Share):
     _copies_rows = False
 
     def _own(self, partition: Any) -> KeyedTable:
-        self._written = partition if isinstance(partition, Written) else Written(partition, self.ranks)
-        check_partition(self._written.function, self._game.keys)
+        self._written = written(partition, self.ranks)
+        check_partition(self._written.partition, self._game.keys)
         if partition == "range":
             raise SettingsError(
                 f"{self._game.name} has keys as states, which partition='range' cannot divide: nobody "
@@ -118,7 +118,7 @@ class KeyedShare(Share):
         is_wrong, key = self._wrong.tolist()
         if is_wrong:
             shown, ranks = np.array([key]).view(self.table.keys.dtype)[0], self._written.ranks
-            owner = self._written.function(shown)
+            owner = self._written.partition(shown)
             raise SettingsError(
                 f"partition gives the key {shown} to {owner}, which is no rank: with {ranks} of them it "
                 f"must return whole numbers from 0 to {ranks - 1}, for each key."

@@ -115,10 +115,15 @@ class Holding:
 
 @dataclass(frozen=True, eq=False)
 class Written:
-    """A user's function that names the owners of states, one of so many ranks, of which some may be lost."""
+    """A partition that names the owners of states among so many ranks, of which some may be lost."""
 
-    function: Any
+    partition: Any
     ranks: int
+
+
+def written(partition: Any, ranks: int) -> Written:
+    """Return a partition with the ranks that it names: so many, if it is not said."""
+    return partition if isinstance(partition, Written) else Written(partition, ranks)
 
 
 _FUNCTIONS: dict[type, Any] = {}
@@ -449,9 +454,8 @@ def owned_by(
     """
     if isinstance(partition, Holding):
         return Owned(Held(_slots_of(partition, n_states), partition.owners), None)
-    asked = ranks
-    if isinstance(partition, Written):
-        partition, asked = partition.function, partition.ranks
+    given = written(partition, ranks)
+    partition, asked = given.partition, given.ranks
     check_partition(partition, keys)
     is_function = not isinstance(partition, str)
     if is_alone and not is_function:
