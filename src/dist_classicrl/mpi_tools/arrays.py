@@ -10,19 +10,15 @@ from dist_classicrl.errors import SettingsError
 
 _NAMES = ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8")
 _TYPES = frozenset(np.dtype(name) for name in _NAMES)
-_HINTS = {
-    "detach": ".detach().cpu().numpy()",
-    "get": ".get()",
-}  # how libraries give a NumPy array, by a method
+# How libraries give a NumPy array, by a method that their own have.
+_HINTS = {"detach": ".detach().cpu().numpy()", "get": ".get()"}
 
 
 def as_array(name: str, array: Any) -> np.ndarray:
     """Return an array_like as an array; SettingsError for what NumPy makes none of."""
     try:
         return np.asarray(array)
-    except (
-        Exception
-    ) as error:  # what is ragged, or on a card, or keeps gradients, raises errors of many kinds
+    except Exception as error:  # what is ragged, on a card, or keeps gradients: of many kinds
         hints = (
             f"; give what its {hint} returns" for method, hint in _HINTS.items() if hasattr(array, method)
         )
