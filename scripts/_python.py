@@ -29,9 +29,17 @@ def tell(text):
     """Print a text whose reader may end before it has read all of it, as `head` does."""
     try:
         print(text)
+    except BrokenPipeError:
+        pass
+    flush()
+
+
+def flush():
+    """Write out what was printed. What a reader that has ended did not read goes nowhere."""
+    try:
         sys.stdout.flush()
     except BrokenPipeError:
-        # What is left goes nowhere when Python flushes it at its end.
+        # There Python flushes what is left, at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -93,10 +93,13 @@ class Terminal:
         return self._statuses.read_text().split()
 
     def _wait(self, prompts, timeout):
-        """Wait for so many prompts since the beginning; return the screens that were seen, each once."""
+        """Wait for so many prompts since the beginning; return the screens that were seen, each once.
+
+        The status of what ended is written just before the prompt, which ends the last of the screens.
+        """
         deadline = time.monotonic() + timeout
         seen = [self.screen()]
-        while len(self._ended()) < prompts:
+        while len(self._ended()) < prompts or not seen[-1].endswith("$\n"):
             assert time.monotonic() < deadline, f"no end within {timeout:g} s:\n{seen[-1]}"
             time.sleep(0.05)
             now = self.screen()

@@ -31,11 +31,16 @@ def test_help_needs_no_set_up_and_works_through_a_link(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["benchmark", "check-package", "train", "test", "test-cluster"])
 def test_help_that_nobody_reads_any_more_ends_quietly(name):
+    buffered = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     reads, writes = os.pipe()
     os.close(reads)
     with open(writes, "wb") as unread:
         done = subprocess.run(
-            [sys.executable, SCRIPTS / name, "--help"], stdout=unread, stderr=subprocess.PIPE, timeout=60
+            [sys.executable, SCRIPTS / name, "--help"],
+            env=buffered,
+            stdout=unread,
+            stderr=subprocess.PIPE,
+            timeout=60,
         )
     assert (done.returncode, done.stderr) == (0, b"")
 

@@ -200,9 +200,9 @@ class Reporter:
         #: Of each rank, since the last report.
         self._shares: defaultdict[int, Counters] = defaultdict(Counters)
         self._events: list[dict[str, Any]] = []
-        self._has_begun = False
         #: Step of this call at which to report next; infinity: at none.
         self.next_step = math.inf
+        self.pause()
         self._rest_from(0.0)
 
     def _rest_from(self, seconds: float) -> None:
@@ -235,6 +235,11 @@ class Reporter:
         self._rest_from(seconds)
         self.observer.started(self._progress(seconds, tuple(learning)), self.tally.reported.steps)
         self._plan()
+
+    def pause(self) -> None:
+        """Tell nothing more of steps until it begins again: another rank serves, or nobody yet."""
+        self._has_begun = False
+        self.next_step = math.inf
 
     def count(self, rank: int, steps: int, learned: Learned, staleness: int = 0, n_bytes: int = 0) -> None:
         """Take note of a push, of which only the seconds that were learned are of interest."""

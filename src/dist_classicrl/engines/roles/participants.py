@@ -226,6 +226,7 @@ class Participant(Generic[W, S]):
         if self._server is not None:
             self._server.close(0.0)
             self._server = None
+            self.run.reporter.pause()
             if self.run.saver is not None:
                 self.run.saver.stop()
                 self.run.saver = None
