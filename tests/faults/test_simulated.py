@@ -41,6 +41,8 @@ def test_whatever_happens_to_ranks_and_network_no_rule_is_broken(name, histories
         ("cuts", 795382133),
         # Rounds of one step over a slow network, which took long and were no hang.
         ("decentralized", 739165768),
+        # Who coordinated was lost before the others knew how far the run was.
+        ("decentralized", 677811556),
         # A rank that had served before reported steps before it had begun to serve again.
         ("calls", 677811685),
     ],

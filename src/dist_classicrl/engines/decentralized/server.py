@@ -9,7 +9,7 @@ the coordinator has merged, and make the steps after it again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -182,7 +182,8 @@ class Coordinator(Serving[Client]):
         part = self.part
         self._attempt += 1
         self._is_broken = self._must_begin = False
-        cut = part.cut
+        # Who takes over before the first rounds are ordered counts on from this, too.
+        cut = replace(part.cut, tally=self.tally.so_far(self.seconds))
         players = tuple(sorted([self.group.rank, *(peer.rank for peer in self.peers.learners)]))
         has_begun = bool(part.players)
         ready: dict[bool, np.ndarray] = {}
