@@ -9,7 +9,9 @@ import simulated
 from simulated_network import Plan
 
 from dist_classicrl.comm.envelope import Kind
+from dist_classicrl.engines.decentralized.messages import Begin
 from dist_classicrl.engines.outcome import Tally
+from dist_classicrl.engines.rounds.messages import RoundOrder
 from dist_classicrl.engines.run import LossPolicy
 
 
@@ -95,6 +97,23 @@ def test_whoever_takes_over_knows_the_steps_that_an_earlier_job_has_made(name, k
 @pytest.mark.parametrize("name", ["calls", "rounds"])
 def test_whoever_takes_over_at_the_end_counts_earlier_steps_once(name, monkeypatch):
     check_with_a_dying_server(monkeypatch, name, Kind.DONE, 1, "end_as")
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("name", "kind", "where"), [("rounds", RoundOrder, "start"), ("decentralized", Begin, "cut")]
+)
+def test_with_each_table_that_a_server_tells_comes_what_was_counted(name, kind, where, monkeypatch):
+    """Whoever takes over may have counted as a server before, what the table that it goes on from lacks."""
+    tallies, make = [], kind.__init__
+
+    def note(told, *arguments, **named):
+        make(told, *arguments, **named)
+        tallies.append(getattr(told, where).tally)
+
+    monkeypatch.setattr(kind, "__init__", note)
+    simulated.check_seeds(name, range(1, 4))
+    assert tallies and None not in tallies
 
 
 def check_with_a_dying_server(monkeypatch, name, kind, count, taken):

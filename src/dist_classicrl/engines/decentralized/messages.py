@@ -19,7 +19,7 @@ class Cut:
 
     made: int  # steps that the table contains, of those to be made when this process began
     stride: Stride  # of the next round
-    tally: Counted | None = None  # none at the very beginning
+    tally: Counted | None = None  # none before a server has ordered anything
 
 
 @message(Kind.ROUNDS_BEGIN)

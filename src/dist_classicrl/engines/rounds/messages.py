@@ -35,7 +35,7 @@ class RoundStart:
     number: int = 0
     made: int = 0  # steps before it, of those that were to be made when this process began
     learners: dict[str, np.ndarray] = field(default_factory=dict)
-    tally: Counted | None = None  # none at the very beginning
+    tally: Counted | None = None  # none before a server has ordered anything
 
 
 @message(Kind.MERGED)

@@ -80,7 +80,7 @@ class RoundRoles(Roles[RoundWorker, RoundServer]):
             start=run.start,
             steps=run.steps,
             saver=run.saver,
-            first=RoundStart(run.pace) if first is None else first,
+            first=RoundStart(run.pace, tally=run.tally.so_far(0.0)) if first is None else first,
             may_repeat=self._may_repeat,
             codec=codec_for(name_of(run.settings.compression), run.values.size),
         )

@@ -21,7 +21,7 @@ class Cut:
     used: int  # steps of the stream that the table contains
     last: int  # at which the call ends
     walkers: dict[str, np.ndarray] = field(default_factory=dict)  # of all ranks; none where they are new
-    tally: Counted | None = None  # none at the very beginning
+    tally: Counted | None = None  # none before a server has ordered anything
 
 
 @message(Kind.BEGIN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -193,7 +194,7 @@ class SuperstepRoles(Roles[SuperstepWorker, SuperstepServer]):
             run.told,
             saver=run.saver,
             part=self._part,
-            cut=first_cut(run) if cut is None else cut,
+            cut=replace(first_cut(run), tally=run.tally.so_far(0.0)) if cut is None else cut,
             start=run.start,
             knows_all=cut is None,
         )
