@@ -43,6 +43,10 @@ from dist_classicrl.engines.roles.worker_base import ServerLost, Working
 from dist_classicrl.engines.run import LossPolicy, Resumed, Run
 from dist_classicrl.engines.saving import Position
 from dist_classicrl.engines.schedule import Pace, RoundPlayer, next_round
+from dist_classicrl.engines.supersteps import part as superstep_part
+from dist_classicrl.engines.supersteps import server as superstep_server
+from dist_classicrl.engines.supersteps import training as superstep_training
+from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.errors import CutOffError, RankLostError, RankTimeoutError, RemoteRankError
 from dist_classicrl.learning.learner import Stream, Totals
 from dist_classicrl.learning.rates import Rates
@@ -61,6 +65,7 @@ from dist_classicrl.tables.shared import SharedTable
 INTERVAL, SILENCE, STUCK = 0.2, 1.0, 12.0
 EVENT_STEPS = 37
 ENTRIES, SHARED = 4096, 8
+_LAKE_ENTRIES = 16 * 4
 # So that the length of rounds changes often in runs of hundreds of steps.
 schedule.ROUND_UPDATES, schedule._LONGEST_SHARE, schedule.MOVING_LOAD = 3, 2, 3.0
 
@@ -430,6 +435,12 @@ class _Run(Run):
         self.wire.work(self.story.seconds_of(20))
 
 
+class _LakeRun(Run):
+    """A call of train that learns a small lake, with kernels as they are."""
+
+    story: Calls
+
+
 @dataclass
 class _Records:
     """What callbacks that record a call of train on disk have there in the end, whichever ranks served."""
@@ -469,6 +480,7 @@ class _Recording(Observer):
 
     def pushed(self, rank: int, steps: int, staleness: int, n_bytes: int) -> None:
         """Enter what is in the table now."""
+        self._group.wire.network.gets_on()
         self._steps += steps
         if self._group.view.term == self._records.term:
             self._records.tables.append(self._steps)
@@ -487,11 +499,17 @@ class _Watched(participants.Participant):
 
 
 class _Unsettled:
-    """What stands in for the setup where only silence says who has died: there, a death ends it."""
+    """What stands in for the setup where only silence says who has died: there, a death ends it.
+
+    So does a cut, and without a setup each side would begin by itself what it took for the next call.
+    """
 
     def __init__(self, group: Group) -> None:
         self.is_head = group.is_server
         self.term = group.view.term
+        network, server = group.wire.network, group.view.server
+        if any(network.is_cut(server, rank) for rank in group.view.members):
+            raise CutOffError("There is no setup over a network that is cut.")
 
     def agree(
         self, error: BaseException | None, description: dict[str, Any], numbers: list[int]
@@ -554,6 +572,8 @@ class Calls(Story):
         Kind.HAND_IN, Kind.JOIN, Kind.WELCOME, Kind.BEAT, Kind.GATHER, Kind.TOLD,
     )  # fmt: skip
     sizes: tuple[int, ...] = (2, 3, 3, 4, 5, 6)
+    placement = "auto"
+    first = 0  # global step at which the first call begins
 
     def __init__(self, seed: int, log: bool = False) -> None:
         rng = random.Random(f"{self.name} {seed}")
@@ -627,6 +647,11 @@ class Calls(Story):
         self.network.gets_on()
         return entry
 
+    def run_of(self, wire: SimWire, *begin: Any, **more: Any) -> Run:
+        """Return what a rank trains."""
+        source: Any = _Source(self, wire)
+        return _Run(self.settings, source, *begin, **more)
+
     def begins_anew(self, group: Group) -> None:
         """Note that a rank's last life is over: what it made in it may be gone."""
         self.lives[group.rank] += 1
@@ -653,15 +678,13 @@ class Calls(Story):
 
     def _train(self, group: Group, call: int, values: np.ndarray, counts: np.ndarray) -> tuple[_Run, Outcome]:
         """Do what `train` does on each of many ranks."""
-        engine = engine_for(self.settings, group.wire.size, "auto")
+        engine = engine_for(self.settings, group.wire.size, self.placement)
         made, resumed = (self.earlier, self.resumed()) if call == 0 else (0, None)
-        span = call * self.steps + made, self.steps - made
+        span = self.first + call * self.steps + made, self.steps - made
         while True:
-            source: Any = _Source(self, group.wire)
-            table = values.copy(), counts.copy()
             observer = _Recording(self.records[call], group)
-            more = {"resumed": resumed, "policy": self.policy}
-            run = _Run(self.settings, source, *table, *span, 1, observer, 1.0, **more)
+            begin = values.copy(), counts.copy(), *span, 1, observer, 1.0
+            run = self.run_of(group.wire, *begin, resumed=resumed, policy=self.policy)
             try:
                 if not group.is_member:
                     return run, engine.train(run, group, join(group))
@@ -714,8 +737,9 @@ class Calls(Story):
                 self.claim(same or number + 1 < self.calls, f"ranks {rank} and {other} have different tables")
                 self.claim(result.steps == its_result.steps, f"{result.steps} and {its_result.steps} steps")
             self.claim(result.steps == self.steps, f"{result.steps} steps, not {self.steps}")
-            self.claim(result.episodes == self.steps, f"{result.episodes} episodes in {self.steps} steps")
-            self._check_records(self.records[number])
+            right = self.episodes_of(number)
+            self.claim(result.episodes == right, f"{result.episodes} episodes in {self.steps} steps")
+            self._check_records(self.records[number], right)
         if self.runs[-1]:
             rank, (run, _) = min(self.runs[-1].items())
             self._check_table(run.values, run.counts)
@@ -724,11 +748,15 @@ class Calls(Story):
         """Return the steps in each table of a call of which there could be a report."""
         return records.tables
 
-    def _check_records(self, records: _Records) -> None:
+    def episodes_of(self, call: int) -> int:
+        """Return how many episodes end in a call."""
+        return self.steps
+
+    def _check_records(self, records: _Records, episodes_of_all: int) -> None:
         """Whether there is a report at each step that was asked for, and nothing is in two of them."""
         steps = [steps for steps, _ in records.reports]
         episodes = sum(episodes for _, episodes in records.reports)
-        new = self.steps - records.begin
+        new = episodes_of_all - records.begin
         self.claim(episodes == new, f"{episodes} episodes are reported, not {new}")
         self.claim(steps[-1] == self.steps, f"the last report is of {steps[-1]} steps, not {self.steps}")
         for before, after in itertools.pairwise([records.begin, *steps]):
@@ -937,7 +965,82 @@ class Decentralized(Calls):
         """Nothing: what survivors have learned in a round that a death has ended is made again."""
 
 
-KINDS = (Elections, Calls, Rounds, Ends, RoundEnds, Cuts, Trees, Decentralized)
+class Supersteps(Calls):
+    """Calls in which rows stay and walkers travel: whoever dies, the bits are those of a process alone."""
+
+    name = "supersteps"
+    kinds = (
+        Kind.BEGIN, Kind.PLAY, Kind.PLAYED, Kind.WALKERS, Kind.TELL, Kind.ROWS, Kind.KEEP, Kind.DONE,
+        Kind.BYE, Kind.RELEASE, Kind.VIEW, Kind.PREPARE, Kind.PROMISE, Kind.JOIN, Kind.WELCOME, Kind.BEAT,
+        Kind.GATHER, Kind.TOLD,
+    )  # fmt: skip
+    placement = "sharded"
+
+    def __init__(self, seed: int, log: bool = False) -> None:
+        super().__init__(seed, log)
+        # The later, the more steps at once.
+        self.first = random.Random(f"first {seed}").choice([0, 300, 1000, 10000])
+        self.steps = self.steps // 4 if self.first < 1000 else self.steps * 2
+        # Each superstep takes messages of all: nothing would be made where one of a hundred comes too late.
+        conditions = self.network.conditions
+        conditions.tail = conditions.tail if conditions.longest < SILENCE else min(conditions.tail, 5e-4)
+
+    def random_settings(self, rng: random.Random) -> Settings:
+        """Return those that the protocol depends on."""
+        return Settings(async_updates=False, seed=1)
+
+    def random_earlier(self, rng: random.Random) -> int:
+        """Return 0: no earlier job."""
+        return 0
+
+    def beginning(self) -> tuple[np.ndarray, np.ndarray, dict[int, dict[str, np.ndarray]]]:
+        """Return an empty table."""
+        return np.zeros(_LAKE_ENTRIES), np.zeros(_LAKE_ENTRIES, np.int64), {}
+
+    def run_of(self, wire: SimWire | None, *begin: Any, **more: Any) -> Run:
+        """Return what a rank trains."""
+        self.network.gets_on()
+        run = _LakeRun(self.settings, resolve("FrozenLake-v1", 1, False), *begin, walkers=64, **more)
+        run.story = self
+        return run
+
+    def check(self) -> list[str]:
+        """Let it happen, and return what was wrong."""
+        shorter = {"_FIRST_STEPS": 150, "_PLAY_SECONDS": 0.2, "_KEEP_SECONDS": 0.3, "_KEEP_SHARE": 1.0}
+        with (
+            mock.patch.multiple(superstep_server, **shorter),
+            mock.patch.object(superstep_part, "_POLLS", 2),
+            mock.patch.object(superstep_training, "_memory", lambda *_: None),  # they send messages
+        ):
+            return super().check()
+
+    @cached_property
+    def _alone(self) -> list[tuple[np.ndarray, np.ndarray, Outcome]]:
+        """What the calls come to in a process alone."""
+        made: list[tuple[np.ndarray, np.ndarray, Outcome]] = []
+        for call in range(self.calls):
+            values, counts = made[-1][:2] if made else self.beginning()[:2]
+            span = self.first + call * self.steps, self.steps
+            run = self.run_of(None, values.copy(), counts.copy(), *span, 1, Observer(), math.inf)
+            outcome = superstep_training.train(run, None, None)
+            made.append((run.values, run.counts, outcome))
+        return made
+
+    def episodes_of(self, call: int) -> int:
+        """Return how many episodes end in a call."""
+        return self._alone[call][2].episodes
+
+    def tables_of(self, records: _Records) -> list[int]:
+        """Return none: reports come between supersteps."""
+        return []
+
+    def _check_table(self, values: np.ndarray, counts: np.ndarray) -> None:
+        right_values, right_counts, _ = self._alone[-1]
+        self.claim(np.array_equal(values, right_values), "the values are not those of a process alone")
+        self.claim(np.array_equal(counts, right_counts), "the counts are not those of a process alone")
+
+
+KINDS = (Elections, Calls, Rounds, Ends, RoundEnds, Cuts, Trees, Decentralized, Supersteps)
 HISTORIES: dict[str, type] = {kind.name: kind for kind in KINDS}
 
 

@@ -27,6 +27,7 @@ from dist_classicrl.engines.run import LossPolicy
         ("cuts", 30),
         ("trees", 15),
         ("decentralized", 15),
+        ("supersteps", 8),
     ],
 )
 def test_whatever_happens_to_ranks_and_network_no_rule_is_broken(name, histories, seeds):
@@ -51,6 +52,10 @@ def test_whatever_happens_to_ranks_and_network_no_rule_is_broken(name, histories
 )
 def test_what_was_wrong_once_is_right(name, seed):
     assert not simulated.check_seeds(name, [seed])[1]
+
+
+def test_walkers_that_were_sent_before_a_loss_are_not_taken_for_others_after_it():
+    assert not simulated.check_seeds("supersteps", [5061])[1]
 
 
 @pytest.mark.core

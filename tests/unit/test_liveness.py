@@ -25,10 +25,14 @@ from dist_classicrl.engines.server.messages import Reply
 from dist_classicrl.engines.server.server import Server
 from dist_classicrl.engines.server.window import PushWindow
 from dist_classicrl.engines.server.worker import Worker
+from dist_classicrl.engines.supersteps.messages import Begin, Cut
+from dist_classicrl.engines.supersteps.worker import SuperstepWorker
 from dist_classicrl.errors import CutOffError, RemoteRankError
 from dist_classicrl.learning.learner import Totals
 from dist_classicrl.membership.election import Base
+from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.heartbeat import Beat
+from dist_classicrl.membership.view import View
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.maps import Refresh
@@ -267,3 +271,35 @@ def test_a_long_call_of_the_environment_is_not_the_servers_silence():
     final = worker.run()
     assert final.refresh.version == 1
     assert Kind.PUSH in channel.kinds_sent
+
+
+# A worker that owns rows
+
+
+def test_a_table_that_came_is_not_lost_where_the_rows_are_divided_anew_at_once():
+    cut, nothing = Cut(0, 0, 100), np.zeros(0, np.int64)
+    table = Refresh(-1, 0, None, np.arange(4.0), np.ones(4, np.int64))
+    first, second = (
+        Begin(1, (0, 1), cut, table),
+        Begin(2, (0, 1, 2), cut, Refresh(0, 0, nothing, np.zeros(0), nothing)),
+    )
+    channel = TimedChannel(0, (0.0, encode(first)), (0.0, encode(second)), (1.0, done(4)), (2.0, RELEASE))
+    part = SimpleNamespace(taken=[], begun=[], close=lambda: None)
+    part.take = lambda refresh: part.taken.append(refresh.values.tolist())
+    part.begin = lambda attempt, *_: part.begun.append(attempt)
+    worker = SuperstepWorker(group(1, channel), part, cut, Base())
+    worker.follow_on(channel)
+    assert worker.run().refresh.version == 1
+    assert part.taken == [[0.0, 1.0, 2.0, 3.0]] and part.begun == [2]
+
+
+def test_no_two_channels_of_a_call_have_the_same_tag():
+    """What was sent before a loss must not come to whoever takes part after it."""
+    group = Group(SimpleNamespace(rank=0, size=4, tag_limit=2**31 - 1), [""] * 4)
+    group.call = 3
+    tags = []
+    for term in (0, 1, 4, 16, 32, 256, 4000):
+        group.adopt(View(term, 0, 0, (0, 1, 2, 3)))
+        tags += [group.tag(term, admission) for admission in range(100)]
+        tags += [group.tag_between_workers(group.first_attempt + attempt) for attempt in range(1, 100)]
+    assert len(set(tags)) == len(tags)

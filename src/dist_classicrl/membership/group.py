@@ -31,9 +31,10 @@ itself by then if it does not hear them either."""
 _CONTROL_TAG = 1
 _FIRST_TAG = 64
 _HOST_BYTES = 64  # as many as Linux allows
-# Of the tags of one term. What comes late for an admission must not be met by a later one.
-_ADMISSIONS = 4096
-_TERMS = 8191
+# Of tags, in one call, and for one purpose. What comes late must not be met by what is sent later.
+_PURPOSES = 8191
+_NUMBERS = 4096
+_ATTEMPTS_OF_TERM = 256
 
 
 # Control messages. Each is stamped with the number of the call of `train` that it belongs to.
@@ -143,14 +144,23 @@ class Group:
                 self._waiting.append((peer, *decode_stamped(link.late)))
         self._links.clear()
 
-    def tag(self, purpose: int, admission: int = 0) -> int:
-        """Return the tag of this call's messages for one purpose: the setup, or an admission of a term."""
-        number = (self.call * _TERMS + purpose) * _ADMISSIONS + admission % _ADMISSIONS
-        return _FIRST_TAG + number % (self.wire.tag_limit - _FIRST_TAG)
+    def tag(self, term: int, admission: int = 0) -> int:
+        """Return the tag of a server's messages in this call: to who got such an admission in its term."""
+        return self._tag(2 * term, admission)
+
+    @property
+    def first_attempt(self) -> int:
+        """The number before that of this term's first attempt at something that workers do together."""
+        return self.view.term * _ATTEMPTS_OF_TERM
 
     def tag_between_workers(self, attempt: int) -> int:
-        """Return the tag of what workers tell each other in one attempt at something."""
-        return self.tag(_TERMS - 1, attempt)
+        """Return the tag of what workers tell each other in an attempt, counted from `first_attempt` on."""
+        term, number = divmod(attempt, _ATTEMPTS_OF_TERM)
+        return self._tag(2 * term + 1, number)
+
+    def _tag(self, purpose: int, number: int) -> int:
+        tag = (self.call * _PURPOSES + purpose) * _NUMBERS + number % _NUMBERS
+        return _FIRST_TAG + tag % (self.wire.tag_limit - _FIRST_TAG)
 
     def send(self, peer: int, control: object, call: int | None = None) -> None:
         """Send a control message, of this call if no other is given; to a dead rank it goes nowhere."""

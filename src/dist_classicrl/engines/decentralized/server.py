@@ -27,7 +27,6 @@ from dist_classicrl.engines.saving import Position
 from dist_classicrl.errors import ProtocolError
 from dist_classicrl.process.stop import Stop
 
-_ATTEMPTS_OF_TERM = 256
 _WHY_MORE = "Its share of a round is that of the others."
 
 
@@ -57,7 +56,7 @@ class Coordinator(Serving[Client]):
 
     def __post_init__(self) -> None:
         self.made = self.cut.made
-        self._attempt = self.group.view.term * _ATTEMPTS_OF_TERM
+        self._attempt = self.group.first_attempt
         self._must_begin = True
         self._is_broken = False
         self._played: dict[int, Played] = {}

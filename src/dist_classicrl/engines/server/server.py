@@ -50,7 +50,6 @@ _CALM_DUTY = 0.02
 _BUSY_DUTY = 0.5
 _OFFER_SECONDS = 0.1
 _COPY_SECONDS = 2e-3
-_ROUTES_OF_A_TERM = 64
 
 
 @dataclass
@@ -370,7 +369,7 @@ class Server(Serving[Client]):
         group, present = self.group, self.peers.present
         assert self.tree is not None  # as was checked before
         self._routes += 1
-        number = group.view.term * _ROUTES_OF_A_TERM + self._routes
+        number = group.first_attempt + self._routes
         parents = self.tree.parents(ranks, group.rank)
         branch_of = branches(parents, group.rank, number)
         for rank in ranks:

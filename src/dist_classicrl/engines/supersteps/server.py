@@ -27,7 +27,6 @@ from dist_classicrl.learning.state import stack_states
 from dist_classicrl.learning.supersteps.crew import joined, totals_of
 from dist_classicrl.process.stop import Stop
 
-_ATTEMPTS_OF_TERM = 256
 _FIRST_STEPS = 4096
 _PLAY_SECONDS = 0.1
 _KEEP_SECONDS = 1.0
@@ -66,7 +65,7 @@ class SuperstepServer(Serving[Client]):
     def __post_init__(self) -> None:
         self._first = self.part.run.alone_stream().used  # steps of the stream before `start`
         self._used = self.cut.used  # what all have made
-        self._attempt = self.group.view.term * _ATTEMPTS_OF_TERM
+        self._attempt = self.group.first_attempt
         self._must_begin = True
         self._is_broken = self._is_closed = False
         self._played: dict[int, Played] = {}

@@ -102,7 +102,6 @@ class SuperstepWorker(Working):
         part = self.part
         match order:
             case Begin():
-                self._keep(order.refresh, order.cut)
                 part.begin(order.attempt, order.players, order.cut, order.owners, order.rows)
             case Play() if order.attempt == part.attempt:
                 self.channel.send(encode(part.play(order.until, self._tend)))
@@ -179,6 +178,8 @@ class SuperstepWorker(Working):
                 case (Begin() | Halt()) as order:
                     self._orders.clear()  # they were of what came before
                     self._orders.append(order)
+                    if isinstance(order, Begin):  # at once: what comes next may tell what is new since then
+                        self._keep(order.refresh, order.cut)
                     self.note_server_progress()
                 case (Play() | TellRows() | AskRows() | SomeRows()) as order:
                     self._orders.append(order)
