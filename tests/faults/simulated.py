@@ -596,7 +596,7 @@ class Calls(Story):
         self.made: dict[int, _Made] = {}
         self.lives = [0] * size
         self.servers: dict[int, int] = {}
-        self.runs: list[dict[int, tuple[_Run, Outcome]]] = [{} for _ in range(self.calls)]
+        self.runs: list[dict[int, tuple[Run, Outcome]]] = [{} for _ in range(self.calls)]
         self.records = [_Records(0 if call else self.earlier) for call in range(self.calls)]
 
     def random_settings(self, rng: random.Random) -> Settings:
@@ -676,7 +676,7 @@ class Calls(Story):
             self.runs[call][wire.rank] = run, result
         return "done"
 
-    def _train(self, group: Group, call: int, values: np.ndarray, counts: np.ndarray) -> tuple[_Run, Outcome]:
+    def _train(self, group: Group, call: int, values: np.ndarray, counts: np.ndarray) -> tuple[Run, Outcome]:
         """Do what `train` does on each of many ranks."""
         engine = engine_for(self.settings, group.wire.size, self.placement)
         made, resumed = (self.earlier, self.resumed()) if call == 0 else (0, None)
@@ -999,7 +999,6 @@ class Supersteps(Calls):
 
     def run_of(self, wire: SimWire | None, *begin: Any, **more: Any) -> Run:
         """Return what a rank trains."""
-        self.network.gets_on()
         run = _LakeRun(self.settings, resolve("FrozenLake-v1", 1, False), *begin, walkers=64, **more)
         run.story = self
         return run

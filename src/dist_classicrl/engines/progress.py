@@ -200,8 +200,6 @@ class Reporter:
         #: Of each rank, since the last report.
         self._shares: defaultdict[int, Counters] = defaultdict(Counters)
         self._events: list[dict[str, Any]] = []
-        #: Step of this call at which to report next; infinity: at none.
-        self.next_step = math.inf
         self.pause()
         self._rest_from(0.0)
 
@@ -239,6 +237,7 @@ class Reporter:
     def pause(self) -> None:
         """Tell nothing more of steps until it begins again: another rank serves, or nobody yet."""
         self._has_begun = False
+        #: Step of this call at which to report next; infinity: at none.
         self.next_step = math.inf
 
     def count(self, rank: int, steps: int, learned: Learned, staleness: int = 0, n_bytes: int = 0) -> None:

@@ -32,7 +32,7 @@ _CONTROL_TAG = 1
 _FIRST_TAG = 64
 _HOST_BYTES = 64  # as many as Linux allows
 # Of tags, in one call, and for one purpose. What comes late must not be met by what is sent later.
-_PURPOSES = 8191
+_PURPOSES = 2 * 8191
 _NUMBERS = 4096
 _ATTEMPTS_OF_TERM = 256
 
