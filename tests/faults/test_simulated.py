@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
 import simulated
+import simulated_calls
 from simulated_network import Plan
 
 from dist_classicrl.comm.envelope import Kind
@@ -13,6 +15,8 @@ from dist_classicrl.engines.decentralized.messages import Begin
 from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.engines.rounds.messages import RoundOrder
 from dist_classicrl.engines.run import LossPolicy
+from dist_classicrl.engines.supersteps.divided_server import DividedServer
+from dist_classicrl.engines.supersteps.rows_server import RowsServer
 
 
 @pytest.mark.parametrize("seeds", ["known", "fresh"])
@@ -28,6 +32,8 @@ from dist_classicrl.engines.run import LossPolicy
         ("trees", 15),
         ("decentralized", 15),
         ("supersteps", 8),
+        ("rows", 10),
+        ("divided", 10),
     ],
 )
 def test_whatever_happens_to_ranks_and_network_no_rule_is_broken(name, histories, seeds):
@@ -54,6 +60,21 @@ def test_what_was_wrong_once_is_right(name, seed):
     assert not simulated.check_seeds(name, [seed])[1]
 
 
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        # A rank that was away came back while the others stopped, and was waited for without being told to.
+        ("rows", 22),
+        # A host came back while the others were told the rows of the checkpoint, and was not told them.
+        ("rows", 1169),
+        # Ranks that a death had met in the setup, some before and some after the table was divided.
+        ("divided", 515),
+    ],
+)
+def test_what_was_wrong_once_of_rows_is_right(name, seed):
+    assert not simulated.check_seeds(name, [seed])[1]
+
+
 def test_walkers_that_were_sent_before_a_loss_are_not_taken_for_others_after_it():
     assert not simulated.check_seeds("supersteps", [5061])[1]
 
@@ -72,10 +93,10 @@ def test_the_last_worker_that_takes_over_does_not_go_on_alone_against_the_policy
     def plan(network, *_):
         network.ranks[0].plan = Plan(Kind.REPLY, 5, after_sending=True)
 
-    monkeypatch.setattr(simulated, "plan_faults", plan)
+    monkeypatch.setattr(simulated_calls, "plan_faults", plan)
     ends = set()
     for seed in range(1, 60):
-        history = simulated.Calls(seed)
+        history = simulated_calls.Calls(seed)
         if history.network.size == 2 and history.network.conditions.has_word:
             history.policy = policy
             history.check()
@@ -133,7 +154,44 @@ def check_with_a_dying_server(monkeypatch, name, kind, count, taken):
         network.ranks[0].plan = Plan(kind, count, after_sending=True)
 
     monkeypatch.setattr(Tally, taken, note)
-    monkeypatch.setattr(simulated, "plan_faults", plan)
+    monkeypatch.setattr(simulated_calls, "plan_faults", plan)
     seed, wrong, _ = simulated.check_seeds(name, range(1, 31))
     assert not wrong, f"seed {seed}: " + "; ".join(wrong)
     assert any(earlier), "no run that had been resumed was taken over"
+
+
+@pytest.mark.parametrize(("name", "seed"), [("rows", 1), ("divided", 4)])
+def test_who_comes_back_when_all_others_are_told_the_end_has_the_whole_table(name, seed, monkeypatch):
+    """The last rank is away after its last rows; another delays the checkpoint, and one the very end."""
+    kind, told = {"rows": RowsServer, "divided": DividedServer}[name], []
+    tell_end = kind.tell_end
+
+    def note(server, peer, message):
+        told.append(peer.rank)
+        tell_end(server, peer, message)
+
+    monkeypatch.setattr(simulated_calls, "plan_faults", lambda *_: None)
+    sent = quiet_history(name, seed).network.ranks
+    monkeypatch.setattr(kind, "tell_end", note)
+    history = quiet_history(name, seed, is_run=False)
+    ranks = history.network.ranks
+    last = {"rows": Kind.SOME_ROWS, "divided": Kind.ROWS}[name]
+    ranks[-1].plan = Plan(last, sent[-1].sent[last], True, 1.4)
+    if name == "divided":
+        ranks[1].plan = Plan(Kind.SAVED_ROWS, sent[1].sent[Kind.SAVED_ROWS], False, 0.9)
+    ranks[1 if name == "rows" else 2].plan = Plan(Kind.BYE, 1, False, 0.8)
+    assert not history.check() and set(history.ends()) == {"done"}
+    assert told == [len(ranks) - 1]
+
+
+def quiet_history(name, seed, is_run=True):
+    """Return a history in which nothing goes wrong by itself, the last rank on another host."""
+    history = simulated.HISTORIES[name](seed)
+    history.calls, size = 1, history.network.size
+    history.network.hosts[:] = [0] * (size - 1) + [1] if name == "rows" else [0] + [1] * (size - 1)
+    conditions = history.network.conditions
+    conditions.has_word, conditions.tail, conditions.nap = True, 0.0, 0.03
+    history.steps_between_checkpoints = math.inf if name == "rows" else history.steps // 2
+    history.slices = 3
+    assert not is_run or not history.check()
+    return history

@@ -16,15 +16,20 @@ from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.callbacks import BaseCallback
 from dist_classicrl._hints import rank_of_environment
 
-steps, dead, mark = int(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
+steps, dead, mark, on_failure = int(sys.argv[1]), json.loads(sys.argv[2]), *sys.argv[3:]
 rank = rank_of_environment()
 
 
 class Timed(BaseCallback):
+    came = False
+
     def on_step(self, progress):
         if progress.steps > steps // 4:
             open(mark, "a").close()
-        return True
+        return not self.came
+
+    def on_worker_joined(self, event):
+        self.came = on_failure == "replace"
 
 
 def die():
@@ -37,10 +42,10 @@ pause = threading.Event()
 if rank in dead and not os.path.exists(mark):
     threading.Thread(target=die, daemon=True).start()
 model = TabularMDP.garnet(2000, 8, 2, seed=1)
-agent = DistAsyncQLearning(seed=1, discount_factor=0.9)
+agent = DistAsyncQLearning(seed=1, discount_factor=0.9, on_failure=on_failure)
 result = agent.train(
     model,
-    total_steps=steps,
+    total_steps=50 * steps if on_failure == "replace" else steps,
     placement="sharded",
     checkpoint_dir="saved",
     checkpoint_interval="1s",
@@ -52,10 +57,13 @@ print("told", json.dumps([rank, result.steps, result.workers, int(agent.visits.s
 """
 
 
-def run(run_python, folder, *options, dead):
-    """Run the program on 4 ranks, of which some die when a quarter is done; return what the others told."""
+def run(run_python, folder, *options, dead, on_failure="continue"):
+    """Run the program on 4 ranks, of which some die when a quarter is done; return what the others told.
+
+    Where they are replaced it trains until somebody has come.
+    """
     (folder / "script.py").write_text(PROGRAM)
-    words = ("script.py", STEPS, json.dumps(dead), folder / "mark")
+    words = ("script.py", STEPS, json.dumps(dead), folder / "mark", on_failure)
     own = folder / "tmp"
     own.mkdir()
     job = run_python(*LAUNCH, "-n", 4, *options, *words, env={"TMPDIR": str(own)})
@@ -79,6 +87,15 @@ def test_survivors_go_on_in_the_same_rows(run_python, tmp_path, dead):
     check(told)
     if "starts again" not in output:  # MPI may fail as a whole when ranks die at the same moment
         assert sorted(rank for rank, *_ in told) == [rank for rank in range(4) if rank not in dead]
+
+
+@pytest.mark.skipif(not survival_words(find_launcher()), reason="a death ends the job in this MPI")
+def test_a_replacement_learns_in_the_same_rows(run_python, tmp_path):
+    """It opens the memory of the others where the server has told it to."""
+    told, output = run(run_python, tmp_path, dead=[2], on_failure="replace")
+    assert "was started as a replacement" in output and "lost before it could begin" not in output
+    assert sorted(rank for rank, *_ in told) == [0, 1, 3]
+    assert {workers for _, _, workers, *_ in told} == {4}
 
 
 def test_where_nobody_survives_the_job_goes_on_from_its_checkpoint(run_python, tmp_path):

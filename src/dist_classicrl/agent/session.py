@@ -408,7 +408,8 @@ class Session:
                 resumed=beginning.resumed,
                 generation=beginning.generation,
                 policy=LossPolicy(settings.on_failure, settings.min_workers, settings.max_replacements),
-                told={**beginning.to_dict(), "engine": engine.name, "in_rows": in_rows, "device": device},
+                told=(start.told if isinstance(start, Entry) else {})
+                | {**beginning.to_dict(), "engine": engine.name, "in_rows": in_rows, "device": device},
                 storage=self._storage,
                 read_table=self._read_table,
                 table_from=self._table_from(),

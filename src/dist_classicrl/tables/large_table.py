@@ -51,6 +51,10 @@ class LargeTable:
         self.initial = 0.0
         #: Values and visits that its owners have to take over, see `put`.
         self.waiting: tuple[Any, Any] | None = None
+        #: Whether ranks were told who owns which rows in the memory that they share: it is that of all of a host.
+        self.is_in_use = False
+        #: What the rows were before they were divided, until all hosts have theirs.
+        self.undivided: np.ndarray | None = None
         #: Answers and asks for rows that other hosts have.
         self.desk: Any = None
         self._has_room = False

@@ -6,6 +6,8 @@ from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
+
 from dist_classicrl.comm.messages import Bye, decode, encode, kind_of
 from dist_classicrl.comm.remote_errors import Failed, raise_remote
 from dist_classicrl.comm.transport import Backoff, Channel
@@ -252,7 +254,7 @@ class Serving(Service[Client]):
                 self.members.take_in_control()
                 for peer in self.peers.present.values():
                     if peer not in told:
-                        peer.channel.send(message)
+                        self.tell_end(peer, message)
                         told.add(peer)
             for rank, why in self.members.judge(now).items():
                 self.members.drop(rank, f"{why}, at the end")
@@ -261,6 +263,10 @@ class Serving(Service[Client]):
             backoff.wait()
         for channel in self.channels:
             channel.send(encode(Release()))
+
+    def tell_end(self, peer: Peer[Client], message: np.ndarray) -> None:
+        """Send the end to a worker that came when all others had been told of it."""
+        peer.channel.send(message)
 
     def _says_goodbye(self, peer: Peer[Client], now: float) -> bool:
         goodbye = False

@@ -35,17 +35,26 @@ def divide_rows(
 
     `name` is that of the checkpoint which the head, on whom it is `waiting`, has taken up.
     SettingsError where that cannot be, and RankLostError where a host is gone that had some of the rows.
+    Where a rank is lost meanwhile, the others begin again without it, as if nothing had been divided.
     """
-    is_new, error = large.division is None, None
+    in_use = large.division is not None and large.is_in_use
+    holders = large.division.holders if in_use else [host_of(rank) for rank in setup.members]
+    text = envelope.text({"holders": holders, "is_new": not in_use}) if setup.is_head else None
+    found = envelope.from_text(setup.broadcast_message(text, "how the table is divided"))
+    error = None
     try:
-        if is_new:
-            large.division = _new_division(large, [host_of(rank) for rank in setup.members], partition)
+        if not in_use:
+            shape = large.rows.shape
+            row_bytes = large.size // shape.n_rows
+            large.division = Division(partition, shape.n_states, row_bytes, found["holders"])
         _check_same(large.division, setup, host_of, partition)
     except BaseException as caught:  # whatever it is, the others must hear of it
         error = caught
     setup.agree(error, {}, [], "the table to be divided between the hosts")
     first = setup.head if setup.head in setup.here else setup.here[0]
-    before = large.memory if setup.is_head and large.shared is None and large.is_written else None
+    if large.shared is None and large.is_written:
+        large.undivided = large.memory
+    before = large.undivided if setup.is_head else None
     large.move_to(share_by_host(setup, large.size, first, large.shared), False)
     own = _KEPT
     if large.waiting is not None:
@@ -57,18 +66,14 @@ def divide_rows(
     error = None
     try:
         if setup.rank == first:
-            _fill(large, host_of(setup.rank), told["what"], is_new, partial(read, told["name"]))
+            _fill(large, host_of(setup.rank), told["what"], found["is_new"], partial(read, told["name"]))
     except BaseException as caught:  # likewise
         error = caught
-    large.waiting = None
     setup.agree(error, {}, [], "all hosts to read their rows")
     if told["what"] == _TOLD:
         _tell_rows(large, setup, before, host_of(setup.rank) if setup.rank == first else None)
-
-
-def _new_division(large: LargeTable, hosts: list[str], partition: Any) -> Division:
-    shape = large.rows.shape
-    return Division(partition, shape.n_states, large.size // shape.n_rows, hosts)
+    setup.agree(None, {}, [], "all hosts to have their rows")
+    large.waiting = large.undivided = None
 
 
 def _check_same(division: Division, setup: Setup, host_of: Callable[[int], str], partition: Any) -> None:

@@ -20,7 +20,7 @@ from dist_classicrl.engines.roles.messages import Leave
 from dist_classicrl.engines.roles.peers import Peer
 from dist_classicrl.engines.supersteps.division import Division
 from dist_classicrl.engines.supersteps.host_rows import HostRows
-from dist_classicrl.engines.supersteps.messages import AskRows, LoadRows, PutRows, SavedRows, SaveRows
+from dist_classicrl.engines.supersteps.messages import AskRows, Begin, LoadRows, PutRows, SavedRows, SaveRows
 from dist_classicrl.engines.supersteps.rows_server import RowsServer
 from dist_classicrl.engines.supersteps.server import Client, _Broken
 from dist_classicrl.errors import CheckpointError, RankLostError
@@ -72,6 +72,14 @@ class DividedServer(RowsServer):
 
     def _spread(self) -> None:
         self._is_spread = True
+
+    def tell_end(self, peer: Peer[Client], message: np.ndarray) -> None:
+        """See `RowsServer`: it needs no rows, but has to know which host has them."""
+        part, refresh = self.part, self.table.refresh(-1)
+        if part.players:
+            begin = Begin(self._attempt, part.players, self.cut, refresh, part.owners_now, {})
+            peer.channel.send(encode(begin))
+        peer.channel.send(message)
 
     # Who owns what
 

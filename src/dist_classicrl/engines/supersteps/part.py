@@ -164,6 +164,19 @@ class Part:
         division = self.division
         return np.zeros(0, np.int64) if division is None else division.owners(players, self.group.host_of)
 
+    def note_owners(self, players: tuple[int, ...], owners: np.ndarray) -> None:
+        """Take note of what `Begin` says of the slots that players own, and of the hosts that have them."""
+        self._owners = np.array(owners)
+        if self.run.large is not None:
+            self.run.large.is_in_use = True
+        if self.division is not None:
+            self.division.holders[:] = [self.group.host_of(players[owner]) for owner in owners.tolist()]
+
+    @property
+    def owners_now(self) -> np.ndarray:
+        """What the last `Begin` said of the slots."""
+        return self._owners
+
     @property
     def own_share(self) -> Share:
         """What this rank owns since `begin`."""
@@ -200,9 +213,7 @@ class Part:
         self.close()
         self._open_rows(rows)
         run, wire = self.run, self.group.wire
-        self._owners = np.array(owners)
-        if self.division is not None:  # as the server has it
-            self.division.holders[:] = [self.group.host_of(players[owner]) for owner in owners.tolist()]
+        self.note_owners(players, owners)
         self.attempt, self.players = attempt, players
         self._own = players.index(self.group.rank)
         self._share = share = self.share(self._own, len(players), self._boxes(attempt, players))

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dist_classicrl.comm.messages import decode, encode
+from dist_classicrl.comm.remote_errors import Failed
 from dist_classicrl.comm.transport import Backoff
 from dist_classicrl.engines.roles.messages import Leave
 from dist_classicrl.engines.roles.peers import Peer
@@ -27,6 +28,7 @@ from dist_classicrl.engines.supersteps.messages import AskRows, GotRows, Halt, H
 from dist_classicrl.engines.supersteps.part import Sums, cut_at
 from dist_classicrl.engines.supersteps.server import Client, SuperstepServer
 from dist_classicrl.errors import RankLostError
+from dist_classicrl.membership.heartbeat import Beat
 from dist_classicrl.process.stop import Stop
 
 T = TypeVar("T")
@@ -65,6 +67,11 @@ class RowsServer(SuperstepServer):
             self._must_begin = True
             return 0
         return super().has_lost(rank)
+
+    def has_admitted(self, rank: int) -> None:
+        """See `SuperstepServer`: its host may have had nobody who was told of the rows."""
+        self._is_spread = False
+        super().has_admitted(rank)
 
     def take_in(self, peer: Peer[Client], message: np.ndarray) -> None:
         """See `SuperstepServer`. Who leaves is let go between two supersteps, so that its rows are whole."""
@@ -124,6 +131,31 @@ class RowsServer(SuperstepServer):
         self._spread()
         super().finish(result)
 
+    def tell_end(self, peer: Peer[Client], message: np.ndarray) -> None:
+        """See `Serving`: its host may have had nobody who was told of the rows."""
+        if self.group.host_of(peer.rank) == self.group.host_of(self.group.rank) or self._tell_rows_to(peer):
+            super().tell_end(peer, message)
+
+    def _tell_rows_to(self, peer: Peer[Client]) -> bool:
+        """Tell all rows to one who came at the end; return False if it is lost. Nobody else is heard."""
+        rows, wire, backoff = HostRows(self.part), self.group.wire, Backoff(self.group.wire.sleep)
+        begin = wire.now()
+        for first, last in rows.slices():
+            peer.channel.send(encode(SomeRows(self._attempt, first, rows.told(slice(first, last)))))
+            while self._got.get(peer.rank) != first:
+                if peer.channel.lost or wire.now() > peer.channel.last_heard + self.group.timing.silence:
+                    return False
+                while (answer := peer.channel.poll()) is not None:
+                    match decode(answer):
+                        case GotRows(_, got):
+                            self._got[peer.rank] = got
+                        case Failed() | Beat() as told:
+                            self.take_in_common(peer, told)
+                self.keep_alive()
+                backoff.wait()
+        self.excuse(wire.now() - begin)
+        return True
+
     # Rows of other hosts
 
     def _others(self, ranks: Collection[int]) -> dict[str, Peer[Client]]:
@@ -159,7 +191,9 @@ class RowsServer(SuperstepServer):
         """Let all hosts have the whole table as it is at the cut, whoever is lost meanwhile."""
         while not self._is_spread:
             others = self._others(self.peers.present)
-            self._is_spread = self._spread_to(list(others.values()))
+            self._is_spread = True  # unless somebody is admitted meanwhile
+            if not self._spread_to(list(others.values())):
+                self._is_spread = False
 
     def _spread_to(self, others: list[Peer[Client]]) -> bool:
         """Tell all rows to these; return False if one is lost."""
@@ -205,13 +239,15 @@ class RowsServer(SuperstepServer):
         self.part.close()
         self._attempt += 1
         self._halted = set()
-        message, asked = encode(Halt(self._attempt)), set(self.peers.present)
-        for peer in self.peers.present.values():
-            peer.channel.send(message)
-        writers = asked.union(self.part.players, (rank for rank, _ in self.members.lost_before))
-        writers -= {self.group.rank}
+        message, asked = encode(Halt(self._attempt)), set[Peer[Client]]()
+        lost = {rank for rank, _ in self.members.lost_before}
+        writers = lost.union(self.peers.present, self.part.players) - {self.group.rank}
         backoff, begin = Backoff(self.group.wire.sleep), self.group.wire.now()
         while missing := self._on_hosts_in_use(writers - self._halted - self.group.dead):
+            for peer in self.peers.present.values():
+                if peer not in asked:  # who was away and came back, too
+                    peer.channel.send(message)
+                    asked.add(peer)
             is_there = not missing.isdisjoint(self.peers.present)
             if not is_there and self.group.wire.now() > begin + self.group.timing.silence:
                 raise _may_go_on(missing)

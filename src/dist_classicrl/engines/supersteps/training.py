@@ -92,12 +92,13 @@ def _share_rows(run: Run, group: Group, start: Setup | Entry) -> None:
 
 def _join_rows(large: LargeTable, group: Group, told: dict[str, Any]) -> None:
     """Let a rank that joins have the rows that its host has."""
-    if large.is_divided and large.division is None:
+    if large.is_in_use:  # since an earlier call: nobody else of this host has other memory
+        return
+    if large.is_divided:
         raise CutOffError(
             "This process cannot join: the table is divided between hosts, and it has no part of it."
         )
-    if not large.is_divided:
-        large.move_to(opened_later(told, large.size), False)
+    large.move_to(opened_later(told, large.size), False)
 
 
 def _memory(run: Run, group: Group, start: Setup | Entry) -> HostMemory | None:
@@ -109,14 +110,13 @@ def _memory(run: Run, group: Group, start: Setup | Entry) -> HostMemory | None:
     rule, _ = find(run.settings.algorithm)
     if run.source.simulator is None or rule.on_target is not None:  # Python takes the time
         return None
-    size = shared_bytes(run, group.wire.size)
+    size, memory = shared_bytes(run, group.wire.size), None
     if isinstance(start, Entry):
-        told = run.told[_TOLD]
-        return None if told is None else opened_later(told, size)
-    memory = None
-    if len({group.host_of(rank) for rank in group.view.members}) == 1:
+        memory = None if (told := run.told[_TOLD]) is None else opened_later(told, size)
+    elif len({group.host_of(rank) for rank in group.view.members}) == 1:
         with suppress(SettingsError):  # on all ranks alike
             memory = share(start, size, is_sparse=True)
+    # It opens it again for a rank that joins, should it come to serve.
     run.told[_TOLD] = None if memory is None else memory.told
     return memory
 

@@ -178,8 +178,10 @@ class SuperstepWorker(Working):
                 case (Begin() | Halt()) as order:
                     self._orders.clear()  # they were of what came before
                     self._orders.append(order)
-                    if isinstance(order, Begin):  # at once: what comes next may tell what is new since then
+                    if isinstance(order, Begin):
+                        # At once: what comes next may tell what is new since then, or be the end.
                         self._keep(order.refresh, order.cut)
+                        self.part.note_owners(order.players, order.owners)
                     self.note_server_progress()
                 case (Play() | TellRows() | AskRows() | SomeRows()) as order:
                     self._orders.append(order)
