@@ -167,6 +167,9 @@ class SharedRows(Supersteps):
         self.steps_between_checkpoints: float = rng.choice(
             [math.inf, self.steps // 10, self.steps // 4, self.steps // 2]
         )
+        if self.network.conditions.longest >= SILENCE:
+            # Each loss costs all steps since the last checkpoint: with one a minute nothing would be made.
+            self.network.conditions.tail = 0.0
         self.slices = rng.choice([0, 1, 3])  # that a checkpoint is written in, half a beat each
         self.disks = [_Disk() for _ in range(self.calls)]
         shape = TableShape(16, 4)

@@ -284,7 +284,7 @@ def test_a_table_that_came_is_not_lost_where_the_rows_are_divided_anew_at_once()
         Begin(2, (0, 1, 2), cut, Refresh(0, 0, nothing, np.zeros(0), nothing)),
     )
     channel = TimedChannel(0, (0.0, encode(first)), (0.0, encode(second)), (1.0, done(4)), (2.0, RELEASE))
-    part = SimpleNamespace(taken=[], begun=[], close=lambda: None)
+    part = SimpleNamespace(taken=[], begun=[], close=lambda: None, note_owners=lambda *_: None)
     part.take = lambda refresh: part.taken.append(refresh.values.tolist())
     part.begin = lambda attempt, *_: part.begun.append(attempt)
     worker = SuperstepWorker(group(1, channel), part, cut, Base())
