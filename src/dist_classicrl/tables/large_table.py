@@ -51,7 +51,7 @@ class LargeTable:
         self.initial = 0.0
         #: Values and visits that its owners have to take over, see `put`.
         self.waiting: tuple[Any, Any] | None = None
-        #: Whether ranks were told who owns which rows in the memory that they share: it is that of all of a host.
+        #: Whether ranks were told who owns which rows in the memory that they share: all of a host have it.
         self.is_in_use = False
         #: What the rows were before they were divided, until all hosts have theirs.
         self.undivided: np.ndarray | None = None
