@@ -337,10 +337,9 @@ class Divided(SharedRows):
         values, counts = np.full((16, 4), np.nan), np.zeros((16, 4), np.int64)
         for host in set(run.large.division.holders):
             rows = run.large.division.rows_of(host, 0, 16)
-            # Of the dead, some had other memory, in a setup that their death has ended.
-            ranks = (sim.rank for sim in self.network.ranks if sim.is_alive)
-            there = (self.larges[rank] for rank in ranks if str(self.network.hosts[rank]) == host)
-            large = next(large for large in there if large.shared is not None)
+            # Whose setup was ended by a death may have other memory.
+            larges = zip(self.larges, self.network.hosts, strict=True)
+            large = next(large for large, its in larges if str(its) == host and large.is_in_use)
             values[rows], counts[rows] = large.rows.values[rows], large.rows.counts[rows]
         return values.reshape(-1), counts.reshape(-1)
 

@@ -67,8 +67,12 @@ def test_what_was_wrong_once_is_right(name, seed):
         ("rows", 22),
         # A host came back while the others were told the rows of the checkpoint, and was not told them.
         ("rows", 1169),
+        # A worker that answered so often that it said nothing else was taken for stuck.
+        ("rows", 100617),
         # Ranks that a death had met in the setup, some before and some after the table was divided.
         ("divided", 515),
+        # A rank that was let in had not come to have rows of its host.
+        ("divided", 3205),
     ],
 )
 def test_what_was_wrong_once_of_rows_is_right(name, seed):

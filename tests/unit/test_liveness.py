@@ -26,6 +26,7 @@ from dist_classicrl.engines.server.server import Server
 from dist_classicrl.engines.server.window import PushWindow
 from dist_classicrl.engines.server.worker import Worker
 from dist_classicrl.engines.supersteps.messages import Begin, Cut
+from dist_classicrl.engines.supersteps.part import Part
 from dist_classicrl.engines.supersteps.worker import SuperstepWorker
 from dist_classicrl.errors import CutOffError, RemoteRankError
 from dist_classicrl.learning.learner import Totals
@@ -291,6 +292,16 @@ def test_a_table_that_came_is_not_lost_where_the_rows_are_divided_anew_at_once()
     worker.follow_on(channel)
     assert worker.run().refresh.version == 1
     assert part.taken == [[0.0, 1.0, 2.0, 3.0]] and part.begun == [2]
+
+
+def test_who_has_nobody_to_wait_for_looks_around_all_the_same():
+    """A server that all others were lost to has to let them in again."""
+    part, looked = Part.__new__(Part), []
+    part._share = SimpleNamespace(play_together=lambda *_: True, exchanged=lambda: (5, 0, 0.5))
+    part.group = SimpleNamespace(wire=SimpleNamespace(now=lambda: 100.0, sleep=None))
+    part.stream, part.rates, part._channels, part._tended = None, None, [], 0.0
+    assert part._play_in_memory(10, lambda: looked.append(True)) == (5, 0, 0.5)
+    assert looked
 
 
 def test_no_two_channels_of_a_call_have_the_same_tag():

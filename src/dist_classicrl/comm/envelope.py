@@ -144,6 +144,11 @@ def total_bytes(start: np.ndarray) -> int:
     return total
 
 
+def has_kind(message: np.ndarray, kind: Kind) -> bool:
+    """Whether a message says that it is of this kind; nothing else of it is looked at."""
+    return message.size >= _HEAD and struct.unpack_from("=q", message.data, MARK_BYTES) == (kind,)
+
+
 def decode(message: np.ndarray) -> tuple[Kind, list[np.ndarray]]:
     """Return the kind and the parts, as views of `message`; ProtocolError if the bytes are no message."""
     total = total_bytes(message)

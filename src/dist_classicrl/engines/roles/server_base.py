@@ -8,6 +8,8 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from dist_classicrl.comm import envelope
+from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import Bye, decode, encode, kind_of
 from dist_classicrl.comm.remote_errors import Failed, raise_remote
 from dist_classicrl.comm.transport import Backoff, Channel
@@ -172,6 +174,8 @@ class Serving(Service[Client]):
                 peer = peers[id(channel)]
                 if self.peers.present.get(peer.rank) is peer:  # what came before may have been its last word
                     self.members.heard(peer, now)
+                    if not envelope.has_kind(message, Kind.BEAT):  # all else comes from its main loop
+                        peer.progressed_at = now
                     self.take_in(peer, message)
         return len(arrived)
 

@@ -268,6 +268,7 @@ class Part:
     def _play_in_memory(self, until: int, tend: Callable[[], None]) -> tuple[int, int, float]:
         share, wire = self._share, self.group.wire
         backoff, tries, before = Backoff(wire.sleep), 0, -1
+        self._tend(tend)  # who is alone waits for nobody
         while not share.play_together(self.stream, self.rates, until, _LOOKS):
             self._tend(tend)
             if share.superstep_together != before:
