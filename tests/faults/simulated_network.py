@@ -28,7 +28,6 @@ from dist_classicrl.comm.envelope import Kind
 
 _BY_PRESENCE = 0.5
 _EAGER_BYTES = 512
-_MOST_TURNS = 1_000_000
 
 
 class Killed(BaseException):
@@ -165,6 +164,7 @@ class SimNetwork:
         self._finished.acquire()
         self._cuts: list[frozenset[int]] = []
         self._words: dict[tuple[int, int], float] = {}  # when a rank learns from MPI that another has died
+        self.most_turns = 1_000_000
         self._turns = 0
 
     # The scheduler
@@ -226,8 +226,8 @@ class SimNetwork:
             self._turns += 1
             if not self.gave_up and self.now > self.last_event + self._limit:
                 self.gave_up = f"not over, and no step for {self._limit:g} s"
-            if not self.gave_up and self._turns > _MOST_TURNS:
-                self.gave_up = f"not over after {_MOST_TURNS} turns"
+            if not self.gave_up and self._turns > self.most_turns:
+                self.gave_up = f"not over after {self.most_turns} turns"
             if what is not self._current:
                 self._current = what
                 what.baton.release()

@@ -167,6 +167,7 @@ class SharedRows(Supersteps):
         self.steps_between_checkpoints: float = rng.choice(
             [math.inf, self.steps // 10, self.steps // 4, self.steps // 2]
         )
+        self.network.most_turns = 10_000_000  # steps are made again and again
         if self.network.conditions.longest >= SILENCE:
             # Each loss costs all steps since the last checkpoint: with one a minute nothing would be made.
             self.network.conditions.tail = 0.0
