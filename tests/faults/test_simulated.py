@@ -17,6 +17,7 @@ from dist_classicrl.engines.rounds.messages import RoundOrder
 from dist_classicrl.engines.run import LossPolicy
 from dist_classicrl.engines.supersteps.divided_server import DividedServer
 from dist_classicrl.engines.supersteps.rows_server import RowsServer
+from dist_classicrl.membership.group import Timing
 
 
 @pytest.mark.parametrize("seeds", ["known", "fresh"])
@@ -162,6 +163,20 @@ def check_with_a_dying_server(monkeypatch, name, kind, count, taken):
     seed, wrong, _ = simulated.check_seeds(name, range(1, 31))
     assert not wrong, f"seed {seed}: " + "; ".join(wrong)
     assert any(earlier), "no run that had been resumed was taken over"
+
+
+def test_a_server_that_answers_is_not_taken_for_stuck_by_those_who_compose(monkeypatch):
+    """They get neither leases nor signs of life from it, as long as there are answers."""
+    monkeypatch.setattr(simulated_calls, "plan_faults", lambda *_: None)
+    timing = simulated_calls.TIMING
+    monkeypatch.setattr(simulated_calls, "TIMING", Timing(timing.interval, timing.silence, timing.silence))
+    for seed in (3, 8, 10):
+        history = simulated_calls.Trees(seed)
+        conditions = history.network.conditions
+        conditions.delay, conditions.tail, conditions.nap = 1e-3, 0.0, 0.03
+        assert not history.check()
+        outcomes = [outcome for runs in history.runs for _, outcome in runs.values()]
+        assert not [event for outcome in outcomes for event in outcome.events if event["kind"] == "excluded"]
 
 
 @pytest.mark.parametrize(("name", "seed"), [("rows", 1), ("divided", 4)])

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dist_classicrl._random import stream_key
+from dist_classicrl.comm import envelope
 from dist_classicrl.comm.compression import Codec
+from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import encode
 from dist_classicrl.comm.transport import Backoff, Channel
 from dist_classicrl.compression import Carry
@@ -407,7 +409,11 @@ class Worker(Working):
 
     def _next_message(self) -> np.ndarray | None:
         message = self.channel.poll()
-        return self._up.poll() if message is None and self._up is not None else message
+        if message is None:
+            return None if self._up is None else self._up.poll()
+        if not envelope.has_kind(message, Kind.BEAT):  # all else comes from its main loop
+            self.note_server_progress()
+        return message
 
     def _busy_alone(self) -> bool:
         return bool(self._leases) and self.window.in_flight == 0
@@ -433,7 +439,6 @@ class Worker(Working):
             self._node.passed_on(told)
 
     def _take_reply(self, reply: Reply) -> None:
-        self.note_server_progress()
         self._receipt(reply.applied)
         if reply.refresh is not None:
             self._rebase(reply.refresh, reply.applied, reply.handover)
