@@ -37,7 +37,7 @@ from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.errors import CutOffError, RankLostError, RankTimeoutError, RemoteRankError
 from dist_classicrl.learning.learner import Stream, Totals
 from dist_classicrl.learning.rates import Rates
-from dist_classicrl.membership.admission import FIRST_ADMISSION, Entry, join
+from dist_classicrl.membership.admission import FIRST_ADMISSION, join
 from dist_classicrl.membership.election import Base, Deposed, Election
 from dist_classicrl.membership.group import Group, Timing
 from dist_classicrl.membership.handshake import Setup
@@ -643,9 +643,6 @@ class Calls(Story):
         source: Any = _Source(self, group.wire)
         return _Run(self.settings, source, *begin, **more)
 
-    def is_told(self, run: Run, entry: Entry) -> None:
-        """Let a rank that joins a call know what the others know of it."""
-
     def begins_anew(self, group: Group) -> None:
         """Note that a rank's last life is over: what it made in it may be gone."""
         self.lives[group.rank] += 1
@@ -682,7 +679,7 @@ class Calls(Story):
             try:
                 if not group.is_member:
                     entry = join(group)
-                    self.is_told(run, entry)
+                    run.told = dict(entry.told)  # as `Session` does
                     return run, engine.train(run, group, entry)
                 setup = Setup(group, SETUP_SECONDS) if self.network.conditions.has_word else _Unsettled(group)
                 try:

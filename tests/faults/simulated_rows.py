@@ -14,7 +14,18 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from simulated_calls import ENTRIES, INTERVAL, LONGEST_STEP, SHARED, SILENCE, Calls, Supersteps, _Run, _Source
+from simulated_calls import (
+    ENTRIES,
+    INTERVAL,
+    LONGEST_STEP,
+    SHARED,
+    SILENCE,
+    Calls,
+    Supersteps,
+    _Learner,
+    _Run,
+    _Source,
+)
 from simulated_network import SimWire
 
 from dist_classicrl._steps import next_multiple
@@ -120,7 +131,7 @@ class _Memory:
     """What `HostMemory` is to a large table."""
 
     def __init__(self, size: int, host: int) -> None:
-        self.bytes, self.host = np.zeros(size, np.uint8), host
+        self.bytes = np.zeros(size, np.uint8)
         self.told = {"host": host}
 
     def array(self, in_small_pages: bool = False, is_taken: bool = False) -> np.ndarray:
@@ -191,10 +202,6 @@ class SharedRows(Supersteps):
             run.saver = saver() if group.is_server else None
             run.take_over_saving = saver
         return run
-
-    def is_told(self, run: Run, entry: Entry) -> None:
-        """Let a rank that joins know what the others know."""
-        run.told = dict(entry.told)
 
     def _reload(self, run: Run, call: int) -> Resumed | None:
         disk = self.disks[call]
@@ -345,22 +352,13 @@ class Divided(SharedRows):
         return values.reshape(-1), counts.reshape(-1)
 
 
-class _RowsLearner:
+class _RowsLearner(_Learner):
     """Learns each update at a row of its own, in rows that all ranks share."""
-
-    quantum = 1
 
     def __init__(self, story: SameRows, wire: SimWire, rows: Any) -> None:
         self.table, self.totals = rows, Totals()
         self.walkers: list[int] = []
         self.story, self._wire = story, wire
-
-    def add(self, number: int, *_: Any) -> None:
-        if number not in self.walkers:
-            self.walkers.append(number)
-
-    def close(self) -> None:
-        pass
 
     def learn(self, walker: int, stream: Stream, steps: int) -> None:
         self._wire.work(self.story.seconds_of(steps))
@@ -450,10 +448,6 @@ class SameRows(Calls):
         run = _RowsRun(self.settings, _Source(self, group.wire), *begin, **more)
         self._runs[group.rank] = (run.start // self.steps, run)
         return run
-
-    def is_told(self, run: Run, entry: Entry) -> None:
-        """Let a rank that joins know what the others know."""
-        run.told = dict(entry.told)
 
     def _share(self, start: Any, size: int) -> _Memory:
         """Return the memory of a call, which has what it begins with since the first rank asked for it."""

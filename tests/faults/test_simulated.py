@@ -35,6 +35,7 @@ from dist_classicrl.membership.group import Timing
         ("supersteps", 8),
         ("rows", 10),
         ("divided", 10),
+        ("same-rows", 20),
     ],
 )
 def test_whatever_happens_to_ranks_and_network_no_rule_is_broken(name, histories, seeds):
