@@ -7,7 +7,7 @@ import dataclasses
 import sys
 
 import numpy as np
-from card_twin import OnCore, OneOnCore, learned, made
+from card_twin import OnCore, OneOnCore, RowsOnCore, learned, made
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.agent.agent import state_of
@@ -15,6 +15,7 @@ from dist_classicrl.errors import DeviceError
 from dist_classicrl.learning.card import plan
 from dist_classicrl.learning.card.in_copies import InCopies
 from dist_classicrl.learning.card.in_one_table import InOneTable
+from dist_classicrl.learning.card.in_rows import InRows
 from dist_classicrl.learning.card.runs import learn_runs
 from dist_classicrl.model import places
 from dist_classicrl.schedules import PerVisit
@@ -34,7 +35,8 @@ def kernels_make_the_table_of_a_core():
     for shared in (True, False):
         here, there = (made(kind, MODEL, Settings(**GIVEN)) for kind in (OnCore, InCopies))
         if not shared:
-            there._in_shared = False
+            there._shared_bytes, there._room = 0, None
+            there._launchers.clear()
             there._round = there._make_round()
         one, other = learned(here, 300), learned(there, 300)
         for name in one:
@@ -45,15 +47,19 @@ def kernels_make_the_table_of_a_core():
 
 def kernels_of_one_table_make_that_of_a_core():
     ramp = plan.Shape(4, 32, 1)
+    apart = plan.Shape(4, 1, 8)  # blocks take their turns here, and threads would not
     for env, algorithm, shape, steps, start, given in (
         (MODEL, "q_learning", None, 300, 0, {}),
-        (MODEL, "sarsa", None, 203, 0, {"rows": True, "dtype": np.float32}),
+        (MODEL, "sarsa", None, 203, 0, {"dtype": np.float32}),
         (MASKED, "double_q_learning", None, 300, 0, {}),
-        (MASKED, "double_q_learning", None, 300, 0, {"is_alone": True}),
-        (MODEL, "n_step_sarsa", ramp, 1100, 255_000, {"is_alone": True}),
+        (MODEL, "n_step_sarsa", ramp, 1100, 255_000, {}),
+        (MODEL, "sarsa", apart, 203, 0, {"rows": True, "dtype": np.float32}),
+        (MASKED, "double_q_learning", apart, 300, 0, {"is_alone": True}),
+        (MODEL, "n_step_sarsa", apart, 1100, 255_000, {"is_alone": True}),
     ):
         settings = Settings(**GIVEN, algorithm=algorithm)
-        here, there = (made(kind, env, settings, shape, **given) for kind in (OneOnCore, InOneTable))
+        kinds = (RowsOnCore, InRows) if shape is apart else (OneOnCore, InOneTable)
+        here, there = (made(kind, env, settings, shape, **given) for kind in kinds)
         for learner in (here, there):
             learned(learner, steps, start=start)
         one, other = learned(here, 9, key=8, start=start), learned(there, 9, key=8, start=start)
@@ -67,7 +73,7 @@ def kernels_of_one_table_make_that_of_a_core():
 
 def targets_beyond_the_bound_are_added_once_more():
     by = dataclasses.replace(MODEL, outcome_reward=MODEL.outcome_reward * 2.0**33)
-    here, there = (made(kind, by, Settings(**GIVEN), is_alone=True) for kind in (OneOnCore, InOneTable))
+    here, there = (made(kind, by, Settings(**GIVEN)) for kind in (OneOnCore, InOneTable))
     one, other = learned(here, 200), learned(there, 200)
     assert np.array_equal(one["q"], other["q"]) and other["updates"].sum() == 200
     assert there.state(0)["bound"][0] == here.state(0)["bound"][0] == 2.0**40
@@ -158,6 +164,6 @@ if __name__ == "__main__":
     an_agent_learns_and_its_checkpoint_goes_on_on_cores_and_back(f"{sys.argv[1]}/copies")
     rounds_of_logical_workers_are_the_same_to_the_bit()
     many_runs_at_once_are_those_of_a_core_to_the_bit()
-    plan.ONE_TABLE_IN_SIMULATOR = plan.Shape(2, 4, 1)
+    plan.ONE_TABLE_IN_SIMULATOR, plan.ROWS_IN_SIMULATOR = plan.Shape(2, 4, 1), plan.Shape(8, 1, 8)
     an_agent_with_a_large_table_does_so_too(sys.argv[1])
     print("all is well")

@@ -1,9 +1,11 @@
 """The rounds of a card in plain Python, as what its learners do is compared with."""
 
+import math
+
 import numpy as np
 
 from dist_classicrl._random import GAMMA
-from dist_classicrl.learning.card.plan import blocks_of, next_round
+from dist_classicrl.learning.card.plan import blocks_of, next_round, of_blocks
 
 WORD = (1 << 64) - 1
 
@@ -75,7 +77,7 @@ class Twin:
     def learn(self, key, steps):
         for used, one in rounds_of(0, steps, self.shape):
             blocks = blocks_of(one.moving, self.shape)
-            sizes = self.settings.learning_rate.table(blocks)
+            sizes = of_blocks(self.settings.learning_rate.table(1), blocks)
             maps = [self.block(block, key, used, one, sizes) for block in range(blocks)]
             for s in range(self.model.n_states):
                 for a in range(2):
@@ -105,6 +107,8 @@ class Twin:
             if fresh:
                 targets += fresh * (shift / (1.0 - one))
                 count, weight = count + fresh, weight * one
+        for _ in range(len(maps).bit_length() - 1):  # the root of the product, by square roots
+            weight = math.sqrt(weight)
         if count:
             self.known[s][a] += count
             self.q[s][a] = weight * self.q[s][a] + (1.0 - weight) * (targets / count)
@@ -136,3 +140,18 @@ class OneTableTwin(Twin):
                 self.known[s][a] += len(targets)
                 keep, mean = self.towards(targets, sizes[self.known[s][a]], walkers)
                 self.q[s][a] = keep * self.q[s][a] + (1.0 - keep) * mean
+
+
+class RowsTwin(Twin):
+    """The same where walkers write to the table, one after the other."""
+
+    def learn(self, key, steps, start=0):
+        """Make steps of a stream that begins with this global step."""
+        sizes = self.settings.learning_rate.table(1)
+        for used, one in rounds_of(start, steps, self.shape):
+            for w in range(one.moving):
+                for i in range(one.steps):
+                    counter = (key + (used + i * one.moving + w) * 3 * int(GAMMA)) & WORD
+                    s, a, target = self.step(w, counter, self.q)
+                    self.known[s][a] += 1
+                    self.q[s][a] += float(sizes[self.known[s][a]]) * (target - self.q[s][a])

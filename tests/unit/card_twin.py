@@ -13,9 +13,11 @@ from dist_classicrl.learning.card import kernels, launching, on_core, transfer
 from dist_classicrl.learning.card.cards import Card
 from dist_classicrl.learning.card.in_copies import InCopies
 from dist_classicrl.learning.card.in_one_table import InOneTable
+from dist_classicrl.learning.card.in_rows import InRows
 from dist_classicrl.learning.card.kernels import WalkKernels
 from dist_classicrl.learning.card.one_run import learn_run
-from dist_classicrl.learning.card.plan import Shape
+from dist_classicrl.learning.card.plan import Shape, bytes_of_arrays
+from dist_classicrl.learning.compiled import CompiledLearner
 from dist_classicrl.learning.kinds import problem_of
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.rates import Rates
@@ -40,11 +42,15 @@ class CoreMemory:
 
     @classmethod
     def put(cls, value):
+        cls.taken += bytes_of_arrays((value,))
+        return cls._copy(value)
+
+    @classmethod
+    def _copy(cls, value):
         if isinstance(value, np.ndarray):
-            cls.taken += value.nbytes
             return value.copy()
         if isinstance(value, tuple):
-            every = [cls.put(each) for each in value]
+            every = [cls._copy(each) for each in value]
             return type(value)(*every) if hasattr(value, "_fields") else tuple(every)
         return value
 
@@ -84,6 +90,14 @@ class _Kernel:
         self._function(self._grid, *arguments)
 
 
+def _all_threads(function):
+    """Return a kernel of which a function plays all threads."""
+    return _Kernel(lambda grid, *arguments: function(*arguments))
+
+
+_ADD_UP = _all_threads(on_core.add_up_all)
+
+
 class OnCore(InCopies):
     """Plays a card's rounds with copies on a core."""
 
@@ -92,6 +106,9 @@ class OnCore(InCopies):
     def __init__(self, problem):
         super().__init__(problem)
         self._round, self._merge = _Kernel(self._play_round), _Kernel(lambda *_: None)
+
+    def _make_add_up(self):
+        return _ADD_UP
 
     def _play_round(self, grid, rule, simulation, walkers, parts, arrays, copies, moments, number):
         room = on_core.room_for_copy(self.table.q.size, self._itemsize)
@@ -117,8 +134,22 @@ class OneOnCore(InOneTable):
     memory = CoreMemory
 
     def _make_kernels(self):
-        functions = on_core.walk, on_core.add, on_core.move, on_core.add_up_all
-        return WalkKernels(*(_Kernel(lambda grid, *all, f=each: f(*all)) for each in functions))
+        return WalkKernels(*map(_all_threads, (on_core.walk, on_core.add, on_core.move)))
+
+    def _make_add_up(self):
+        return _ADD_UP
+
+
+class RowsOnCore(InRows):
+    """Lets the walkers of a card learn in the same rows one after the other, on a core."""
+
+    memory = CoreMemory
+
+    def _make_kernel(self):
+        return _all_threads(on_core.walk_in_rows)
+
+    def _make_add_up(self):
+        return _ADD_UP
 
 
 SMALL = Shape(2, 4, 8)
@@ -137,6 +168,14 @@ def made(
         problem = problem_of(source, settings, *given, card=card, is_alone=True, rows=rows)
     learner = kind(problem)
     learner.shape = shape or (SMALL_WALK if issubclass(kind, InOneTable) else SMALL)
+    learner.add(0, source, 0)
+    return learner
+
+
+def core_learner(env, settings):
+    """Return the learner of a core, with one walker."""
+    source = resolve(env, 1, None)
+    learner = CompiledLearner(problem_of(source, settings, Rates(settings, 1)))
     learner.add(0, source, 0)
     return learner
 

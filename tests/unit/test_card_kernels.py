@@ -16,13 +16,14 @@ import pytest
 pytest.importorskip("numba_cuda", reason="the extra gpu is not installed")
 
 import numba
-from card_twin import NO_CARD, OnCore, OneOnCore, learned, made, run_in_simulator
+from card_twin import NO_CARD, OnCore, OneOnCore, RowsOnCore, learned, made, run_in_simulator
 
 from dist_classicrl import TabularMDP
 from dist_classicrl.errors import DeviceError, DeviceMemoryError, DistClassicRLError, DivergenceError
 from dist_classicrl.learning.card import cards, kernels, launching, plan, steps, transfer
 from dist_classicrl.learning.card.in_copies import InCopies
 from dist_classicrl.learning.card.in_one_table import InOneTable
+from dist_classicrl.learning.card.in_rows import InRows
 from dist_classicrl.learning.card.plan import Round, Shape, Units
 from dist_classicrl.learning.card.runs import learn_runs
 from dist_classicrl.learning.learner import Stream
@@ -60,36 +61,46 @@ class _UnlaunchedRound(_Unlaunched, OnCore):
         simulation, parts, _ = self._parts(self._crews[0][1])
         parts = parts._replace(step_sizes=self._step_sizes_for(1))
         moment = self._moment(Stream(np.uint64(3), 0), 0, Round(4, 2), Units.for_bound(2.0**20, 4))
-        walkers, problem = self._crews[0][0], self._problem
-        return (
-            problem.parameters,
-            simulation,
-            walkers,
-            parts,
-            self._arrays(1),
-            self._copies(1),
-            self._moments([moment]),
-            0,
-        )
+        walkers, rule = self._crews[0][0], self._problem.parameters
+        return rule, simulation, walkers, parts, *self._there(), self._moments([moment]), 0
+
+
+class _Kept:
+    """A kernel that keeps what it is called with."""
+
+    def __init__(self, name, called):
+        self._name, self._called = name, called
+
+    def __getitem__(self, grid):
+        return self
+
+    def __call__(self, *arguments):
+        self._called.setdefault(self._name, arguments)
 
 
 class _UnlaunchedStep(_Unlaunched, OneOnCore):
     """Its kernels keep what each of them is called with."""
 
+    def __init__(self, problem):
+        self.called = {}
+        super().__init__(problem)
+
     def _make_kernels(self):
-        called = self.called = {}
+        return kernels.WalkKernels(*(_Kept(name, self.called) for name in kernels.WalkKernels._fields))
 
-        class Kernel:
-            def __init__(self, name):
-                self.name = name
 
-            def __getitem__(self, grid):
-                return self
+class _UnlaunchedRows(_Unlaunched, RowsOnCore):
+    """Likewise."""
 
-            def __call__(self, *arguments):
-                called.setdefault(self.name, arguments)
+    def __init__(self, problem):
+        self.called = {}
+        super().__init__(problem)
 
-        return kernels.WalkKernels(*map(Kernel, kernels.WalkKernels._fields))
+    def _make_kernel(self):
+        return _Kept("rows", self.called)
+
+    def _make_add_up(self):
+        return _Kept("add_up", self.called)
 
 
 def _parameters(value):
@@ -118,7 +129,7 @@ def test_kernels_compile_to_ptx_with_exact_sums_and_the_parameters_that_they_are
     monkeypatch.setattr(dispatcher, "get_current_device", lambda: hopper)
     settings = Settings(algorithm=algorithm, learning_rate=PerVisit(0.7))
     learner = made(_UnlaunchedRound, MODEL, settings, dtype=dtype)
-    learner._in_shared = in_shared
+    learner._shared_bytes = in_shared and learner._shared_bytes
     arguments = learner.arguments()
     kernel = kernels.python_of_round(learner._letters, np.dtype(dtype).itemsize, in_shared)
     signature = numba.types.void(*map(numba.typeof, arguments))
@@ -139,27 +150,21 @@ def test_kernels_compile_to_ptx_with_exact_sums_and_the_parameters_that_they_are
     not _can_compile(), reason="NVVM and NVRTC are not installed: pip install 'numba-cuda[cu13]'"
 )
 @pytest.mark.parametrize(
-    ("algorithm", "given"),
-    [
-        ("q_learning", {"is_alone": True, "dtype": np.float32}),
-        ("double_q_learning", {"is_alone": True}),
-        ("sarsa", {}),
-    ],
+    ("algorithm", "learning_rate"), [("q_learning", PerVisit(0.7)), ("sarsa", 0.1)], ids=str
 )
-def test_kernels_of_one_table_compile_to_ptx_with_exact_sums(algorithm, given, monkeypatch):
+def test_kernels_of_one_table_compile_to_ptx_with_exact_sums(algorithm, learning_rate, monkeypatch):
     from numba import cuda
     from numba.cuda import dispatcher
 
     hopper = type("Device", (), {"compute_capability": (9, 0)})
     monkeypatch.setattr(dispatcher, "get_current_device", lambda: hopper)
-    settings = Settings(algorithm=algorithm, learning_rate=PerVisit(0.7) if given else 0.1)
-    learner = made(_UnlaunchedStep, MODEL, settings, **given)
+    settings = Settings(algorithm=algorithm, learning_rate=learning_rate)
+    learner = made(_UnlaunchedStep, MODEL, settings)
     learner._compile(0)
     python = {
         "walk": kernels.python_of_walk,
         "add": kernels.python_of_add,
         "move": kernels.python_of_move,
-        "add_up": kernels.python_of_sums,
     }
     text = {}
     for name, arguments in learner.called.items():
@@ -169,12 +174,40 @@ def test_kernels_of_one_table_compile_to_ptx_with_exact_sums(algorithm, given, m
         head = text[name][text[name].index(".entry") :]
         assert head[: head.index(")")].count(".param") == _parameters(arguments), name
         assert ".target sm_90" in text[name] and "fma.rn" not in text[name], name
-    assert list(text) == ["walk", "move", "add", "add_up"]
+    assert list(text) == ["walk", "move", "add"]
     for name in ("walk", "add"):
         assert "atom.global.add.u64" in text[name] and "atom.global.add.u32" in text[name]
     assert "atom.global.exch.b32" in text["move"] and "atom.global.add" not in text["move"]
-    is_float32 = given.get("dtype") is np.float32
-    assert ("cvt.rn.f32.f64" in text["move"]) == is_float32  # what is drawn, is drawn there
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not _can_compile(), reason="NVVM and NVRTC are not installed: pip install 'numba-cuda[cu13]'"
+)
+@pytest.mark.parametrize("n_actions", [3, 8, 20])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_kernels_of_rows_compile_to_ptx_that_loads_a_row_at_once(dtype, n_actions, monkeypatch):
+    from numba import cuda
+    from numba.cuda import dispatcher
+
+    hopper = type("Device", (), {"compute_capability": (9, 0)})
+    monkeypatch.setattr(dispatcher, "get_current_device", lambda: hopper)
+    learner = made(
+        _UnlaunchedRows, TabularMDP.garnet(6, n_actions, 2, seed=1), Settings(), dtype=dtype, is_alone=True
+    )
+    learner._compile(0)
+    for name, python in (("rows", kernels.python_of_rows), ("add_up", kernels.python_of_sums)):
+        arguments = learner.called[name]
+        signature = numba.types.void(*map(numba.typeof, arguments))
+        with launching.exact_arithmetic():
+            text, _ = cuda.compile_ptx(python(), signature, cc=(9, 0))
+        head = text[text.index(".entry") :]
+        assert head[: head.index(")")].count(".param") == _parameters(arguments)
+        assert ".target sm_90" in text and "fma.rn" not in text and "atom" not in text
+        if name == "rows":
+            # Longer rows are searched in blocks that may begin anywhere.
+            vector = "ld.global.v4.f32" if dtype is np.float32 else "ld.global.v2.f64"
+            assert (vector in text) == (n_actions <= 16)
 
 
 def ptx_of_runs(monkeypatch, **settings):
@@ -235,7 +268,7 @@ def test_the_kernel_that_merges_compiles_to_ptx_with_exact_sums(monkeypatch):
 
     hopper = type("Device", (), {"compute_capability": (9, 0)})
     monkeypatch.setattr(dispatcher, "get_current_device", lambda: hopper)
-    arguments = made(_UnlaunchedRound, MODEL, Settings())._arrays(1), 1
+    arguments = made(_UnlaunchedRound, MODEL, Settings())._there()[0], True, 1
     signature = numba.types.void(*map(numba.typeof, arguments))
     with launching.exact_arithmetic():
         text, _ = cuda.compile_ptx(kernels.python_of_merge(8, 32), signature, cc=(9, 0))
@@ -286,7 +319,7 @@ def test_what_is_linked_is_what_was_compiled(monkeypatch):
     assert decorators.jit(lambda x: None).targetoptions["lto"] is True
     for typed in (*kernels.walk_kernels(), kernels.merge_kernel(), kernels.runs_kernel()):
         assert typed._kernel.targetoptions["lto"] is False
-    options = kernels.round_kernel(1, 8, True)._kernel.targetoptions
+    options = kernels.round_kernel(1, 8, 100)._kernel.targetoptions
     assert options["lto"] is False
     assert options["max_registers"] * plan.ON_CARD.threads * 2 <= 65_536  # two blocks on a multiprocessor
 
@@ -294,7 +327,7 @@ def test_what_is_linked_is_what_was_compiled(monkeypatch):
 def test_kernels_are_compiled_once_in_a_process():
     one, other = kernels.walk_kernels(), kernels.walk_kernels()
     assert one.walk._kernel is other.walk._kernel and one.walk is not other.walk
-    rounds = [kernels.round_kernel(*given)._kernel for given in ((1, 8, True), (1, 8, True), (1, 4, True))]
+    rounds = [kernels.round_kernel(*given)._kernel for given in ((1, 8, 100), (1, 8, 200), (1, 4, 100))]
     assert rounds[0] is rounds[1] is not rounds[2]
     assert kernels.merge_kernel()._kernel is kernels.merge_kernel()._kernel
     assert kernels.runs_kernel()._kernel is kernels.runs_kernel()._kernel
@@ -326,7 +359,7 @@ def test_kernels_of_one_table_look_at_the_types_of_arguments_once(monkeypatch):
 
     monkeypatch.setattr(kind, "compile", compile_for)
     monkeypatch.setattr(kind, "call", lambda self, arguments, grid: launched.append((self, arguments, grid)))
-    learner = made(_UnlaunchedStep, MODEL, Settings(), is_alone=True)
+    learner = made(_UnlaunchedStep, MODEL, Settings())
     learner._compile(0)
     arguments = learner.called["move"]
     move = kernels.walk_kernels().move
@@ -414,6 +447,45 @@ def test_launches_differ_in_a_number_alone_and_have_the_arguments_of_an_ordinary
         ready((3, 32, 0, 64), 5)
     assert launched[4] == launched[3]
     kernel.overloads.clear()
+
+
+def test_a_card_is_asked_for_shared_memory_beyond_what_is_usual(monkeypatch):
+    from numba.cuda.cudadrv import driver
+
+    asked = []
+    library = SimpleNamespace(cuKernelSetAttribute=lambda *given: asked.append(given))
+    monkeypatch.setattr(driver, "driver", library)
+    function = SimpleNamespace(handle="the kernel", device=SimpleNamespace(id=3))
+    compiled = SimpleNamespace(_codelibrary=SimpleNamespace(get_cufunc=lambda: function))
+    kernel = SimpleNamespace(overloads={(): compiled})
+    kernel.specialize = lambda *arguments: kernel
+    for shared_bytes in (48 << 10, 120_000):
+        typed = launching.TypedOnce(kernel, shared_bytes)
+        typed._is_typed = False
+        assert typed._typed(1) is kernel
+        typed._typed(1)
+    ((kind, size, *which),) = asked
+    assert kind.name == "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"
+    assert (size, which) == (120_000, ["the kernel", 3])
+
+
+def test_what_is_one_memory_here_is_one_on_the_card(monkeypatch):
+    """The slots of a model are seen as numbers of three types: each copy would be read from elsewhere."""
+    sent = []
+
+    def to_device(array):
+        sent.append(array.nbytes)
+        return array.copy()
+
+    monkeypatch.setattr(transfer, "is_simulated", lambda: False)
+    monkeypatch.setattr(transfer, "cuda", SimpleNamespace(to_device=to_device))
+    memory, other = np.arange(8, dtype=np.int32), np.arange(8.0)
+    whole, nothing, (again, real, apart) = transfer.on_card(
+        (memory, None, (memory, memory.view(np.float64), other))
+    )
+    assert sent == [32, 64] and nothing is None and apart.dtype == np.float64
+    assert np.shares_memory(whole, real) and np.shares_memory(whole, again) and real.dtype == np.float64
+    assert plan.bytes_of_arrays((memory, None, (memory, memory.view(np.float64), other))) == 96
 
 
 def test_sums_of_halves_are_those_of_whole_numbers():
@@ -524,16 +596,44 @@ def test_a_cards_table_is_that_of_a_core_to_the_bit(algorithm):
 
 @pytest.mark.card
 @pytest.mark.skipif(not _has_card(), reason="there is no CUDA card")
-@pytest.mark.parametrize("given", [{}, {"is_alone": True}, {"is_alone": True, "dtype": np.float32}])
 @pytest.mark.parametrize("algorithm", ["q_learning", "sarsa", "double_q_learning"])
-def test_one_table_on_a_card_is_that_of_a_core_to_the_bit(algorithm, given):
+def test_one_table_on_a_card_is_that_of_a_core_to_the_bit(algorithm):
     settings = Settings(algorithm=algorithm, discount_factor=0.9, learning_rate=PerVisit(0.7))
     shape = Shape(8, 64, 1)
-    here = made(OneOnCore, MODEL, settings, shape, **given)
-    there = made(InOneTable, MODEL, settings, shape, card=cards.cards()[0], **given)
+    here = made(OneOnCore, MODEL, settings, shape)
+    there = made(InOneTable, MODEL, settings, shape, card=cards.cards()[0])
     one, other = learned(here, 2_000_000), learned(there, 2_000_000)
     for name in one:
         assert np.array_equal(one[name], other[name]), name
+
+
+@pytest.mark.card
+@pytest.mark.skipif(not _has_card(), reason="there is no CUDA card")
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("algorithm", ["q_learning", "sarsa", "double_q_learning"])
+def test_rows_on_a_card_are_those_of_a_core_to_the_bit_where_one_walks(algorithm, dtype):
+    settings = Settings(algorithm=algorithm, discount_factor=0.9, learning_rate=PerVisit(0.7))
+    here, there = (
+        made(kind, MODEL, settings, Shape(1, 1, 32), dtype=dtype, is_alone=True, card=cards.cards()[0])
+        for kind in (RowsOnCore, InRows)
+    )
+    one, other = learned(here, 200_000), learned(there, 200_000)
+    for name in one:
+        assert np.array_equal(one[name], other[name]), name
+
+
+@pytest.mark.card
+@pytest.mark.skipif(not _has_card(), reason="there is no CUDA card")
+@pytest.mark.parametrize(("states", "least"), [(1 << 14, 0.2), (1 << 19, 0.8)])
+def test_rows_on_a_card_come_to_the_truth_where_many_walk(states, least):
+    """Some visits are lost where two write to an entry at once, the more the fewer entries there are."""
+    model = TabularMDP.garnet(states, 4, 2, seed=3)
+    settings = Settings(discount_factor=0.9, epsilon=0.5, learning_rate=PerVisit(0.7))
+    learner = made(InRows, model, settings, plan.ROWS_ON_CARD, is_alone=True, card=cards.cards()[0])
+    found = learned(learner, 100_000 * states)
+    often = found["updates"] > 1000
+    assert np.abs(found["q"] - model.solve(0.9).q.ravel())[often].max() < 0.2 and often.mean() > 0.5
+    assert least < found["updates"].sum() / (100_000 * states) <= 1.0
 
 
 @pytest.mark.slow

@@ -8,11 +8,12 @@ import pytest
 pytest.importorskip("numba_cuda", reason="the extra gpu is not installed")
 
 from card_plain import Twin, rounds_of
-from card_twin import SMALL, OnCore, learned, made
+from card_twin import SMALL, OnCore, core_learner, learned, made
 
 from dist_classicrl import TabularMDP
 from dist_classicrl.errors import CheckpointError, DivergenceError
-from dist_classicrl.learning.card.plan import ON_CARD, Shape, next_round
+from dist_classicrl.learning.card.plan import ON_CARD, Shape, next_round, of_blocks
+from dist_classicrl.learning.card.steps import Arrays, merge_blocks
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
@@ -122,3 +123,37 @@ def test_a_state_that_is_put_back_goes_on_to_the_same_bits():
         other.restore(0, broken)
     with pytest.raises(CheckpointError, match="bound is missing"):
         other.restore(0, {name: array for name, array in one.state(0).items() if name != "bound"})
+
+
+@pytest.mark.parametrize("visits", [1, 3, 200])
+@pytest.mark.parametrize("coming", [1, 5, 64])
+def test_blocks_that_come_to_an_entry_move_it_as_one_learner_would(visits, coming):
+    """Some of 64 blocks, so often each, towards the same target."""
+    blocks, step_size = 64, 1e-4
+    (own,) = of_blocks(np.array([step_size]), blocks)
+    maps = {name: np.zeros(blocks) for name in ("block_shift", "block_weight")}
+    fresh = np.zeros(blocks, np.int32)
+    fresh[:coming] = visits
+    maps["block_weight"][:] = (1.0 - own) ** fresh
+    maps["block_shift"][:] = 1.0 - maps["block_weight"]
+    table = np.zeros(1), np.zeros(1, np.int64), np.ones(1), np.zeros(1)
+    arrays = Arrays(*table, maps["block_weight"], maps["block_shift"], fresh, np.zeros(5, np.int64))
+    merge_blocks(arrays, blocks, True, 0)
+    expected = 1.0 - (1.0 - step_size) ** (visits * coming)
+    assert np.isclose(arrays.values[0], expected, rtol=0.01) and arrays.known[0] == visits * coming
+    assert np.isclose(arrays.weight[0], 1.0 - expected, rtol=0.01)
+
+
+def test_the_error_of_many_blocks_is_that_of_one_learner():
+    """After as many steps: the root mean square error to the optimal values of the lake, of two seeds."""
+    lake = TabularMDP.from_gymnasium("FrozenLake-v1", map_name="8x8")
+    settings = Settings(discount_factor=0.99, epsilon=0.5, learning_rate=PerVisit(0.7))
+    truth = lake.solve(0.99).q.ravel()
+
+    def error(make):
+        found = [learned(make(), 1 << 25, key=seed)["q"] for seed in (1, 2)]
+        return np.sqrt(np.mean((np.array(found) - truth) ** 2))
+
+    many = error(lambda: made(OnCore, lake, settings, Shape(16, 64, 32)))
+    one = error(lambda: core_learner(lake, settings))
+    assert 0.005 < one < 0.03 and many < 1.25 * one

@@ -167,6 +167,7 @@ class _Context:
 
 class _Gpu:
     name, compute_capability, MULTIPROCESSOR_COUNT, id = b"NVIDIA H100", (9, 0), 132, 0
+    MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 232_448
     begun = 0
 
     def __enter__(self):
@@ -256,6 +257,7 @@ def test_cards_are_listed_with_what_they_are_and_not_begun_to_be_used(library):
     assert _Gpu.begun == 0  # a card may let only one process do so
     assert (first.number, second.number, first.name) == (0, 1, "NVIDIA H100")
     assert str(second) == ("card 1, NVIDIA H100 (compute capability 9.0, 80 GiB, 132 multiprocessors)")
+    assert second.shared_bytes == 232_448 and CARDS[0].shared_bytes == 48 << 10
     assert _cards.free_memory(second) == 70 << 30
 
 
@@ -340,7 +342,7 @@ def test_auto_takes_a_card_where_the_problem_suits_it_and_says_why_not(monkeypat
 
     large = source_of(TabularMDP.garnet(9000, 2, 2, seed=1))
     assert card_for(large, auto, "local", 1, False, 10**9)[0] == CARDS[0]
-    monkeypatch.setattr(choosing, "cards", lambda: [Card(0, "tiny", (9, 0), 1 << 24, 1)])
+    monkeypatch.setattr(choosing, "cards", lambda: [Card(0, "tiny", (9, 0), 1 << 19, 1)])
     card, why = card_for(large, auto, "local", 1, False, 10**9)
     assert card is None and "at least, more than card 0, tiny" in why
 

@@ -108,8 +108,11 @@ def _in_supersteps(problem: Problem) -> Learner:
 def _on_card(problem: Problem) -> Learner:
     from dist_classicrl.learning.card.in_copies import InCopies  # needs numba-cuda
     from dist_classicrl.learning.card.in_one_table import InOneTable
+    from dist_classicrl.learning.card.in_rows import InRows
 
-    return InCopies(problem) if has_copies(problem.shape.size, problem.rows) else InOneTable(problem)
+    if has_copies(problem.shape.size, problem.rows):
+        return InCopies(problem)
+    return InRows(problem) if problem.is_alone else InOneTable(problem)
 
 
 _KINDS: list[LearnerKind] = [

@@ -31,7 +31,7 @@ from dist_classicrl.tables.rows import (
 MOST_VISITS = np.uint32(0xFFFFFFFF)
 """Counts stay there."""
 
-BLOCK = (0,) * UNROLLED_ACTIONS
+BLOCK = (False,) * UNROLLED_ACTIONS
 """The block in which rows are searched that have no `row_shape`: those have more values."""
 
 _DROPPED = np.uint64((1 << 29) - 1)  # bits of a float64's fraction that a float32 has not

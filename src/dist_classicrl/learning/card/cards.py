@@ -25,6 +25,9 @@ NO_NUMBA_CUDA = (
 )
 _ON_CORES = 'Write device="cpu" to learn on cores, or device="auto" to take a card where there is one.'
 
+USUAL_SHARED_BYTES = 48 << 10
+"""Shared memory that every card gives a block without being asked."""
+
 
 @dataclass(frozen=True)
 class Card:
@@ -40,6 +43,8 @@ class Card:
     memory : int
         Bytes.
     multiprocessors : int
+    shared_bytes : int
+        Shared memory that a block may have.
     is_simulated : bool
         Whether numba's CUDA simulator runs kernels as Python threads instead (NUMBA_ENABLE_CUDASIM=1).
     """
@@ -49,6 +54,7 @@ class Card:
     capability: tuple[int, int]
     memory: int
     multiprocessors: int
+    shared_bytes: int = USUAL_SHARED_BYTES
     is_simulated: bool = False
 
     def __str__(self) -> str:
@@ -179,7 +185,8 @@ def _card(number: int, each: Any) -> Card:
     memory = int(driver.cuDeviceTotalMem(device.id))
     name = device.name.decode() if isinstance(device.name, bytes) else str(device.name)
     major, minor = device.compute_capability[:2]
-    return Card(number, name, (int(major), int(minor)), memory, int(device.MULTIPROCESSOR_COUNT))
+    shared = max(int(device.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN), USUAL_SHARED_BYTES)
+    return Card(number, name, (int(major), int(minor)), memory, int(device.MULTIPROCESSOR_COUNT), shared)
 
 
 def place_on_host() -> tuple[int, int]:

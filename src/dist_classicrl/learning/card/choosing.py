@@ -12,7 +12,6 @@ from dist_classicrl.environments.simulate import GAMES
 from dist_classicrl.errors import DeviceError, DistClassicRLError
 from dist_classicrl.learning.card.cards import Card, card_of_rank, cards, place_among, place_on_host
 from dist_classicrl.learning.card.plan import (
-    MAP_BYTES,
     ONE_TABLE_ON_CARD,
     bytes_of_arrays,
     bytes_with_one_table,
@@ -155,10 +154,10 @@ def _least_bytes(source: Source, settings: Settings, is_alone: bool) -> int:
     model = 0 if source.simulator is None else bytes_of_arrays(source.simulator.tables)
     if has_copies(shape.size):
         return model
-    is_rows = is_alone and settings.async_updates
-    table = size_of(shape, np.dtype(settings.dtype)) if is_rows else shape.size * MAP_BYTES
+    if is_alone and settings.async_updates:
+        return size_of(shape, np.dtype(settings.dtype)) + model
     letters = letters_of(rule, parameters)
-    return bytes_with_one_table(shape.size, table, ONE_TABLE_ON_CARD.walkers, letters, 0, model)
+    return bytes_with_one_table(shape.size, ONE_TABLE_ON_CARD.walkers, letters, 0, model)
 
 
 def card_of_this_rank(place: tuple[int, int] | None = None) -> Card:

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dist_classicrl.learning.card.plan import MAP_BYTES
 from dist_classicrl.learning.compiled import stuck_there
 from dist_classicrl.tables.line_table import LineTable, size_of
 from dist_classicrl.tables.lines import LineArrays
@@ -16,68 +15,65 @@ from dist_classicrl.tables.rows import VISIT_MASK
 from dist_classicrl.tables.shape import TableShape
 
 
-class There(NamedTuple):
-    """The first fields of `steps.OneTable`."""
+class Maps(NamedTuple):
+    """The first fields of `steps.Arrays` and `steps.OneTable`."""
 
     values: Any
     known: Any
-    width: int
-    known_width: int
-    first_known: int
-    n_actions: int
     weight: Any
     shift: Any
 
 
 def known_visits(table: LocalTable) -> np.ndarray:
     """Return how often each entry was visited, as far as a table knows."""
-    return table.visits + (table.updates & VISIT_MASK)
+    return table.visits + (table.updates & VISIT_MASK) if table.with_maps else table.visits
 
 
-def take_maps(memory: Any, table: LocalTable, there: Any, visits: np.ndarray) -> None:
-    """Bring a table to the values, weights and shifts that are `there`, after so many more visits."""
-    memory.read(there.values, table.q)
-    memory.read(there.weight, table.weight)
-    memory.read(there.shift, table.shift)
-    new = np.flatnonzero((visits > 0) & (table.updates == 0))
-    first = int(table.n_touched[0])
-    table.touched[first : first + new.size] = new
-    table.n_touched[0] = first + new.size
-    table.updates += visits
-    table.refresh_all_rows()
-
-
-class HeldMaps:
-    """A table of which maps are taken: it goes to the card and back with each call.
+class HeldTable:
+    """A table that goes to the card and back with each call, with the maps of what was learned, if there are.
 
     `seen` is what the engine packs and re-bases; `memory` is how arrays go to the card, a `CardMemory`.
     """
 
     def __init__(self, table: LocalTable, memory: Any) -> None:
         self.seen = table
-        self.bytes = table.q.size * MAP_BYTES
         self._memory = memory
-        self._there: There | None = None
+        self._there: Maps | None = None
 
-    def there(self) -> There:
-        """Return the table on the card, as it is here."""
+    def there(self) -> Maps:
+        """Return the table on the card, as it is here; without maps nobody looks at theirs."""
         table, memory = self.seen, self._memory
-        here = table.q, known_visits(table), table.weight, table.shift
         if self._there is None:
             size = table.q.size
-            values, known, weight, shift = (memory.new(size, array.dtype) for array in here)
-            n_actions = table.n_actions
-            self._there = There(values, known, n_actions, n_actions, 0, n_actions, weight, shift)
+            known = memory.new(size, np.int64)
+            self._there = Maps(
+                memory.new(size, np.float64), known, *memory.put((np.ones(size), np.zeros(size)))
+            )
         there = self._there
-        for room, array in zip((there.values, there.known, there.weight, there.shift), here, strict=True):
-            memory.write(room, array)
+        memory.write(there.values, table.q)
+        memory.write(there.known, known_visits(table))
+        if table.with_maps:
+            memory.write(there.weight, table.weight)
+            memory.write(there.shift, table.shift)
         return there
 
     def has_changed(self) -> None:
         """Bring the table here to what it is on the card."""
-        table = self.seen
-        assert self._there is not None  # else nobody could have changed it
-        take_maps(self._memory, table, self._there, self._memory.get(self._there.known) - known_visits(table))
+        table, there, memory = self.seen, self._there, self._memory
+        assert there is not None  # else nobody could have changed it
+        memory.read(there.values, table.q)
+        if table.with_maps:
+            visits = memory.get(there.known) - known_visits(table)
+            memory.read(there.weight, table.weight)
+            memory.read(there.shift, table.shift)
+            new = np.flatnonzero((visits > 0) & (table.updates == 0))
+            first = int(table.n_touched[0])
+            table.touched[first : first + new.size] = new
+            table.n_touched[0] = first + new.size
+            table.updates += visits
+        else:
+            memory.read(there.known, table.visits)
+        table.refresh_all_rows()
 
     def close(self) -> None:
         """Give the card's memory back."""
@@ -97,12 +93,12 @@ class HeldRows:
         self, rows: LineTable, memory: Any, stuck: np.ndarray | None, used: Callable[[], Any]
     ) -> None:
         self.seen = self
-        self.bytes = size_of(rows.shape, rows.values.dtype)
+        self.bytes = size_of(rows.shape, rows.values.dtype) + rows.arrays.n_touched.nbytes
         self._rows = rows
         self._memory = memory
         self._stuck = stuck
         self._used = used
-        self._there: There | None = None
+        self._there: LineArrays | None = None
         self._is_new, self._has_changed = True, False
 
     @property
@@ -115,23 +111,16 @@ class HeldRows:
         """The rows as they are here."""
         return self._rows.arrays
 
-    def there(self) -> There:
-        """Return the rows on the card."""
-        arrays = self._rows.arrays
+    def there(self) -> LineArrays:
+        """Return the rows on the card; what is legal is there already, and not in them."""
+        arrays, memory = self._rows.arrays, self._memory
         if self._there is None:
-            known = self._memory.new(arrays.counts.size, arrays.counts.dtype)
-            self._there = There(
-                known.view(arrays.values.dtype),
-                known,
-                arrays.width,
-                arrays.count_width,
-                arrays.first_count,
-                arrays.n_actions,
-                None,
-                None,
-            )
+            counts = memory.new(arrays.counts.size, arrays.counts.dtype)
+            values = counts.view(arrays.values.dtype)
+            n_touched = memory.put(arrays.n_touched)
+            self._there = arrays._replace(values=values, counts=counts, n_touched=n_touched, legal=None)
         if self._is_new:
-            self._memory.write(self._there.known, arrays.counts)
+            memory.write(self._there.counts, arrays.counts)
             self._is_new = False
         return self._there
 
@@ -159,7 +148,7 @@ class HeldRows:
         counts = self.shape.tables(self._rows.counts)
         before = None if self._stuck is None else counts[:, self._stuck]
         with self._used():
-            self._memory.read(self._there.known, self._rows.arrays.counts)
+            self._memory.read(self._there.counts, self._rows.arrays.counts)
         self._has_changed = False
         if self._stuck is not None:
             stuck_there(self._stuck, counts[:, self._stuck], before)

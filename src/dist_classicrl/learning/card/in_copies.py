@@ -7,20 +7,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dist_classicrl.learning.card import kernels, launching, plan
-from dist_classicrl.learning.card.held import known_visits, take_maps
-from dist_classicrl.learning.card.learner import CardLearner, Crew
+from dist_classicrl.learning.card.held import HeldTable
+from dist_classicrl.learning.card.learner import CardLearner, Moving
 from dist_classicrl.learning.card.plan import (
     MOST_MOMENTS,
-    SHARED_BYTES,
     Round,
     Units,
     blocks_of,
+    bytes_of_arrays,
     bytes_with_copies,
 )
-from dist_classicrl.learning.card.steps import TOO_LARGE, Arrays
+from dist_classicrl.learning.card.steps import FAULTS, Arrays, Moments
 from dist_classicrl.learning.learner import Problem, Stream
-
-_FAULTS = 3
 
 
 class Copies(NamedTuple):
@@ -31,61 +29,83 @@ class Copies(NamedTuple):
     whole: np.ndarray  # int32, shape (B * 2 * E,)
 
 
+def _arrays_of(moving: Moving) -> list[Any]:
+    """Return what changes of a crew on the card, flat."""
+    arrays = [*moving.walkers[:-1], *moving.memory]
+    return [array.reshape(-1) for array in arrays if array.size]
+
+
 class InCopies(CardLearner):
-    """Learns in rounds: blocks in copies, whose maps are then merged. The table goes there and back."""
+    """Learns in rounds: blocks in copies, whose maps are then merged. The table goes there and back.
+
+    The walkers stay on the card between calls.
+    """
 
     _first_bound = 2.0**20
 
     def __init__(self, problem: Problem) -> None:
         is_simulated = problem.card is not None and problem.card.is_simulated
-        super().__init__(problem, problem.table, plan.IN_SIMULATOR if is_simulated else plan.ON_CARD)
+        super().__init__(problem, problem.lean_table, plan.IN_SIMULATOR if is_simulated else plan.ON_CARD)
         self._itemsize = problem.dtype.itemsize
-        self._copy_bytes = kernels.bytes_of_copy(self.table.q.size, self._itemsize)
-        self._in_shared = self._copy_bytes <= SHARED_BYTES
+        copy = kernels.bytes_of_copy(self.table.q.size, self._itemsize)
+        self._shared_bytes = copy if copy <= self.card.shared_bytes else 0
         self._round = self._make_round()
         self._merge = kernels.merge_kernel()
-        self._rooms: dict[str, Any] = {}
+        self._held = HeldTable(self.table, self.memory)
+        self._before: list[Any] | None = None  # on the card: a crew before it moved
+        self._room: tuple[list[Any], Copies] | None = None  # likewise: see `_there`
 
     def _make_round(self) -> Any:
         """Return the kernel that plays its rounds."""
-        return kernels.round_kernel(self._letters, self._itemsize, self._in_shared)
+        return kernels.round_kernel(self._letters, self._itemsize, self._shared_bytes)
 
     def _compile(self, number: int) -> None:
-        self._try(self._crews[number], Stream(np.uint64(0), 0), [Round(1, 0)], Units.for_bound(1.0, 1))
+        moving = self._crew_there(number)
+        self._try(moving, Stream(np.uint64(0), 0), [Round(1, 0)], Units.for_bound(1.0, 1))
+        self._take_sums(moving)
 
-    def _bytes(self, per_walker: int, constant: int) -> int:
+    def _bytes(self, crew: int, constant: int) -> int:
+        # Each number of blocks has a clock of its own.
+        constant += (self.shape.blocks.bit_length() - 1) * bytes_of_arrays(self._problem.rates.table)
         return bytes_with_copies(
-            self.table.q.size, self._itemsize, self._in_shared, self.shape, per_walker, constant
+            self.table.q.size, self._itemsize, self._shared_bytes > 0, self.shape, crew, constant
         )
 
     def _play(self, number: int, stream: Stream, rounds: list[Round]) -> np.ndarray:
         """See `CardLearner`: where a target is beyond the bound, all is played again in larger units."""
-        crew = self._crews[number]
+        moving = self._crew_there(number)
+        self._remember(moving)
         while True:
             units = Units.for_bound(self._bound, self.shape.threads * self._letters)
-            walkers, arrays, memory = self._try(crew, stream, rounds, units)
-            faults = self.memory.get(arrays.faults)
-            self._raise_for(faults, walkers)
-            if not faults[TOO_LARGE]:
+            faults = self._try(moving, stream, rounds, units)
+            if not faults.any():
                 break
-            self._widen()
-        self._take_crew(crew, walkers, memory)
-        take_maps(self.memory, self.table, arrays, self.memory.get(arrays.updates))
-        self.totals.values += self.memory.get(walkers.totals).sum(axis=1)
-        return crew[0].collected
+            try:
+                self._raise_for(faults, moving.walkers)
+                self._widen()
+            finally:
+                self._put_back(moving)
+        self._held.has_changed()
+        return self._take_sums(moving)
 
-    def _try(self, crew: Crew, stream: Stream, rounds: list[Round], units: Units) -> tuple[Any, Any, Any]:
-        """Play rounds on the card; return the walkers, the table, and what the rule remembers, from there."""
-        problem, table = self._problem, self.table
-        blocks = max(blocks_of(one.moving, self.shape) for one in rounds)
-        walkers = self.memory.put(crew[0])
-        arrays, copies = self._arrays(blocks), self._copies(blocks)
-        simulation, parts, memory = self._parts(crew[1])
-        bytes_shared = self._copy_bytes if self._in_shared else 0
+    def _remember(self, moving: Moving) -> None:
+        """Copy a crew on the card, so that it can be put back."""
+        arrays = _arrays_of(moving)
+        if self._before is None:
+            self._before = [self.memory.new(array.size, array.dtype) for array in arrays]
+        for kept, array in zip(self._before, arrays, strict=True):
+            self.memory.write(kept, array)
+
+    def _put_back(self, moving: Moving) -> None:
+        assert self._before is not None  # see `_remember`
+        for kept, array in zip(self._before, _arrays_of(moving), strict=True):
+            self.memory.write(array, kept)
+
+    def _try(self, moving: Moving, stream: Stream, rounds: list[Round], units: Units) -> np.ndarray:
+        """Play rounds on the card, from the table as it is here on; return what is wrong with them."""
+        arrays, copies = self._there()
         tile, lanes = kernels.merge_shape()
-        merging = -(-table.q.size // tile), tile * lanes
-        merge = launching.launcher(self._merge, arrays)
-        playing: dict[int, launching.Launcher] = {}  # by the blocks that move: their clock is another
+        merging = -(-self.table.q.size // tile), tile * lanes
         used = stream.used
         for first in range(0, len(rounds), MOST_MOMENTS):
             now = rounds[first : first + MOST_MOMENTS]
@@ -95,55 +115,42 @@ class InCopies(CardLearner):
                 used += one.moving * one.steps
             there = self._moments(moments)
             for number, one in enumerate(now):
-                moving = blocks_of(one.moving, self.shape)
-                if moving not in playing:
-                    own = parts._replace(step_sizes=self._step_sizes_for(moving))
-                    playing[moving] = launching.launcher(
-                        self._round, problem.parameters, simulation, walkers, own, arrays, copies, there
-                    )
-                playing[moving]((moving, self.shape.threads, 0, bytes_shared), number)
-                merge(merging, moving)
-        return walkers, arrays, memory
+                blocks = blocks_of(one.moving, self.shape)
+                if blocks not in self._launchers:
+                    self._launchers[blocks] = self._launchers_of(blocks, moving, arrays, copies, there)
+                play, merge = self._launchers[blocks]
+                play((blocks, self.shape.threads, 0, self._shared_bytes), number)
+                merge(merging, blocks)
+        return np.asarray(self.memory.get(arrays.faults))
 
-    def _arrays(self, blocks: int) -> Any:
-        """Return the table on the card, with room for the maps of so many blocks, which a round fills."""
-        table = self.table
-        size, none = table.q.size, np.zeros(0)
-        arrays = self.memory.put(
-            Arrays(
-                table.q,
-                known_visits(table),
-                table.weight,
-                table.shift,
-                np.zeros(size, np.int64),
-                none,
-                none,
-                none,
-                np.zeros(_FAULTS, np.int64),
+    def _launchers_of(
+        self, blocks: int, moving: Moving, arrays: Arrays, copies: Copies, there: Moments
+    ) -> tuple[launching.Launcher, launching.Launcher]:
+        """Return what plays a round where so many blocks move, and what merges them."""
+        parts = moving.parts._replace(step_sizes=self._step_sizes_for(blocks))
+        given = moving.simulation, moving.walkers, parts, arrays, copies, there
+        play = launching.launcher(self._round, self._problem.parameters, *given)
+        return play, launching.launcher(self._merge, arrays, parts.step_sizes is not None)
+
+    def _there(self) -> tuple[Arrays, Copies]:
+        """Return the table on the card, with room for the maps, and the copies, of all blocks."""
+        memory = self.memory
+        if self._room is None:
+            size = self.shape.blocks * self.table.q.size
+            copied = 0 if self._shared_bytes else size
+            copies = Copies(
+                memory.new(copied, np.int64),
+                memory.new(3 * copied, np.float64 if self._itemsize == 8 else np.float32),
+                memory.new(2 * copied, np.int32),
             )
-        )
-        return arrays._replace(
-            block_weight=self._room("weight", blocks * size, np.float64),
-            block_shift=self._room("shift", blocks * size, np.float64),
-            block_updates=self._room("updates", blocks * size, np.int32),
-        )
-
-    def _copies(self, blocks: int) -> Any:
-        """Return room on the card for the copies of so many blocks, which a round fills."""
-        size = 0 if self._in_shared else blocks * self.table.q.size
-        return Copies(
-            self._room("sums", size, np.int64),
-            self._room("reals", 3 * size, np.float64 if self._itemsize == 8 else np.float32),
-            self._room("whole", 2 * size, np.int32),
-        )
-
-    def _room(self, name: str, size: int, kind: Any) -> Any:
-        """Return an array on the card of this size or larger, which is kept for the next call."""
-        if name not in self._rooms or self._rooms[name].size < size:
-            self._rooms[name] = self.memory.new(size, kind)
-        return self._rooms[name]
+            kinds = (size, np.float64), (size, np.float64), (size, np.int32), (FAULTS, np.int64)
+            self._room = [memory.new(*kind) for kind in kinds], copies
+        maps, copies = self._room
+        memory.write(maps[-1], np.zeros(FAULTS, np.int64))
+        return Arrays(*self._held.there(), *maps), copies
 
     def close(self) -> None:
         """Give the card's memory back."""
         super().close()
-        self._rooms.clear()
+        self._held.close()
+        self._before = self._room = None

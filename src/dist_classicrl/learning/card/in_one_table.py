@@ -1,17 +1,16 @@
-"""Learning on a card in one table for all walkers: a large one, of which there are no copies."""
+"""Learning on a card in one table for all walkers, of which maps are taken and there are no copies."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dist_classicrl.learning.card import kernels, launching, plan
 from dist_classicrl.learning.card.cards import is_of_card
-from dist_classicrl.learning.card.held import HeldMaps, HeldRows
-from dist_classicrl.learning.card.learner import CardLearner
+from dist_classicrl.learning.card.held import HeldTable
+from dist_classicrl.learning.card.learner import CardLearner, Moving
 from dist_classicrl.learning.card.plan import (
     MOST_MOMENTS,
     Round,
@@ -20,30 +19,8 @@ from dist_classicrl.learning.card.plan import (
     blocks_of,
     bytes_with_one_table,
 )
-from dist_classicrl.learning.card.steps import FAULTS, MADE, TOO_LARGE, CardWalkers, Moments, OneTable, Parts
-from dist_classicrl.learning.compiled import stuck_states
+from dist_classicrl.learning.card.steps import FAULTS, MADE, TOO_LARGE, Moments, OneTable
 from dist_classicrl.learning.learner import Problem, Stream
-from dist_classicrl.learning.state import State
-from dist_classicrl.tables.line_table import LineTable
-
-_SUMS, _COLUMNS = 1024, 5
-"""So many threads add up what all walkers counted, see `steps.add_up`."""
-
-
-class _Sums(NamedTuple):
-    """What the walkers counted, see `steps.add_up`."""
-
-    totals: np.ndarray  # float64, shape (N, 5)
-
-
-class _Moving(NamedTuple):
-    """A crew on the card."""
-
-    number: int
-    simulation: Any
-    parts: Parts
-    memory: Any  # what its rule remembers
-    walkers: CardWalkers
 
 
 class _Steps(NamedTuple):
@@ -64,39 +41,25 @@ class _Steps(NamedTuple):
 class InOneTable(CardLearner):
     """Learns step by step: all walkers find targets in the table as it is, then its entries move.
 
-    Of a process alone the rows, and the walkers, stay on the card between calls.
+    Maps are taken of it, and it goes there and back with each call.
     """
 
     _first_bound = 2.0**10
 
     def __init__(self, problem: Problem) -> None:
-        simulator, card = problem.source.simulator, problem.card
-        assert simulator is not None and card is not None  # see `kinds`
-        held: HeldRows | HeldMaps
-        if problem.is_alone:
-            rows = problem.rows or LineTable(problem.shape, problem.dtype, problem.legal)
-            held = HeldRows(rows, self.memory, stuck_states(simulator), partial(launching.used, card))
-        else:
-            held = HeldMaps(problem.table, self.memory)
-        shape = plan.ONE_TABLE_IN_SIMULATOR if card.is_simulated else plan.ONE_TABLE_ON_CARD
-        super().__init__(problem, held.seen, shape)
-        self._held = held
+        is_simulated = problem.card is not None and problem.card.is_simulated
+        shape = plan.ONE_TABLE_IN_SIMULATOR if is_simulated else plan.ONE_TABLE_ON_CARD
+        super().__init__(problem, problem.table, shape)
+        self._held = HeldTable(self.table, self.memory)
         self._kernels: Any = self._make_kernels()
         self._scratch: Any = None  # on the card: what walkers write besides the table
-        self._sums: Any = None
-        self._moving: _Moving | None = None
 
     def _make_kernels(self) -> Any:
         return kernels.walk_kernels()
 
-    def _bytes(self, per_walker: int, constant: int) -> int:
-        entries, walkers = self.table.shape.size, self.shape.walkers
-        constant += 8 * (self._n_sums * _COLUMNS + FAULTS)
-        return bytes_with_one_table(entries, self._held.bytes, walkers, self._letters, per_walker, constant)
-
-    @property
-    def _n_sums(self) -> int:
-        return min(_SUMS, self.shape.walkers)
+    def _bytes(self, crew: int, constant: int) -> int:
+        entries, walkers = self.table.q.size, self.shape.walkers
+        return bytes_with_one_table(entries, walkers, self._letters, crew, constant)
 
     def _compile(self, number: int) -> None:
         table, moving = self._table(), self._crew_there(number)
@@ -117,16 +80,16 @@ class InOneTable(CardLearner):
         """
         table, moving = self._table(), self._crew_there(number)
         made, is_again = 0, False
-        steps: _Steps | None = None
         try:
             while made < len(rounds):
                 self.memory.write(table.faults, np.zeros(FAULTS, np.int64))
                 units = self._units()
                 moments = [self._moment(stream, *one, units) for one in self._from(stream, rounds, made)]
                 there = self._moments(moments)
-                steps = self._steps(moving, table, there) if steps is None else steps
+                if not self._launchers:
+                    self._launchers[0] = self._steps(moving, table, there)
                 for number, moment in enumerate(moments):
-                    steps.make(number, moment.moving, is_again)
+                    self._launchers[0].make(number, moment.moving, is_again)
                     is_again = False
                 faults = self.memory.get(table.faults)
                 self._raise_for(faults, moving.walkers)
@@ -148,7 +111,7 @@ class InOneTable(CardLearner):
             yield used, one
             used += one.moving
 
-    def _steps(self, moving: _Moving, table: OneTable, there: Moments) -> _Steps:
+    def _steps(self, moving: Moving, table: OneTable, there: Moments) -> _Steps:
         """Return what makes steps, each as the moment of its number says that is `there`."""
         walk = self._problem.parameters, moving.simulation, moving.walkers, moving.parts, table, there
         return _Steps(
@@ -160,7 +123,7 @@ class InOneTable(CardLearner):
 
     def _table(self) -> OneTable:
         """Return the table on the card, as it is here, and what walkers write besides it."""
-        entries, walkers = self.table.shape.size, self.shape.walkers
+        entries, walkers = self.table.q.size, self.shape.walkers
         if self._scratch is None:
             zeros, letters = self.memory.zeros, walkers * self._letters
             self._scratch = (
@@ -173,45 +136,8 @@ class InOneTable(CardLearner):
             )
         return OneTable(*self._held.there(), self._step_sizes_for(1), *self._scratch)
 
-    def _crew_there(self, number: int) -> _Moving:
-        """Return a crew on the card, where there is one at a time."""
-        if self._moving is None or self._moving.number != number:
-            self._bring_crew()
-            crew, memory = self._crews[number]
-            walkers = self.memory.put(crew)
-            self._moving = _Moving(number, *self._parts(memory), walkers)
-        return self._moving
-
-    def _bring_crew(self) -> None:
-        """Bring the crew on the card to where it is kept."""
-        if self._moving is not None:
-            self._take_crew(self._crews[self._moving.number], self._moving.walkers, self._moving.memory)
-
-    def _take_sums(self, moving: _Moving) -> np.ndarray:
-        """Count what the walkers have counted; return numbers as `_play` does."""
-        if self._sums is None:
-            self._sums = _Sums(self.memory.put(np.zeros((self._n_sums, _COLUMNS))))
-        grid = blocks_of(self._n_sums, self.shape), self.shape.threads
-        self._kernels.add_up[grid](moving.walkers, self._sums)
-        sums = self.memory.get(self._sums.totals)
-        self.totals.values += sums[:, :4].sum(axis=0)
-        return np.asarray(sums[:, 4])
-
-    def state(self, walker: int) -> State:
-        """See `Learner`."""
-        if self._moving is not None and self._moving.number == walker:
-            with launching.used(self.card):
-                self._bring_crew()
-        return super().state(walker)
-
-    def restore(self, walker: int, state: State) -> None:
-        """See `Learner`."""
-        super().restore(walker, state)
-        if self._moving is not None and self._moving.number == walker:
-            self._moving = None
-
     def close(self) -> None:
         """Give the card's memory back."""
         super().close()
         self._held.close()
-        self._moving = self._scratch = self._sums = None
+        self._scratch = None

@@ -33,6 +33,7 @@ from dist_classicrl.learning.card.steps import (
     move_entry,
     of_words,
     take_copy,
+    walk_rows,
     with_carry,
     words_of,
 )
@@ -98,7 +99,7 @@ def python_of_round(most: int, itemsize: int, in_shared: bool) -> Any:
         moment = moment_in(moments, number)
         entries = arrays.values.size
         sums, values, weight, shift, fresh, hits = copy_of_block(copies, entries)
-        seen = Seen(values, arrays.known, fresh, parts.n_actions, parts.n_actions, 0)
+        seen = Seen(values, arrays.known, fresh)
         letters = cuda.local.array(most, types.int64)
         targets = cuda.local.array(most, types.float64)
         n = cuda.local.array(1, types.int64)
@@ -207,7 +208,7 @@ def python_of_merge(tile: int, lanes: int) -> Any:
     look, apply = _called(learned_by), _called(apply_blocks)
     room = tile * lanes
 
-    def merge(arrays: Any, blocks: int) -> None:
+    def merge(arrays: Any, is_rooted: bool, blocks: int) -> None:
         ks = cuda.shared.array(room, types.int64)
         weights = cuda.shared.array(room, types.float64)
         sums = cuda.shared.array(room, types.float64)
@@ -235,7 +236,7 @@ def python_of_merge(tile: int, lanes: int) -> Any:
             cuda.syncthreads()
             first += lanes
         if lane == 0 and entry < entries:
-            apply(arrays, entry, updates, count, weight, targets)
+            apply(arrays, entry, blocks, is_rooted, updates, count, weight, targets)
 
     return merge
 
@@ -304,6 +305,26 @@ def python_of_move() -> Any:
     return move
 
 
+def python_of_rows() -> Any:
+    """Return the kernel in which all walkers make the steps of a round in the same rows, as plain Python."""
+    walk_on, moment_in = _called(walk_rows), _moment_in()
+
+    def walk_in_rows(
+        rule: Any,
+        simulation: Any,
+        walkers: Any,
+        parts: Any,
+        rows: Any,
+        moments: Any,
+        number: int,
+    ) -> None:
+        w, moment = cuda.grid(1), moment_in(moments, number)
+        if w < moment.moving:
+            walk_on(rule, simulation, walkers, w, parts, rows, moment)
+
+    return walk_in_rows
+
+
 def python_of_sums() -> Any:
     """Return the kernel that adds up what all walkers counted, as plain Python."""
     add_own = _called(add_up)
@@ -347,14 +368,18 @@ _ROUND_REGISTERS = 64
 
 All 256 of them play at once then on a card that has 128 of these."""
 
+_ROWS_REGISTERS = 64
+"""Likewise of a walker in rows: all 131,072 of them move at once then on such a card."""
 
-def round_kernel(most: int, itemsize: int, in_shared: bool) -> TypedOnce:
+
+def round_kernel(most: int, itemsize: int, shared_bytes: int) -> TypedOnce:
     """Return the kernel that plays a round: each block learns in its own copy, and tells maps.
 
-    `most` letters may come of a step; values have so many bytes, 8 or 4; copies are in a block's shared
-    memory, or in the card's.
+    `most` letters may come of a step; values have so many bytes, 8 or 4; copies are in so much shared memory
+    of a block, or with 0 in the card's.
     """
-    return TypedOnce(made(python_of_round, most, itemsize, in_shared, most_registers=_ROUND_REGISTERS))
+    kernel = made(python_of_round, most, itemsize, shared_bytes > 0, most_registers=_ROUND_REGISTERS)
+    return TypedOnce(kernel, shared_bytes)
 
 
 def python_of_runs() -> Any:
@@ -395,10 +420,19 @@ class WalkKernels(NamedTuple):
     walk: Any
     add: Any
     move: Any
-    add_up: Any
 
 
 def walk_kernels() -> WalkKernels:
     """Return the kernels of one table for all walkers."""
-    makers = (python_of_walk, python_of_add, python_of_move, python_of_sums)
+    makers = (python_of_walk, python_of_add, python_of_move)
     return WalkKernels(*(TypedOnce(made(make)) for make in makers))
+
+
+def rows_kernel() -> TypedOnce:
+    """Return the kernel in which all walkers make the steps of a round in the same rows."""
+    return TypedOnce(made(python_of_rows, most_registers=_ROWS_REGISTERS))
+
+
+def sums_kernel() -> TypedOnce:
+    """Return the kernel that adds up what all walkers counted."""
+    return TypedOnce(made(python_of_sums))

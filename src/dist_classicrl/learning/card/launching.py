@@ -15,7 +15,14 @@ import numpy as np
 from numba import types
 
 from dist_classicrl.errors import DeviceError
-from dist_classicrl.learning.card.cards import Card, is_of_card, is_simulated, numba_cuda, trouble
+from dist_classicrl.learning.card.cards import (
+    USUAL_SHARED_BYTES,
+    Card,
+    is_of_card,
+    is_simulated,
+    numba_cuda,
+    trouble,
+)
 from dist_classicrl.learning.learner import Problem
 
 cuda: Any = numba_cuda()
@@ -171,11 +178,13 @@ def check_exact() -> None:
 class TypedOnce:
     """A kernel whose arguments always have the types of its first call: later ones do not look at them.
 
-    That takes milliseconds where they are NamedTuples of arrays on a card, longer than a million steps.
+    That takes milliseconds where they are NamedTuples of arrays on a card, longer than a million steps. Its
+    blocks may be given so many bytes of shared memory.
     """
 
-    def __init__(self, kernel: Any) -> None:
+    def __init__(self, kernel: Any, shared_bytes: int = USUAL_SHARED_BYTES) -> None:
         self._kernel = kernel
+        self._shared_bytes = shared_bytes
         self._is_typed = is_simulated()  # where nothing is compiled
 
     def __getitem__(self, grid: Any) -> Any:
@@ -187,6 +196,8 @@ class TypedOnce:
     def _typed(self, *arguments: Any) -> Any:
         if not self._is_typed:
             self._kernel, self._is_typed = self._kernel.specialize(*arguments), True
+            if self._shared_bytes > USUAL_SHARED_BYTES:
+                _let_share(self._kernel, self._shared_bytes)
         return self._kernel
 
     def with_arguments(self, *arguments: Any) -> Launcher:
@@ -197,6 +208,19 @@ class TypedOnce:
         kernel = self._typed(*arguments, 0)
         ready = None if is_simulated() else _made_ready(kernel, arguments)
         return _launcher(self, arguments) if ready is None else ready
+
+
+def _let_share(kernel: Any, shared_bytes: int) -> None:
+    """Let blocks of a compiled kernel be given so much shared memory, for which a card wants to be asked.
+
+    numba-cuda has no option for that.
+    """
+    kinds = import_module("cuda.bindings.driver").CUfunction_attribute
+    kind = kinds.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    driver: Any = import_module("numba.cuda.cudadrv.driver").driver
+    for compiled in kernel.overloads.values():
+        function = compiled._codelibrary.get_cufunc()
+        driver.cuKernelSetAttribute(kind, shared_bytes, function.handle, function.device.id)
 
 
 Launcher = Callable[[Any, int], None]

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.environments.trial import run_game, try_out
 from dist_classicrl.errors import DivergenceError, SettingsError
-from dist_classicrl.learning.card import launching, transfer
+from dist_classicrl.learning.card import kernels, launching, transfer
 from dist_classicrl.learning.card.cards import Card
 from dist_classicrl.learning.card.choosing import letters_of
+from dist_classicrl.learning.card.held import known_visits
 from dist_classicrl.learning.card.plan import (
     MOMENT_BYTES,
     MOST_MOMENTS,
     Round,
     Shape,
     Units,
+    blocks_of,
     bytes_of_arrays,
     check_memory,
     next_round,
+    of_blocks,
 )
 from dist_classicrl.learning.card.steps import (
+    FAULTS,
     LOST,
     NO_ROOM,
     WRONG,
@@ -42,9 +46,27 @@ from dist_classicrl.schedules import PerVisit
 from dist_classicrl.tables.local import LocalTable
 
 _NEXT_BOUND, _LAST_BOUND = 2.0**10, 2.0**50
+_SUMS, _COLUMNS = 1024, 5
+"""So many threads add up what all walkers counted, see `steps.add_up`."""
 
 Crew = tuple[CardWalkers, RuleMemory]
 """All that move together: to the engine one walker."""
+
+
+class Sums(NamedTuple):
+    """What the walkers counted, see `steps.add_up`."""
+
+    totals: np.ndarray  # float64, shape (N, 5)
+
+
+class Moving(NamedTuple):
+    """A crew on the card, where it stays until another one moves or somebody asks for it."""
+
+    number: int
+    simulation: Any
+    parts: Parts
+    memory: Any  # what its rule remembers
+    walkers: CardWalkers
 
 
 class CardLearner(ABC):
@@ -73,7 +95,16 @@ class CardLearner(ABC):
         self._letters = letters_of(problem.rule, problem.parameters)
         self._told: Moments | None = None  # on the card
         self._constants: Any = None  # on the card: the simulation, and what is legal
-        self._step_sizes: dict[int, Any] = {}  # on the card, by what divides the clock
+        self._step_sizes: dict[int, Any] = {}  # on the card, by the number of blocks
+        self._moving: Moving | None = None
+        self._sums: Sums | None = None  # on the card
+        #: Of kernels with the crew that is there: what they are given stays where it is from call to call.
+        self._launchers: dict[int, Any] = {}
+        self._add_up = self._make_add_up()
+
+    def _make_add_up(self) -> Any:
+        """Return the kernel that adds up what walkers counted."""
+        return kernels.sums_kernel()
 
     @property
     def quantum(self) -> int:
@@ -126,14 +157,17 @@ class CardLearner(ABC):
     def _check_memory(self, crew: CardWalkers, memory: RuleMemory) -> None:
         """Raise DeviceMemoryError where the card has no room for the problem."""
         context = memory.context(self.table, self._problem.rates.table, 0.0)
-        constant = bytes_of_arrays((self._simulator.tables, self.table.arrays.legal, context[1:]))
-        constant += MOST_MOMENTS * MOMENT_BYTES
-        needed = self._bytes(bytes_of_arrays(crew) // self.shape.walkers, constant)
+        own = bytes_of_arrays((crew, context.whole, context.real, context.owned, context.model))
+        constant = bytes_of_arrays(
+            (self._simulator.tables, self.table.arrays.legal, context.step_sizes, context.behavior)
+        )
+        constant += MOST_MOMENTS * MOMENT_BYTES + 8 * (self._n_sums * _COLUMNS + FAULTS)
+        needed = self._bytes(own, constant)
         entries, walkers = self.table.shape.size, self.shape.walkers
         check_memory(needed, self.card, f"A table of {entries:,} entries with {walkers:,} walkers")
 
     @abstractmethod
-    def _bytes(self, per_walker: int, constant: int) -> int:
+    def _bytes(self, crew: int, constant: int) -> int:
         """Return what the problem takes of the card's memory, see `plan.bytes_with_copies`."""
 
     def learn(self, walker: int, stream: Stream, steps: int) -> None:
@@ -146,10 +180,14 @@ class CardLearner(ABC):
             one = next_round(stream.start, at, left, self.shape)
             rounds.append(one)
             used += one.moving * one.steps
+        before = self._visits_of_stuck()
         with launching.used(self.card):
             collected = self._play(walker, stream, rounds)
         stream.used += steps
-        self._look_for_stuck()
+        if self._stuck is not None and before is not None:
+            now = self._visits_of_stuck()
+            assert now is not None
+            stuck_there(self._stuck, now, before)
         if not np.isfinite(collected).all():
             raise infinite_return(collected[~np.isfinite(collected)][0])
 
@@ -157,12 +195,12 @@ class CardLearner(ABC):
     def _play(self, number: int, stream: Stream, rounds: list[Round]) -> np.ndarray:
         """Play rounds with a crew; return numbers with what is not finite of its episodes' returns."""
 
-    def _look_for_stuck(self) -> None:
-        """Raise ActionMaskError if something was done in a state in which no action is legal."""
-        if self._stuck is not None and self._stuck.size and isinstance(self.table, LocalTable):
-            table = self.table
-            updates = table.shape.tables(table.updates.reshape(-1, table.n_actions))
-            stuck_there(self._stuck, updates[:, self._stuck])
+    def _visits_of_stuck(self) -> np.ndarray | None:
+        """Return the visits of the states in which no action is legal; None: there are none, or elsewhere."""
+        if self._stuck is None or not self._stuck.size or not isinstance(self.table, LocalTable):
+            return None
+        visits = known_visits(self.table).reshape(-1, self.table.n_actions)
+        return self.table.shape.tables(visits)[:, self._stuck].copy()
 
     def _raise_for(self, faults: np.ndarray, walkers: CardWalkers) -> None:
         """Raise the error for what is wrong with a step, if that is not a target beyond the bound."""
@@ -213,14 +251,14 @@ class CardLearner(ABC):
         return simulation, parts, remembered
 
     def _step_sizes_for(self, blocks: int) -> Any:
-        """Return step sizes by visits, whose clock is one learner's among all blocks of all workers."""
+        """Return step sizes by visits where so many blocks learn in copies, see `plan.of_blocks`."""
         schedule = self._problem.settings.learning_rate
         if not isinstance(schedule, PerVisit):
             return None
-        learners = self._problem.rates.workers * blocks
-        if learners not in self._step_sizes:
-            self._step_sizes[learners] = self.memory.put(schedule.table(learners))
-        return self._step_sizes[learners]
+        if blocks not in self._step_sizes:
+            sizes = schedule.table(self._problem.rates.workers)
+            self._step_sizes[blocks] = self.memory.put(of_blocks(sizes, blocks))
+        return self._step_sizes[blocks]
 
     def _moment(self, stream: Stream, used: int, one: Round, units: Units) -> Moment:
         step_size, epsilon, _ = self._problem.rates.at(stream.start + used)
@@ -252,8 +290,21 @@ class CardLearner(ABC):
             self.memory.write(there[: array.size], array)
         return self._told
 
-    def _take_crew(self, crew: Crew, walkers: CardWalkers, memory: Any) -> None:
-        """Bring a crew to what it is on the card."""
+    def _crew_there(self, number: int) -> Moving:
+        """Return a crew on the card, where there is one at a time."""
+        if self._moving is None or self._moving.number != number:
+            self._bring_crew()
+            crew, memory = self._crews[number]
+            walkers = self.memory.put(crew)
+            self._moving = Moving(number, *self._parts(memory), walkers)
+            self._launchers.clear()
+        return self._moving
+
+    def _bring_crew(self) -> None:
+        """Bring the crew on the card to where it is kept."""
+        if self._moving is None:
+            return
+        crew, walkers, memory = self._crews[self._moving.number], self._moving.walkers, self._moving.memory
         for name in ("states", "elapsed", "collected", "memory"):
             self.memory.read(getattr(walkers, name), getattr(crew[0], name))
         context = crew[1].context(self.table, None, 0.0)
@@ -262,8 +313,25 @@ class CardLearner(ABC):
         ):
             self.memory.read(there, mine)
 
+    @property
+    def _n_sums(self) -> int:
+        return min(_SUMS, self.shape.walkers)
+
+    def _take_sums(self, moving: Moving) -> np.ndarray:
+        """Count what the walkers have counted; return numbers as `_play` does."""
+        if self._sums is None:
+            self._sums = Sums(self.memory.put(np.zeros((self._n_sums, _COLUMNS))))
+        grid = blocks_of(self._n_sums, self.shape), self.shape.threads
+        self._add_up[grid](moving.walkers, self._sums)
+        sums = self.memory.get(self._sums.totals)
+        self.totals.values += sums[:, :4].sum(axis=0)
+        return np.asarray(sums[:, 4])
+
     def state(self, walker: int) -> State:
         """See `Learner`."""
+        if self._moving is not None and self._moving.number == walker:
+            with launching.used(self.card):
+                self._bring_crew()
         crew, memory = self._crews[walker]
         position = np.concatenate([np.stack([crew.states, crew.elapsed], 1), crew.memory], 1)
         bound = np.array([self._bound])
@@ -271,8 +339,8 @@ class CardLearner(ABC):
 
     def restore(self, walker: int, state: State) -> None:
         """See `Learner`. What a game keeps in its memory is known to the game alone and not checked."""
-        crew, memory = self._crews[walker]
         check_arrays(state, self.state(walker), {})
+        crew, memory = self._crews[walker]
         position, running = state["position"], state["running"]
         check_position(position, running, self.table.shape.n_states, crew.time_limit, self._stuck)
         memory.restore(state)
@@ -280,8 +348,11 @@ class CardLearner(ABC):
         crew.collected[:] = running
         bound = 2.0 ** round(math.log2(max(state["bound"][0], 1.0)))
         self._bound = min(max(self._first_bound, bound), _LAST_BOUND)
+        if self._moving is not None and self._moving.number == walker:
+            self._moving = None
 
     def close(self) -> None:
         """Give the card's memory back."""
-        self._constants = self._told = None
+        self._constants = self._told = self._moving = self._sums = None
+        self._launchers.clear()
         self._step_sizes.clear()

@@ -25,6 +25,7 @@ from dist_classicrl.learning.card.steps import (
     moment_of,
     move_entry,
     take_copy,
+    walk_rows,
 )
 from dist_classicrl.learning.card.table import Seen
 
@@ -41,7 +42,7 @@ def play_round(
     moment = moment_of(moments, number)
     sums, values, weight, shift, fresh, hits = copies
     entries = arrays.values.size
-    seen = Seen(values, arrays.known, fresh, parts.n_actions, parts.n_actions, 0)
+    seen = Seen(values, arrays.known, fresh)
     for block in range(blocks):
         for entry in range(entries):
             take_copy(arrays, entry, values, weight, shift, fresh)
@@ -78,7 +79,7 @@ def play_round(
         for entry in range(entries):
             give_map(arrays, block, entry, weight, shift, fresh)
     for entry in range(entries):
-        merge_blocks(arrays, blocks, entry)
+        merge_blocks(arrays, blocks, parts.step_sizes is not None, entry)
 
 
 def room_for_copy(entries: int, itemsize: int) -> tuple[np.ndarray, ...]:
@@ -128,6 +129,17 @@ def move(table, moments, number):
                 move_entry(table, moment, entry, k if is_sound(table.faults) else 0)
     if moment.moving > 0:
         end_step(table.faults)
+
+
+@jit
+def walk_in_rows(rule, simulation, walkers, parts, rows, moments, number):
+    """Let each walker make all its steps in the same rows, after those before it.
+
+    On a card they make them at once.
+    """
+    moment = moment_of(moments, number)
+    for w in range(moment.moving):
+        walk_rows(rule, simulation, walkers, w, parts, rows, moment)
 
 
 @jit

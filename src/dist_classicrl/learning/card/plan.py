@@ -5,14 +5,14 @@ Nothing of it depends on which card it is, so that a seed makes the same table o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from dist_classicrl.errors import DeviceMemoryError
 from dist_classicrl.learning.card.cards import Card, free_memory
-
-SHARED_BYTES = 48 << 10
-"""Shared memory that every card gives a block without being asked."""
 
 LARGEST_COPY = 1 << 14
 """Entries that a table may have of which each block has a copy; all walkers learn in a larger one together.
@@ -60,6 +60,12 @@ ONE_TABLE_ON_CARD = Shape(4096, 256, 1)
 
 ONE_TABLE_IN_SIMULATOR = Shape(2, 8, 1)
 
+ROWS_ON_CARD = Shape(1024, 128, 32)
+"""Where all write to the same rows: a multiprocessor has room for eight such blocks. What it keeps of a row
+in its own cache grows no older than those steps."""
+
+ROWS_IN_SIMULATOR = Shape(2, 8, 8)
+
 
 class Round(NamedTuple):
     """A round: so many walkers make so many steps each."""
@@ -91,6 +97,21 @@ def blocks_of(moving: int, shape: Shape) -> int:
     return max(1, -(-moving // shape.threads))
 
 
+_LARGEST_OF_BLOCKS = 0.5
+
+
+def of_blocks(step_sizes: np.ndarray, blocks: int) -> np.ndarray:
+    """Return the step sizes of each of so many blocks that learn in copies, B, for those of one learner.
+
+    They are B times as large, and the merged weight of all is the B-th root of the product of theirs: where a
+    block moves an entry by B a, all of them together move it by a for each visit, as one learner does that
+    makes their steps, whether few of them come to an entry in a round or all. And where all come to it often,
+    what is merged is the mean of B learners, so the variance, which grows with the step size, is again that
+    of the one.
+    """
+    return step_sizes if blocks == 1 else np.minimum(blocks * step_sizes, _LARGEST_OF_BLOCKS)
+
+
 @dataclass(frozen=True)
 class Units:
     """Targets as whole numbers: of at most `bound`, with so many walkers that sums have room.
@@ -118,31 +139,41 @@ def has_copies(entries: int, rows: Any = None) -> bool:
 
 
 def bytes_with_copies(
-    entries: int, itemsize: int, in_shared: bool, shape: Shape, per_walker: int, constant: int
+    entries: int, itemsize: int, in_shared: bool, shape: Shape, crew: int, constant: int
 ) -> int:
     """Return what a problem takes of a card's memory where blocks have copies.
 
-    `per_walker` are bytes of an episode under way, and `constant` those of the model and of step sizes.
+    `crew` are the bytes of all episodes under way, of which there is a copy, and `constant` those of the
+    model and of step sizes.
     """
-    table = entries * 5 * 8
+    table = entries * MAP_BYTES
     maps = shape.blocks * entries * (8 + 8 + 4)
     copies = 0 if in_shared else shape.blocks * entries * (8 + 3 * itemsize + 8)
-    return table + maps + copies + shape.walkers * per_walker + constant
+    return table + maps + copies + 2 * crew + constant
 
 
-def bytes_with_one_table(
-    entries: int, table: int, walkers: int, letters: int, per_walker: int, constant: int
-) -> int:
-    """Return likewise what it takes where all learn in one table, which has so many bytes."""
-    hits = entries * (8 + 4)
-    return table + hits + walkers * (per_walker + letters * (8 + 8) + 8) + constant
+def bytes_with_one_table(entries: int, walkers: int, letters: int, crew: int, constant: int) -> int:
+    """Return likewise what it takes where all learn in one table of which maps are taken."""
+    table = entries * (MAP_BYTES + 8 + 4)
+    return table + walkers * (letters * (8 + 8) + 8) + crew + constant
 
 
 def bytes_of_arrays(value: Any) -> int:
-    """Return the bytes of an array, or of all in a tuple."""
+    """Return the bytes of an array, or of all in a tuple; of those that are the same memory, once."""
+    return sum({memory_of(array): array.nbytes for array in _arrays_in(value)}.values())
+
+
+def memory_of(array: np.ndarray) -> tuple[int, int]:
+    """Return where the memory of an array is, and how many bytes it has."""
+    return array.ctypes.data, array.nbytes
+
+
+def _arrays_in(value: Any) -> Iterator[np.ndarray]:
     if isinstance(value, tuple):
-        return sum(map(bytes_of_arrays, value))
-    return int(getattr(value, "nbytes", 0))
+        for each in value:
+            yield from _arrays_in(each)
+    elif isinstance(value, np.ndarray):
+        yield value
 
 
 def check_memory(needed: int, card: Card, what: str) -> None:

@@ -1,6 +1,7 @@
 """What one walker does in a step, and what becomes of an entry: jitted, for a card and for a core alike.
 
-Walkers either have a copy of the table in each of their blocks (`Arrays`), or one table for all (`OneTable`).
+Walkers have a copy of the table in each of their blocks (`Arrays`), or one table for all, of which maps are
+taken (`OneTable`), or in whose rows each writes (`AllRows`).
 
 A card's kernels call these functions, and so does numba's CUDA simulator, which runs the kernels around them
 as Python: the arithmetic that is tested there is the card's.
@@ -20,7 +21,7 @@ from dist_classicrl.learning.behavior import choose
 from dist_classicrl.learning.card.table import CardTable, Seen
 from dist_classicrl.learning.loops import STEP_STRIDE, TWICE_GAMMA
 from dist_classicrl.learning.rules.kernel import Context, Learned, Now, Transition, learn, on_action
-from dist_classicrl.tables.lines import MOST_VISITS, stored_as
+from dist_classicrl.tables.lines import LineArrays
 from dist_classicrl.tables.rows import actions_of, visit_bucket
 
 WRONG, TOO_LARGE, NO_ROOM = 0, 1, 2
@@ -33,8 +34,6 @@ FAULTS = 5
 
 LOST = -2
 """The state of a walker that makes no more steps, since its game gave what it must not."""
-
-_MOST_VISITS = np.int64(MOST_VISITS)
 
 _SMALLEST_WEIGHT = 1e-290
 
@@ -85,7 +84,6 @@ class Arrays(NamedTuple):
     known: np.ndarray  # int64, shape (E,): visits
     weight: np.ndarray  # float64, shape (E,): the map of all that was learned, as in `TableArrays`
     shift: np.ndarray
-    updates: np.ndarray  # int64, shape (E,)
     block_weight: np.ndarray  # float64, shape (B * E,): the maps of the blocks in a round
     block_shift: np.ndarray
     block_updates: np.ndarray  # int32, shape (B * E,)
@@ -93,25 +91,25 @@ class Arrays(NamedTuple):
 
 
 class OneTable(NamedTuple):
-    """One table for all W walkers, of E entries, and what they write in a step.
+    """One table for all W walkers, of E entries, and what they write in a step."""
 
-    Where a row has its values and its visits is said in `Seen`.
-    """
-
-    values: np.ndarray  # float64, or float32 where no maps are kept
-    known: np.ndarray  # uint32 or int64: visits
-    width: int
-    known_width: int
-    first_known: int
-    n_actions: int
-    weight: np.ndarray | None  # float64, shape (E,): the map of all that was learned, as in `TableArrays`
-    shift: np.ndarray | None
+    values: np.ndarray  # float64, shape (E,)
+    known: np.ndarray  # int64, shape (E,): visits
+    weight: np.ndarray  # float64, shape (E,): the map of all that was learned, as in `TableArrays`
+    shift: np.ndarray
     step_sizes: np.ndarray | None  # by visits, as in `Parts`
     sums: np.ndarray  # int64, shape (E,): of the targets that were found in a step; 0 between two
     hits: np.ndarray  # int32, shape (E,): how many these are
     entries: np.ndarray  # int64, shape (W * L,): the letters of each walker
     targets: np.ndarray  # float64, shape (W * L,)
     written: np.ndarray  # int64, shape (W,): how many it has
+    faults: np.ndarray  # int64, shape (5,)
+
+
+class AllRows(NamedTuple):
+    """Rows in which all walkers write."""
+
+    lines: LineArrays
     faults: np.ndarray  # int64, shape (5,)
 
 
@@ -221,13 +219,26 @@ def keep_episode(walkers, w, episode):
 def make_step(rule, simulation, walkers, w, at, parts, seen, moment, i, entries, targets, n, faults):
     """Let walker `w`, whose episode is `at`, make step `i` of a round, and write its letters.
 
-    Return how many there are, and the episode after it. The random numbers are those of step
-    ``used + i * moving + w`` of the stream.
+    Return how many there are, and the episode after it.
     """
-    context = context_of(parts, seen, entries, targets, n)
-    n_actions = actions_of(context.table)
-    n_rows = parts.n_states
     n[0] = 0
+    context = context_of(parts, seen, entries, targets, n)
+    after = go_on(rule, simulation, walkers, w, at, context, moment, i, faults)
+    written = n[0]
+    if written > entries.size:
+        faults[NO_ROOM] = 1
+        written = np.int64(0)
+    return np.int64(0) if after.state == LOST else written, after
+
+
+@jit
+def go_on(rule, simulation, walkers, w, at, context, moment, i, faults):
+    """Let walker `w`, whose episode is `at`, act, simulate and learn: step `i` of a round.
+
+    Return the episode after it. The random numbers are those of step ``used + i * moving + w`` of the stream.
+    """
+    n_actions = actions_of(context.table)
+    n_rows = context.table.n_states
     counter = moment.key + np.uint64(moment.used + i * moment.moving + w) * STEP_STRIDE
     random = mix(counter)
     step_size, epsilon = moment_at(moment, i)
@@ -236,14 +247,14 @@ def make_step(rule, simulation, walkers, w, at, parts, seen, moment, i, entries,
     state, elapsed, collected, error = at.state, at.elapsed, at.collected, at.error
     lost = Episode(np.int64(LOST), elapsed, collected, error)
     if state == LOST:  # in an earlier step of the same round: what came then is to be told
-        return np.int64(0), lost
+        return lost
     if state < 0:
         state = np.int64(begin(simulation, memory, mix(~counter)))
         if is_wrong(simulation, state, 0.0, n_rows):
             came[0], came[1], came[2] = -1, -1, state
             walkers.reward[w] = 0.0
             faults[WRONG] = 1
-            return np.int64(0), lost
+            return lost
     action = choose(context.behavior, rule, context, state, epsilon, random)
     learned = on_action(rule, context, now, state, action, Learned(0, 0.0))
     note(simulation, came, state, action)
@@ -254,7 +265,7 @@ def make_step(rule, simulation, walkers, w, at, parts, seen, moment, i, entries,
         came[0], came[1], came[2] = state, action, np.int64(next_state)
         walkers.reward[w] = reward
         faults[WRONG] = 1
-        return np.int64(0), lost
+        return lost
     elapsed = elapsed + 1
     collected = collected + reward
     has_ended = terminated or elapsed >= walkers.time_limit
@@ -276,12 +287,8 @@ def make_step(rule, simulation, walkers, w, at, parts, seen, moment, i, entries,
             came[0], came[1], came[2] = -1, -1, state
             walkers.reward[w] = 0.0
             faults[WRONG] = 1
-            return np.int64(0), Episode(np.int64(LOST), np.int64(elapsed), collected, error)
-    after = Episode(state, np.int64(elapsed), collected, error)
-    if n[0] > entries.size:
-        faults[NO_ROOM] = 1
-        return np.int64(0), after
-    return n[0], after
+            return Episode(np.int64(LOST), np.int64(elapsed), collected, error)
+    return Episode(state, np.int64(elapsed), collected, error)
 
 
 @jit
@@ -392,19 +399,24 @@ def learned_by(arrays, block, entry):
 
 
 @jit
-def apply_blocks(arrays, entry, updates, count, weight, targets):
-    """Apply what all blocks learned of an entry: `count` of the `updates` moved it, towards these targets."""
-    if updates > 0:
-        arrays.known[entry] += updates
-        arrays.updates[entry] += updates
+def apply_blocks(arrays, entry, blocks, is_rooted, updates, count, weight, targets):
+    """Apply what all blocks learned of an entry: `count` of the `updates` moved it, towards these targets.
+
+    `weight` is the product of theirs; `is_rooted`: of which the root is due, see `plan.of_blocks`. Their
+    number is a power of two.
+    """
+    arrays.known[entry] += updates
     if count > 0:
+        while is_rooted and blocks > 1:
+            weight = math.sqrt(weight)
+            blocks >>= 1
         moved = (1.0 - weight) * (targets / np.float64(count))
         arrays.values[entry] = weight * arrays.values[entry] + moved
         _compose(arrays.weight, arrays.shift, entry, weight, moved)
 
 
 @jit
-def merge_blocks(arrays, blocks, entry):
+def merge_blocks(arrays, blocks, is_rooted, entry):
     """Apply what all blocks learned of an entry, by the order-free form, in the order of the blocks."""
     updates, count, weight, targets = np.int64(0), np.int64(0), 1.0, 0.0
     for block in range(blocks):
@@ -413,10 +425,10 @@ def merge_blocks(arrays, blocks, entry):
         count += k if one < 1.0 else 0
         weight *= one
         targets += target
-    apply_blocks(arrays, entry, updates, count, weight, targets)
+    apply_blocks(arrays, entry, blocks, is_rooted, updates, count, weight, targets)
 
 
-# One table for all walkers
+# One table for all walkers, of which maps are taken
 
 
 @jit
@@ -424,7 +436,7 @@ def find_targets(rule, simulation, walkers, w, parts, table, moment):
     """Let walker `w` make a step in the table as it is; return how many letters it wrote."""
     most = table.entries.size // table.written.size
     first = w * most
-    seen = Seen(table.values, table.known, None, table.width, table.known_width, table.first_known)
+    seen = Seen(table.values, table.known, None)
     written, after = make_step(
         rule,
         simulation,
@@ -458,23 +470,11 @@ def move_entry(table, moment, entry, k):
     table.sums[entry] = 0
     if k == 0:
         return
-    row = entry // table.n_actions
-    action = entry - row * table.n_actions
-    at = row * table.width + action
-    place = row * table.known_width + table.first_known + action
-    visits = np.int64(table.known[place]) + k
+    visits = table.known[entry] + k
     keep, moved = _towards_mean(table.step_sizes, moment, 0, visits, k, total)
-    value = keep * np.float64(table.values[at]) + moved
-    table.values[at] = stored_as(table.values, value, np.uint64(entry), visits)
-    table.known[place] = min(visits, _MOST_VISITS)
-    _compose_kept(table.weight, table.shift, entry, keep, moved)
-
-
-@jit_inline
-def _compose_kept(weight, shift, entry, keep, moved):
-    # What may be None is an argument of a function of its own: only there numba leaves out the other branch.
-    if weight is not None:
-        _compose(weight, shift, entry, keep, moved)
+    table.values[entry] = keep * table.values[entry] + moved
+    table.known[entry] = visits
+    _compose(table.weight, table.shift, entry, keep, moved)
 
 
 @jit
@@ -484,6 +484,32 @@ def end_step(faults):
         faults[MADE] += 1
     else:
         faults[HALTED] = 1
+
+
+# Rows in which all walkers write
+
+
+@jit
+def walk_rows(rule, simulation, walkers, w, parts, rows, moment):
+    """Let walker `w` make the steps of a round, each of which learns in the rows at once."""
+    context = Context(
+        rows.lines,
+        parts.step_sizes,
+        parts.discount,
+        parts.behavior,
+        None,
+        parts.whole,
+        parts.real,
+        parts.owned,
+        parts.model,
+    )
+    episode = episode_of(walkers, w)
+    for i in range(moment.steps):
+        episode = go_on(rule, simulation, walkers, w, episode, context, moment, i, rows.faults)
+    keep_episode(walkers, w, episode)
+
+
+# What walkers counted
 
 
 @jit

@@ -17,26 +17,21 @@ from dist_classicrl.tables.rows import ROW_FUNCTIONS, RowFunctions, actions_of, 
 
 
 class Seen(NamedTuple):
-    """What walkers read in a step. Row r has its values from ``r * width`` on, its visits as is said there.
+    """What walkers read in a step.
 
     Attributes
     ----------
-    values : ndarray(float64 or float32, ndim=1)
+    values : ndarray(float64 or float32), shape (entries,)
         -inf where an action is illegal.
-    known : ndarray(int64 or uint32, ndim=1)
-        Visits, from ``r * known_width + first_known`` on; of copies those that all blocks knew of when they
-        last merged.
+    known : ndarray(int64), shape (entries,)
+        Visits; of copies those that all blocks knew of when they last merged.
     fresh : ndarray(int32), shape (entries,), or None
         Visits of this block since then.
-    width, known_width, first_known : int
     """
 
     values: np.ndarray
     known: np.ndarray
     fresh: np.ndarray | None
-    width: int
-    known_width: int
-    first_known: int
 
 
 class CardTable(NamedTuple):
@@ -78,13 +73,13 @@ def _actions(row_shape, n_actions):
 
 @jit_inline
 def _value_of(table, row, action):
-    return np.float64(table.seen.values[row * table.seen.width + action])
+    return np.float64(table.seen.values[row * actions_of(table) + action])
 
 
 @jit_inline
 def _row_maximum(table, row):
     n_actions = actions_of(table)
-    first = row * table.seen.width
+    first = row * n_actions
     top = np.float64(table.seen.values[first])
     for action in range(1, n_actions):
         value = np.float64(table.seen.values[first + action])
@@ -95,7 +90,7 @@ def _row_maximum(table, row):
 @jit_inline
 def _greedy_action(table, row):
     n_actions = actions_of(table)
-    first = row * table.seen.width
+    first = row * n_actions
     top, best, is_tie = table.seen.values[first], np.int64(0), False
     for action in range(1, n_actions):
         value = table.seen.values[first + action]
@@ -109,7 +104,7 @@ def _greedy_action(table, row):
 @jit
 def _any_greedy_action(table, row, random):
     n_actions = actions_of(table)
-    first = row * table.seen.width
+    first = row * n_actions
     top = table.seen.values[first]
     count = 0
     for action in range(n_actions):
@@ -127,9 +122,8 @@ def _any_greedy_action(table, row, random):
 
 @jit_inline
 def _visits_of(table, row, action):
-    seen = table.seen
-    known = np.int64(seen.known[row * seen.known_width + seen.first_known + action])
-    return known + _since(seen.fresh, row * actions_of(table) + action)
+    entry = row * actions_of(table) + action
+    return table.seen.known[entry] + _since(table.seen.fresh, entry)
 
 
 @jit_inline

@@ -7,18 +7,31 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl.learning.card.cards import is_simulated, numba_cuda
+from dist_classicrl.learning.card.plan import memory_of
 
 cuda: Any = numba_cuda()
 
 
 def on_card(value: Any) -> Any:
-    """Return a copy of an array on the card, or of a NamedTuple, or a tuple, of such; numbers as they are."""
+    """Return a copy of an array on the card, or of a NamedTuple, or a tuple, of such; numbers as they are.
+
+    Arrays that are the same memory, seen as numbers of several types, are so there, too.
+    """
+    return _on_card(value, {})
+
+
+def _on_card(value: Any, there: dict[tuple[int, int], Any]) -> Any:
     if isinstance(value, np.ndarray):
         if is_simulated():
             return value.copy()
-        return cuda.to_device(np.ascontiguousarray(value))
+        if value.ndim != 1 or not value.size:
+            return cuda.to_device(np.ascontiguousarray(value))
+        memory = memory_of(value)
+        if memory not in there:
+            there[memory] = cuda.to_device(np.ascontiguousarray(value))
+        return there[memory].view(value.dtype)
     if isinstance(value, tuple):
-        every = [on_card(each) for each in value]
+        every = [_on_card(each, there) for each in value]
         return type(value)(*every) if hasattr(value, "_fields") else tuple(every)
     return value
 
