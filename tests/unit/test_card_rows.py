@@ -160,7 +160,7 @@ def test_large_tables_and_rows_that_are_given_are_not_copied(monkeypatch):
     learner = learner_of()
     assert isinstance(learner, InOneTable) and learner.quantum == learner.shape.walkers == 1 << 20
     learner = learner_of(is_alone=True)
-    assert isinstance(learner, InRows) and learner.shape.walkers == 1 << 17 and learner.quantum == 1 << 22
+    assert isinstance(learner, InRows) and learner.shape == plan.ROWS_ON_CARD
 
 
 class Data(NamedTuple):

@@ -29,12 +29,6 @@ class Copies(NamedTuple):
     whole: np.ndarray  # int32, shape (B * 2 * E,)
 
 
-def _arrays_of(moving: Moving) -> list[Any]:
-    """Return what changes of a crew on the card, flat."""
-    arrays = [*moving.walkers[:-1], *moving.memory]
-    return [array.reshape(-1) for array in arrays if array.size]
-
-
 class InCopies(CardLearner):
     """Learns in rounds: blocks in copies, whose maps are then merged. The table goes there and back.
 
@@ -52,8 +46,11 @@ class InCopies(CardLearner):
         self._round = self._make_round()
         self._merge = kernels.merge_kernel()
         self._held = HeldTable(self.table, self.memory)
-        self._before: list[Any] | None = None  # on the card: a crew before it moved
-        self._room: tuple[list[Any], Copies] | None = None  # likewise: see `_there`
+        #: On the card: the arrays of a crew, and what they were before it moved.
+        self._crew_arrays: list[Any] = []
+        self._before: list[Any] = []
+        self._remembered: Moving | None = None  # whose they are
+        self._room: tuple[list[Any], Copies] | None = None  # on the card: see `_there`
 
     def _make_round(self) -> Any:
         """Return the kernel that plays its rounds."""
@@ -84,21 +81,22 @@ class InCopies(CardLearner):
                 self._raise_for(faults, moving.walkers)
                 self._widen()
             finally:
-                self._put_back(moving)
+                self._put_back()
         self._held.has_changed()
         return self._take_sums(moving)
 
     def _remember(self, moving: Moving) -> None:
         """Copy a crew on the card, so that it can be put back."""
-        arrays = _arrays_of(moving)
-        if self._before is None:
+        if self._remembered is not moving:
+            arrays = [array for array in (*moving.walkers[:-1], *moving.memory) if array.size]
+            self._crew_arrays = [array.reshape(-1) for array in arrays]
             self._before = [self.memory.new(array.size, array.dtype) for array in arrays]
-        for kept, array in zip(self._before, arrays, strict=True):
+            self._remembered = moving
+        for kept, array in zip(self._before, self._crew_arrays, strict=True):
             self.memory.write(kept, array)
 
-    def _put_back(self, moving: Moving) -> None:
-        assert self._before is not None  # see `_remember`
-        for kept, array in zip(self._before, _arrays_of(moving), strict=True):
+    def _put_back(self) -> None:
+        for kept, array in zip(self._before, self._crew_arrays, strict=True):
             self.memory.write(array, kept)
 
     def _try(self, moving: Moving, stream: Stream, rounds: list[Round], units: Units) -> np.ndarray:
@@ -153,4 +151,5 @@ class InCopies(CardLearner):
         """Give the card's memory back."""
         super().close()
         self._held.close()
-        self._before = self._room = None
+        self._crew_arrays, self._before = [], []
+        self._remembered = self._room = None

@@ -10,7 +10,7 @@ import numpy as np
 from dist_classicrl.learning.card import kernels, launching, plan
 from dist_classicrl.learning.card.cards import is_of_card
 from dist_classicrl.learning.card.held import HeldTable
-from dist_classicrl.learning.card.learner import CardLearner, Moving
+from dist_classicrl.learning.card.learner import STEPPING, CardLearner, Moving
 from dist_classicrl.learning.card.plan import (
     MOST_MOMENTS,
     Round,
@@ -86,10 +86,10 @@ class InOneTable(CardLearner):
                 units = self._units()
                 moments = [self._moment(stream, *one, units) for one in self._from(stream, rounds, made)]
                 there = self._moments(moments)
-                if not self._launchers:
-                    self._launchers[0] = self._steps(moving, table, there)
+                if STEPPING not in self._launchers:
+                    self._launchers[STEPPING] = self._steps(moving, table, there)
                 for number, moment in enumerate(moments):
-                    self._launchers[0].make(number, moment.moving, is_again)
+                    self._launchers[STEPPING].make(number, moment.moving, is_again)
                     is_again = False
                 faults = self.memory.get(table.faults)
                 self._raise_for(faults, moving.walkers)

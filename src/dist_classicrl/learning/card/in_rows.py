@@ -10,7 +10,7 @@ import numpy as np
 from dist_classicrl.learning.card import kernels, launching, plan
 from dist_classicrl.learning.card.cards import is_of_card
 from dist_classicrl.learning.card.held import HeldRows
-from dist_classicrl.learning.card.learner import CardLearner, Moving
+from dist_classicrl.learning.card.learner import STEPPING, CardLearner, Moving
 from dist_classicrl.learning.card.plan import MOST_MOMENTS, Round, Units, blocks_of
 from dist_classicrl.learning.card.steps import FAULTS, AllRows, Moments
 from dist_classicrl.learning.compiled import stuck_states
@@ -67,10 +67,10 @@ class InRows(CardLearner):
                     moments.append(self._moment(stream, used, one, _NO_UNITS))
                     used += one.moving * one.steps
                 there, rows = self._moments(moments), self._held.there()
-                if not self._launchers:
-                    self._launchers[0] = self._launcher(moving, rows, there)
+                if STEPPING not in self._launchers:
+                    self._launchers[STEPPING] = self._launcher(moving, rows, there)
                 for at, moment in enumerate(moments):
-                    self._launchers[0]((blocks_of(moment.moving, self.shape), self.shape.threads), at)
+                    self._launchers[STEPPING]((blocks_of(moment.moving, self.shape), self.shape.threads), at)
             self._raise_for(memory.get(self._faults), moving.walkers)
         except BaseException as error:
             if not is_of_card(error):  # else what is there cannot be had

@@ -329,10 +329,10 @@ def python_of_sums() -> Any:
     """Return the kernel that adds up what all walkers counted, as plain Python."""
     add_own = _called(add_up)
 
-    def add_up_all(walkers: Any, sums: Any) -> None:
+    def add_up_all(walkers: Any, sums: Any, moving: int) -> None:
         n = cuda.grid(1)
         if n < sums.totals.shape[0]:
-            add_own(walkers, n, sums.totals)
+            add_own(walkers, n, sums.totals, moving)
 
     return add_up_all
 

@@ -49,6 +49,9 @@ _NEXT_BOUND, _LAST_BOUND = 2.0**10, 2.0**50
 _SUMS, _COLUMNS = 1024, 5
 """So many threads add up what all walkers counted, see `steps.add_up`."""
 
+STEPPING, _ADDING = 0, -1
+"""Places among a learner's launchers."""
+
 Crew = tuple[CardWalkers, RuleMemory]
 """All that move together: to the engine one walker."""
 
@@ -321,8 +324,10 @@ class CardLearner(ABC):
         """Count what the walkers have counted; return numbers as `_play` does."""
         if self._sums is None:
             self._sums = Sums(self.memory.put(np.zeros((self._n_sums, _COLUMNS))))
+        if _ADDING not in self._launchers:
+            self._launchers[_ADDING] = launching.launcher(self._add_up, moving.walkers, self._sums)
         grid = blocks_of(self._n_sums, self.shape), self.shape.threads
-        self._add_up[grid](moving.walkers, self._sums)
+        self._launchers[_ADDING](grid, self.shape.walkers)
         sums = self.memory.get(self._sums.totals)
         self.totals.values += sums[:, :4].sum(axis=0)
         return np.asarray(sums[:, 4])

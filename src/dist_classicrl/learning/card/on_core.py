@@ -143,7 +143,7 @@ def walk_in_rows(rule, simulation, walkers, parts, rows, moments, number):
 
 
 @jit
-def add_up_all(walkers, sums):
+def add_up_all(walkers, sums, moving):
     """Add up what all walkers counted."""
     for n in range(sums.totals.shape[0]):
-        add_up(walkers, n, sums.totals)
+        add_up(walkers, n, sums.totals, moving)

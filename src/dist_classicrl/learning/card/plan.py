@@ -60,9 +60,9 @@ ONE_TABLE_ON_CARD = Shape(4096, 256, 1)
 
 ONE_TABLE_IN_SIMULATOR = Shape(2, 8, 1)
 
-ROWS_ON_CARD = Shape(1024, 128, 32)
-"""Where all write to the same rows: a multiprocessor has room for eight such blocks. What it keeps of a row
-in its own cache grows no older than those steps."""
+ROWS_ON_CARD = Shape(512, 128, 32)
+"""Where all write to the same rows. With more walkers a multiprocessor's own cache keeps no line from one
+access of a step to the next; what it keeps of a row there grows no older than those steps."""
 
 ROWS_IN_SIMULATOR = Shape(2, 8, 8)
 
@@ -97,19 +97,21 @@ def blocks_of(moving: int, shape: Shape) -> int:
     return max(1, -(-moving // shape.threads))
 
 
-_LARGEST_OF_BLOCKS = 0.5
+_SMALLEST_KEPT = 2.0**-40
+"""What a step of a block leaves of a value at least: with much less the root of weights would be lost."""
 
 
 def of_blocks(step_sizes: np.ndarray, blocks: int) -> np.ndarray:
     """Return the step sizes of each of so many blocks that learn in copies, B, for those of one learner.
 
-    They are B times as large, and the merged weight of all is the B-th root of the product of theirs: where a
-    block moves an entry by B a, all of them together move it by a for each visit, as one learner does that
-    makes their steps, whether few of them come to an entry in a round or all. And where all come to it often,
-    what is merged is the mean of B learners, so the variance, which grows with the step size, is again that
-    of the one.
+    They are 1 - (1 - a)^B, about B a, and the merged weight of all is the B-th root of the product of theirs.
+    So all of them together move an entry by a for each visit, as one learner does that makes their steps,
+    whether few of them come to it in a round or all. And where all come to it often, what is merged is the
+    mean of B learners, whose variance, which grows with the step size, is again that of the one.
     """
-    return step_sizes if blocks == 1 else np.minimum(blocks * step_sizes, _LARGEST_OF_BLOCKS)
+    if blocks == 1:
+        return step_sizes
+    return 1.0 - np.maximum((1.0 - step_sizes) ** blocks, _SMALLEST_KEPT)
 
 
 @dataclass(frozen=True)

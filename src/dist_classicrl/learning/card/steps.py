@@ -513,14 +513,14 @@ def walk_rows(rule, simulation, walkers, w, parts, rows, moment):
 
 
 @jit
-def add_up(walkers, n, sums):
+def add_up(walkers, n, sums, moving):
     """Add up in row `n` of N of `sums` what walkers n, n + N and so on have counted, who begin anew.
 
-    In the last column is a return that is no finite number, where there is one.
+    They are so many. In the last column is a return that is no finite number, where there is one.
     """
     for column in range(sums.shape[1]):
         sums[n, column] = 0.0
-    for w in range(n, walkers.states.size, sums.shape[0]):
+    for w in range(n, moving, sums.shape[0]):
         for column in range(4):
             sums[n, column] += walkers.totals[column, w]
             walkers.totals[column, w] = 0.0
