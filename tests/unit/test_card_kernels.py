@@ -632,7 +632,8 @@ def test_rows_on_a_card_come_to_the_truth_where_many_walk(states, least):
     learner = made(InRows, model, settings, plan.ROWS_ON_CARD, is_alone=True, card=cards.cards()[0])
     found = learned(learner, 100_000 * states)
     often = found["updates"] > 1000
-    assert np.abs(found["q"] - model.solve(0.9).q.ravel())[often].max() < 0.2 and often.mean() > 0.5
+    error = (found["q"] - model.solve(0.9).q.ravel())[often]
+    assert np.sqrt(np.mean(error**2)) < 0.1 and often.mean() > 0.5  # of values around 8
     assert least < found["updates"].sum() / (100_000 * states) <= 1.0
 
 
