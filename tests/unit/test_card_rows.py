@@ -1,6 +1,8 @@
 """Rows in which all walkers of a card write, on a core in turn: against plain Python, and the truth."""
 
 import dataclasses
+import threading
+import time
 from typing import NamedTuple
 
 import numba
@@ -10,24 +12,29 @@ import pytest
 pytest.importorskip("numba_cuda", reason="the extra gpu is not installed")
 
 from card_plain import RowsTwin
-from card_twin import SMALL, CoreMemory, OnCore, RowsOnCore, arrays_of, learned, made
+from card_twin import NO_CARD, SMALL, CoreMemory, OnCore, RowsOnCore, arrays_of, learned, made
 
-from dist_classicrl import CompiledSimulator, TabularMDP
+from dist_classicrl import CompiledSimulator, DistAsyncQLearning, TabularMDP
+from dist_classicrl.agent.agent import state_of
+from dist_classicrl.callbacks import BaseCallback
+from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.errors import ActionMaskError, DivergenceError, OutsideSpaceError
-from dist_classicrl.learning.card import launching, plan
+from dist_classicrl.learning.card import choosing, launching, plan
 from dist_classicrl.learning.card import learner as learners
 from dist_classicrl.learning.card.cards import Card
 from dist_classicrl.learning.card.in_copies import InCopies
 from dist_classicrl.learning.card.in_one_table import InOneTable
 from dist_classicrl.learning.card.in_rows import InRows
 from dist_classicrl.learning.card.plan import Shape
-from dist_classicrl.learning.kinds import new_learner, problem_of
+from dist_classicrl.learning.kinds import LearnerKind, new_learner, problem_of, register, unregister
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.rates import Rates
+from dist_classicrl.model import places
 from dist_classicrl.rules import NStepSarsa
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
+from dist_classicrl.tables import large_table
 from dist_classicrl.tables.line_table import LineTable
 
 pytestmark = pytest.mark.slow  # each kernel here takes long to compile
@@ -221,3 +228,54 @@ def test_a_state_in_which_nothing_is_legal_is_named_when_rows_come_back():
     learner.learn(0, Stream(np.uint64(7), 0, 16), 8)
     with pytest.raises(ActionMaskError, match="came to state 2"):
         arrays_of(learner)
+
+
+@pytest.fixture
+def on_core(monkeypatch):
+    """Let agents with device="cuda" learn large tables as a card would, on a core."""
+    kind = LearnerKind("card on a core", lambda problem: problem.card is not None, RowsOnCore)
+    monkeypatch.setattr(choosing, "cards", lambda: [NO_CARD])
+    monkeypatch.setattr(large_table, "FROM_ENTRIES", 12)
+    register(kind)
+    yield
+    unregister(kind)
+
+
+def test_a_large_table_is_saved_while_the_card_learns_on(on_core, tmp_path, monkeypatch):
+    """And stays as it is meanwhile, where it is written from."""
+    agent = DistAsyncQLearning(device="cuda", seed=4, learning_rate=PerVisit(0.7))
+    writing, learned_meanwhile, seen = threading.Event(), [], []
+    usual_write, usual_learn = CheckpointFolder.write, RowsOnCore.learn
+
+    def slowly(self, *arguments):
+        counts = state_of(agent).large.rows.counts
+        before = counts.sum()
+        writing.set()
+        time.sleep(0.2)
+        seen.append((before, counts.sum()))
+        writing.clear()
+        return usual_write(self, *arguments)
+
+    def learn(self, number, stream, steps):
+        usual_learn(self, number, stream, steps)
+        learned_meanwhile.append(writing.is_set())
+
+    class Looks(BaseCallback):
+        def _on_step(self):
+            agent.visits.sum()  # for which the rows come back
+            return True
+
+    monkeypatch.setattr(CheckpointFolder, "write", slowly)
+    monkeypatch.setattr(RowsOnCore, "learn", learn)
+    saving = {"checkpoint_dir": tmp_path, "checkpoint_interval": 1_000_000}
+    agent.train(
+        env=MODEL, steps=30_000_000, callbacks=[Looks()], progress_interval=0.3, progress_bar=False, **saving
+    )
+    assert state_of(agent).large is not None and agent.visits.sum() == 30_000_000
+    assert len(seen) > 2 and all(before == after for before, after in seen)
+    assert sum(learned_meanwhile) > 3
+    monkeypatch.undo()
+    places._agents.clear()  # so that it goes on where this one has saved
+    again = DistAsyncQLearning(seed=4, learning_rate=PerVisit(0.7))
+    assert again.train(env=MODEL, steps=30_000_000, progress_bar=False, **saving).steps == 30_000_000
+    assert np.array_equal(again.q_table, agent.q_table)  # it was all made before

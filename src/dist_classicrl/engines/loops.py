@@ -44,6 +44,8 @@ class Loop(ABC):
         if run.watch is not None:
             run.watch.waits_for = self._unit
         self._copies = run.values[:0], run.counts[:0]
+        #: Whether the table of a learner is not in this memory, as on a card.
+        self._learns_elsewhere = getattr(learner.table, "is_elsewhere", False)
 
     @property
     @abstractmethod
@@ -134,15 +136,22 @@ class Loop(ABC):
             saver.begin(self._global_step)
             self.report(now=True)
             self.settle()
-            if run.large is not None:  # there is no memory for a copy
+            if run.large is None:
+                saver.save(*self._copied(), self.position())
+            elif self._learns_elsewhere:  # what is here stays as it is until `settle`
+                saver.save(run.values, run.counts, self.position())
+            else:  # there is no memory for a copy
                 with self._busy_with("a checkpoint"):
                     saver.save_and_wait(run.values, run.counts, self.position())
-                return
-            if self._copies[0].size != run.values.size:
-                self._copies = np.empty_like(run.values), np.empty_like(run.counts)
-            for copy, live in zip(self._copies, (run.values, run.counts), strict=True):
-                copy[:] = live
-            saver.save(*self._copies, self.position())
+
+    def _copied(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return a copy of the run's table."""
+        run = self._run
+        if self._copies[0].size != run.values.size:
+            self._copies = np.empty_like(run.values), np.empty_like(run.counts)
+        for copy, live in zip(self._copies, (run.values, run.counts), strict=True):
+            copy[:] = live
+        return self._copies
 
 
 class StepLoop(Loop):
@@ -189,7 +198,7 @@ class StepLoop(Loop):
                 run.tally.steps = run.tally.earlier_steps + stream.used - self._first
                 self._take_totals()
                 run.reporter.count(self.own.rank, steps, spent)
-                if now > fold_at:
+                if now > fold_at and not self._is_being_saved:
                     self.settle()
                     folded = time.perf_counter()
                     fold_at = folded + max(_FOLD_SECONDS, (folded - now) / _FOLD_SHARE)
@@ -214,6 +223,14 @@ class StepLoop(Loop):
         """
         is_stepped = self._run.source.simulator is None
         return self._run.settings.batch_size if is_stepped else self._learner.quantum
+
+    @property
+    def _is_being_saved(self) -> bool:
+        """Whether the run's table is being written to a checkpoint, and not a copy of it."""
+        run = self._run
+        return (
+            self._learns_elsewhere and run.large is not None and run.saver is not None and run.saver.is_busy
+        )
 
     def _take_totals(self) -> None:
         """Enter what was learned; errors get small with time, and would get lost in one sum of them all."""
@@ -246,6 +263,9 @@ class StepLoop(Loop):
         run, made = self._run, self._stream.used - self._first
         if not self._is_sound or made == run.kept > 0:
             return
+        if self._is_being_saved and run.saver is not None:
+            with self._busy_with("a checkpoint"):
+                run.saver.wait()
         try:
             run.settle(self._learner.table)
         except (DivergenceError, DeviceError):

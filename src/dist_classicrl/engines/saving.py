@@ -167,6 +167,16 @@ class Saver:
             return
         self.writer.submit({**self.constant, **position.learners}, body, run, name, parts)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self.writer.busy
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is on disk, or given up after `patience`: arrays may change then."""
+        if not self._wait(time.monotonic() + self.patience, lambda: None):
+            self.writer.abandon()
+
     def save_and_wait(
         self,
         values: np.ndarray,

@@ -89,6 +89,8 @@ class HeldRows:
     is copied is their memory as it is, and there is no third place where it is.
     """
 
+    is_elsewhere = True  # so the rows here may be saved while those there are learned
+
     def __init__(
         self, rows: LineTable, memory: Any, stuck: np.ndarray | None, used: Callable[[], Any]
     ) -> None:
