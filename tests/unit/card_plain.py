@@ -98,7 +98,7 @@ class Twin:
                 fresh += len(targets)
                 keep, mean = self.towards(targets, sizes[self.known[s][a] + fresh], threads)
                 q[s][a] = keep * q[s][a] + (1.0 - keep) * mean
-                maps[s][a] = keep * weight, keep * shift + (1.0 - keep) * mean, fresh
+                maps[s][a] = max(keep * weight, 2.0**-100), keep * shift + (1.0 - keep) * mean, fresh
         return maps
 
     def merge(self, s, a, maps):

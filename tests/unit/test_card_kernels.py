@@ -58,11 +58,10 @@ class _Unlaunched:
 
 class _UnlaunchedRound(_Unlaunched, OnCore):
     def arguments(self):
-        simulation, parts, _ = self._parts(self._crews[0][1])
-        parts = parts._replace(step_sizes=self._step_sizes_for(1))
+        there, rule = self._crew_there(0), self._problem.parameters
+        parts = there.parts._replace(step_sizes=self._step_sizes_for(1))
         moment = self._moment(Stream(np.uint64(3), 0), 0, Round(4, 2), Units.for_bound(2.0**20, 4))
-        walkers, rule = self._crews[0][0], self._problem.parameters
-        return rule, simulation, walkers, parts, *self._there(), self._moments([moment]), 0
+        return rule, there.simulation, there.walkers, parts, *self._there(), self._moments([moment]), 0
 
 
 class _Kept:
@@ -319,7 +318,7 @@ def test_what_is_linked_is_what_was_compiled(monkeypatch):
     assert decorators.jit(lambda x: None).targetoptions["lto"] is True
     for typed in (*kernels.walk_kernels(), kernels.merge_kernel(), kernels.runs_kernel()):
         assert typed._kernel.targetoptions["lto"] is False
-    options = kernels.round_kernel(1, 8, 100)._kernel.targetoptions
+    options = kernels.round_kernel(1, 8, True, 100)._kernel.targetoptions
     assert options["lto"] is False
     assert options["max_registers"] * plan.ON_CARD.threads * 2 <= 65_536  # two blocks on a multiprocessor
 
@@ -327,7 +326,10 @@ def test_what_is_linked_is_what_was_compiled(monkeypatch):
 def test_kernels_are_compiled_once_in_a_process():
     one, other = kernels.walk_kernels(), kernels.walk_kernels()
     assert one.walk._kernel is other.walk._kernel and one.walk is not other.walk
-    rounds = [kernels.round_kernel(*given)._kernel for given in ((1, 8, 100), (1, 8, 200), (1, 4, 100))]
+    rounds = [
+        kernels.round_kernel(*given)._kernel
+        for given in ((1, 8, True, 100), (1, 8, True, 200), (1, 4, True, 100))
+    ]
     assert rounds[0] is rounds[1] is not rounds[2]
     assert kernels.merge_kernel()._kernel is kernels.merge_kernel()._kernel
     assert kernels.runs_kernel()._kernel is kernels.runs_kernel()._kernel
@@ -459,14 +461,14 @@ def test_a_card_is_asked_for_shared_memory_beyond_what_is_usual(monkeypatch):
     compiled = SimpleNamespace(_codelibrary=SimpleNamespace(get_cufunc=lambda: function))
     kernel = SimpleNamespace(overloads={(): compiled})
     kernel.specialize = lambda *arguments: kernel
-    for shared_bytes in (48 << 10, 120_000):
+    for shared_bytes in (48 << 10, 232_448):
         typed = launching.TypedOnce(kernel, shared_bytes)
         typed._is_typed = False
         assert typed._typed(1) is kernel
         typed._typed(1)
     ((kind, size, *which),) = asked
     assert kind.name == "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"
-    assert (size, which) == (120_000, ["the kernel", 3])
+    assert (size, which) == (232_448, ["the kernel", 3])
 
 
 def test_what_is_one_memory_here_is_one_on_the_card(monkeypatch):
@@ -480,6 +482,8 @@ def test_what_is_one_memory_here_is_one_on_the_card(monkeypatch):
     monkeypatch.setattr(transfer, "is_simulated", lambda: False)
     monkeypatch.setattr(transfer, "cuda", SimpleNamespace(to_device=to_device))
     memory, other = np.arange(8, dtype=np.int32), np.arange(8.0)
+    (half, some), sent[:] = transfer.on_card((other[:4], other[::2])), []
+    assert not np.shares_memory(half, some) and some.tolist() == [0.0, 2.0, 4.0, 6.0]
     whole, nothing, (again, real, apart) = transfer.on_card(
         (memory, None, (memory, memory.view(np.float64), other))
     )

@@ -1,6 +1,7 @@
 """The rounds of a card, played on a core: against a twin in plain Python, and against value iteration."""
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -8,17 +9,25 @@ import pytest
 pytest.importorskip("numba_cuda", reason="the extra gpu is not installed")
 
 from card_plain import Twin, rounds_of
-from card_twin import SMALL, OnCore, core_learner, learned, made
+from card_twin import SMALL, OnCore, OneOnCore, RowsOnCore, core_learner, learned, made
 
 from dist_classicrl import TabularMDP
+from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.errors import CheckpointError, DivergenceError
 from dist_classicrl.learning.card.plan import ON_CARD, Shape, next_round, of_blocks
-from dist_classicrl.learning.card.steps import Arrays, merge_blocks
+from dist_classicrl.learning.card.steps import Arrays, Moment, merge_blocks, merge_step
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
 
 pytestmark = pytest.mark.slow  # each kernel here takes long to compile
+
+
+class SimpleParts(NamedTuple):
+    """What of the parts of a round an entry needs to move."""
+
+    step_sizes: object
+
 
 MODEL = TabularMDP.garnet(6, 2, 2, seed=1)
 SETTINGS = Settings(discount_factor=0.9, epsilon=0.5, learning_rate=PerVisit(0.7))
@@ -125,23 +134,51 @@ def test_a_state_that_is_put_back_goes_on_to_the_same_bits():
         other.restore(0, {name: array for name, array in one.state(0).items() if name != "bound"})
 
 
-@pytest.mark.parametrize("visits", [1, 3, 200])
+@pytest.mark.parametrize("real", [np.float64, np.float32])
+@pytest.mark.parametrize(("step_size", "visits"), [(1e-4, 1), (1e-4, 200), (0.05, 1), (0.05, 20), (1.0, 3)])
 @pytest.mark.parametrize("coming", [1, 5, 64])
-def test_blocks_that_come_to_an_entry_move_it_as_one_learner_would(visits, coming):
-    """Some of 64 blocks, so often each, towards the same target."""
-    blocks, step_size = 64, 1e-4
+def test_blocks_that_come_to_an_entry_move_it_as_one_learner_would(step_size, visits, coming, real):
+    """Some of 64 blocks, so often each, towards the same target of 1; they have a limit for each visit."""
+    blocks, nothing = 64, np.zeros(1, np.int64)
     (own,) = of_blocks(np.array([step_size]), blocks)
-    maps = {name: np.zeros(blocks) for name in ("block_shift", "block_weight")}
-    fresh = np.zeros(blocks, np.int32)
-    fresh[:coming] = visits
-    maps["block_weight"][:] = (1.0 - own) ** fresh
-    maps["block_shift"][:] = 1.0 - maps["block_weight"]
+    weight, shift, fresh = np.ones(blocks, real), np.zeros(blocks, real), np.zeros(blocks, np.int32)
+    moment = Moment(np.uint64(0), 0, 1, 1, own, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0)
+    parts = SimpleParts(None)
+    for block in range(coming):
+        one = weight[block : block + 1], shift[block : block + 1], fresh[block : block + 1]
+        for _ in range(visits):
+            merge_step.py_func(parts, moment, 0, 0, nothing, np.zeros(1, real), *one, 1, 1)
     table = np.zeros(1), np.zeros(1, np.int64), np.ones(1), np.zeros(1)
-    arrays = Arrays(*table, maps["block_weight"], maps["block_shift"], fresh, np.zeros(5, np.int64))
+    arrays = Arrays(*table, weight.astype(float), shift.astype(float), fresh, np.zeros(5, np.int64))
     merge_blocks(arrays, blocks, True, 0)
-    expected = 1.0 - (1.0 - step_size) ** (visits * coming)
+    kept = max(1.0 - step_size, 2.0 ** (-40 / blocks)) ** visits
+    expected = 1.0 - max(kept, 2.0 ** (-100 / blocks)) ** coming
     assert np.isclose(arrays.values[0], expected, rtol=0.01) and arrays.known[0] == visits * coming
-    assert np.isclose(arrays.weight[0], 1.0 - expected, rtol=0.01)
+    assert np.isclose(arrays.weight[0], 1.0 - expected, rtol=0.01, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [OnCore, OneOnCore, RowsOnCore])
+def test_the_number_of_workers_may_change_between_two_calls(kind):
+    """As where one is lost: the clock of step sizes runs at one over it from then on."""
+    is_alone = kind is RowsOnCore
+    one = made(kind, MODEL, SETTINGS, workers=4, is_alone=is_alone)
+    other = made(kind, MODEL, SETTINGS, is_alone=is_alone)
+    other.learn(0, Stream(np.uint64(7), 0), 0)
+    other._problem.rates.set_workers(4)
+    found, later = learned(one, 640), learned(other, 640)
+    assert np.array_equal(found["q"], later["q"])
+    apart = learned(made(kind, MODEL, SETTINGS, is_alone=is_alone), 640)
+    assert not np.array_equal(found["q"], apart["q"])
+
+
+@pytest.mark.parametrize("kind", [OnCore, OneOnCore])
+def test_walkers_that_are_added_once_more_begin_anew(kind):
+    one, other = made(kind, MODEL, SETTINGS), made(kind, MODEL, SETTINGS)
+    learned(one, 640, key=3)
+    one.table.load(np.zeros(12), np.zeros(12, np.int64))
+    one.add(0, resolve(MODEL, 1, None), 0)
+    assert np.array_equal(learned(one, 640)["q"], learned(other, 640)["q"])
+    assert np.array_equal(one.state(0)["position"], other.state(0)["position"])
 
 
 def test_the_error_of_many_blocks_is_that_of_one_learner():

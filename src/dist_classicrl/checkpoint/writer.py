@@ -79,6 +79,12 @@ class Writer:
         return self._job is not None
 
     @property
+    def needs_arrays(self) -> bool:
+        """Whether the arrays of a checkpoint must be left alone: it is being written, and not given up."""
+        job = self._job
+        return job is not None and job.is_wanted
+
+    @property
     def seconds(self) -> float:
         """How long the longest of the last ten writes took; 0 if there was none."""
         with self._changed:

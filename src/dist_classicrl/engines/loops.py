@@ -14,7 +14,7 @@ import numpy as np
 from dist_classicrl.engines.outcome import Learned
 from dist_classicrl.engines.progress import Company
 from dist_classicrl.engines.run import Run
-from dist_classicrl.engines.saving import Position
+from dist_classicrl.engines.saving import RESCUE_SECONDS, Position
 from dist_classicrl.engines.schedule import Pace, RoundPlayer, next_round, sum_of
 from dist_classicrl.errors import CheckpointFencedError, DeviceError, DivergenceError
 from dist_classicrl.learning.learner import Learner, check_sums
@@ -208,6 +208,7 @@ class StepLoop(Loop):
                 if not goes_on:
                     break
         except BaseException:
+            self._wait_for_writing(RESCUE_SECONDS)
             with suppress(DivergenceError, DeviceError):  # a card that failed is not there to be read
                 self.settle()
             raise
@@ -231,6 +232,13 @@ class StepLoop(Loop):
         return (
             self._learns_elsewhere and run.large is not None and run.saver is not None and run.saver.is_busy
         )
+
+    def _wait_for_writing(self, patience: float = math.inf) -> None:
+        """Wait until the run's table may change."""
+        saver = self._run.saver
+        if self._is_being_saved and saver is not None:
+            with self._busy_with("a checkpoint"):
+                saver.wait(patience)
 
     def _take_totals(self) -> None:
         """Enter what was learned; errors get small with time, and would get lost in one sum of them all."""
@@ -263,9 +271,7 @@ class StepLoop(Loop):
         run, made = self._run, self._stream.used - self._first
         if not self._is_sound or made == run.kept > 0:
             return
-        if self._is_being_saved and run.saver is not None:
-            with self._busy_with("a checkpoint"):
-                run.saver.wait()
+        self._wait_for_writing()
         try:
             run.settle(self._learner.table)
         except (DivergenceError, DeviceError):

@@ -169,13 +169,20 @@ class Saver:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a checkpoint is being written."""
-        return self.writer.busy
+        """Whether a checkpoint is being written, whose arrays must not change."""
+        return self.writer.needs_arrays
 
-    def wait(self) -> None:
-        """Wait until the last checkpoint is on disk, or given up after `patience`: arrays may change then."""
-        if not self._wait(time.monotonic() + self.patience, lambda: None):
+    def wait(self, patience: float = math.inf) -> None:
+        """Wait until the last checkpoint is on disk; give it up after `patience`: its arrays may change."""
+        seconds = min(patience, self.patience)
+        if not self._wait(time.monotonic() + seconds, lambda: None):
             self.writer.abandon()
+            logger.warning(
+                "The checkpoint that was being written to %s is given up after %.0f s: what it is written "
+                "from has to change. See whether that disk or its server hangs.",
+                self.writer.url,
+                seconds,
+            )
 
     def save_and_wait(
         self,

@@ -32,17 +32,17 @@ def known_visits(table: LocalTable) -> np.ndarray:
 class HeldTable:
     """A table that goes to the card and back with each call, with the maps of what was learned, if there are.
 
-    `seen` is what the engine packs and re-bases; `memory` is how arrays go to the card, a `CardMemory`.
+    `table` is what the engine packs and re-bases; `memory` is how arrays go to the card, a `CardMemory`.
     """
 
     def __init__(self, table: LocalTable, memory: Any) -> None:
-        self.seen = table
+        self._table = table
         self._memory = memory
         self._there: Maps | None = None
 
     def there(self) -> Maps:
         """Return the table on the card, as it is here; without maps nobody looks at theirs."""
-        table, memory = self.seen, self._memory
+        table, memory = self._table, self._memory
         if self._there is None:
             size = table.q.size
             known = memory.new(size, np.int64)
@@ -59,7 +59,7 @@ class HeldTable:
 
     def has_changed(self) -> None:
         """Bring the table here to what it is on the card."""
-        table, there, memory = self.seen, self._there, self._memory
+        table, there, memory = self._table, self._there, self._memory
         assert there is not None  # else nobody could have changed it
         memory.read(there.values, table.q)
         if table.with_maps:
@@ -94,7 +94,6 @@ class HeldRows:
     def __init__(
         self, rows: LineTable, memory: Any, stuck: np.ndarray | None, used: Callable[[], Any]
     ) -> None:
-        self.seen = self
         self.bytes = size_of(rows.shape, rows.values.dtype) + rows.arrays.n_touched.nbytes
         self._rows = rows
         self._memory = memory

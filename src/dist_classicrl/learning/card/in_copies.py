@@ -54,7 +54,8 @@ class InCopies(CardLearner):
 
     def _make_round(self) -> Any:
         """Return the kernel that plays its rounds."""
-        return kernels.round_kernel(self._letters, self._itemsize, self._shared_bytes)
+        in_shared = self._shared_bytes > 0
+        return kernels.round_kernel(self._letters, self._itemsize, in_shared, self.card.shared_bytes)
 
     def _compile(self, number: int) -> None:
         moving = self._crew_there(number)
@@ -94,6 +95,10 @@ class InCopies(CardLearner):
             self._remembered = moving
         for kept, array in zip(self._before, self._crew_arrays, strict=True):
             self.memory.write(kept, array)
+
+    def _forget_crew(self) -> None:
+        super()._forget_crew()
+        self._crew_arrays, self._before, self._remembered = [], [], None
 
     def _put_back(self) -> None:
         for kept, array in zip(self._before, self._crew_arrays, strict=True):
@@ -151,5 +156,4 @@ class InCopies(CardLearner):
         """Give the card's memory back."""
         super().close()
         self._held.close()
-        self._crew_arrays, self._before = [], []
-        self._remembered = self._room = None
+        self._room = None

@@ -62,7 +62,7 @@ class InOneTable(CardLearner):
         return bytes_with_one_table(entries, walkers, self._letters, crew, constant)
 
     def _compile(self, number: int) -> None:
-        table, moving = self._table(), self._crew_there(number)
+        moving, table = self._crew_there(number), self._table()
         moment = self._moment(Stream(np.uint64(0), 0), 0, Round(0, 0), self._units())
         steps = self._steps(moving, table, self._moments([moment]))
         steps.make(0, 0, is_again=False)
@@ -78,7 +78,7 @@ class InOneTable(CardLearner):
         A step in which a target is beyond the bound changes no entry, nor do those after it; its targets are
         added up once more, in larger units, and all goes on from there.
         """
-        table, moving = self._table(), self._crew_there(number)
+        moving, table = self._crew_there(number), self._table()
         made, is_again = 0, False
         try:
             while made < len(rounds):

@@ -369,16 +369,16 @@ _ROUND_REGISTERS = 64
 All 256 of them play at once then on a card that has 128 of these."""
 
 _ROWS_REGISTERS = 64
-"""Likewise of a walker in rows: all 131,072 of them move at once then on such a card."""
+"""Likewise of a walker in rows. Its rates were measured so."""
 
 
-def round_kernel(most: int, itemsize: int, shared_bytes: int) -> TypedOnce:
+def round_kernel(most: int, itemsize: int, in_shared: bool, shared_bytes: int) -> TypedOnce:
     """Return the kernel that plays a round: each block learns in its own copy, and tells maps.
 
-    `most` letters may come of a step; values have so many bytes, 8 or 4; copies are in so much shared memory
-    of a block, or with 0 in the card's.
+    `most` letters may come of a step; values have so many bytes, 8 or 4; copies are in a block's shared
+    memory, or in the card's. `shared_bytes` are the most that a block may have: one kernel serves all tables.
     """
-    kernel = made(python_of_round, most, itemsize, shared_bytes > 0, most_registers=_ROUND_REGISTERS)
+    kernel = made(python_of_round, most, itemsize, in_shared, most_registers=_ROUND_REGISTERS)
     return TypedOnce(kernel, shared_bytes)
 
 

@@ -42,7 +42,6 @@ from dist_classicrl.learning.compiled import NEVER, infinite_return, stuck_state
 from dist_classicrl.learning.learner import Problem, Stream, Totals
 from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.state import State, check_arrays, check_position
-from dist_classicrl.schedules import PerVisit
 from dist_classicrl.tables.local import LocalTable
 
 _NEXT_BOUND, _LAST_BOUND = 2.0**10, 2.0**50
@@ -98,6 +97,7 @@ class CardLearner(ABC):
         self._letters = letters_of(problem.rule, problem.parameters)
         self._told: Moments | None = None  # on the card
         self._constants: Any = None  # on the card: the simulation, and what is legal
+        self._clock: np.ndarray | None = None  # the step sizes by visits, of which there are these
         self._step_sizes: dict[int, Any] = {}  # on the card, by the number of blocks
         self._moving: Moving | None = None
         self._sums: Sums | None = None  # on the card
@@ -125,6 +125,7 @@ class CardLearner(ABC):
         DeviceMemoryError if the card has not enough memory; DeviceError if a function cannot be compiled.
         """
         crew = self._crew(number)
+        self._forget(number)
         if self.table.shape.n_states != self._simulator.n_states:  # there is only compiled, by whoever learns
             self._crews[number] = crew
             return
@@ -255,12 +256,10 @@ class CardLearner(ABC):
 
     def _step_sizes_for(self, blocks: int) -> Any:
         """Return step sizes by visits where so many blocks learn in copies, see `plan.of_blocks`."""
-        schedule = self._problem.settings.learning_rate
-        if not isinstance(schedule, PerVisit):
+        if self._clock is None:
             return None
         if blocks not in self._step_sizes:
-            sizes = schedule.table(self._problem.rates.workers)
-            self._step_sizes[blocks] = self.memory.put(of_blocks(sizes, blocks))
+            self._step_sizes[blocks] = self.memory.put(of_blocks(self._clock, blocks))
         return self._step_sizes[blocks]
 
     def _moment(self, stream: Stream, used: int, one: Round, units: Units) -> Moment:
@@ -294,14 +293,24 @@ class CardLearner(ABC):
         return self._told
 
     def _crew_there(self, number: int) -> Moving:
-        """Return a crew on the card, where there is one at a time."""
+        """Return a crew on the card, where there is one at a time, and take the step sizes that are due."""
+        now = self._problem.rates.table
+        if now is not None and (self._clock is None or not np.array_equal(now, self._clock)):
+            self._clock = now.copy()  # the number of workers changes it, or the server
+            self._step_sizes.clear()
+            self._launchers.clear()
         if self._moving is None or self._moving.number != number:
             self._bring_crew()
+            self._forget_crew()
             crew, memory = self._crews[number]
             walkers = self.memory.put(crew)
             self._moving = Moving(number, *self._parts(memory), walkers)
-            self._launchers.clear()
         return self._moving
+
+    def _forget_crew(self) -> None:
+        """Give back what the card has of a crew."""
+        self._moving = None
+        self._launchers.clear()
 
     def _bring_crew(self) -> None:
         """Bring the crew on the card to where it is kept."""
@@ -353,11 +362,15 @@ class CardLearner(ABC):
         crew.collected[:] = running
         bound = 2.0 ** round(math.log2(max(state["bound"][0], 1.0)))
         self._bound = min(max(self._first_bound, bound), _LAST_BOUND)
+        self._forget(walker)
+
+    def _forget(self, walker: int) -> None:
+        """Let a crew begin anew from what is here."""
         if self._moving is not None and self._moving.number == walker:
-            self._moving = None
+            self._forget_crew()
 
     def close(self) -> None:
         """Give the card's memory back."""
-        self._constants = self._told = self._moving = self._sums = None
-        self._launchers.clear()
+        self._forget_crew()
+        self._constants = self._told = self._sums = self._clock = None
         self._step_sizes.clear()

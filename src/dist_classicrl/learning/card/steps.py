@@ -37,6 +37,9 @@ LOST = -2
 
 _SMALLEST_WEIGHT = 1e-290
 
+SMALLEST_OF_BLOCK = 2.0**-100
+"""The smallest weight of a block's map, of which a root may be due. It is none that float32 has not."""
+
 
 class CardWalkers(NamedTuple):
     """W episodes under way; each array has the first axis W and is written."""
@@ -87,7 +90,7 @@ class Arrays(NamedTuple):
     block_weight: np.ndarray  # float64, shape (B * E,): the maps of the blocks in a round
     block_shift: np.ndarray
     block_updates: np.ndarray  # int32, shape (B * E,)
-    faults: np.ndarray  # int64, shape (3,)
+    faults: np.ndarray  # int64, shape (5,)
 
 
 class OneTable(NamedTuple):
@@ -350,7 +353,8 @@ def merge_step(parts, moment, i, entry, known, values, weight, shift, fresh, k, 
     count = np.int64(fresh[entry]) + k
     keep, moved = _towards_mean(parts.step_sizes, moment, i, known[entry] + count, k, total)
     values[entry] = keep * values[entry] + moved
-    _compose(weight, shift, entry, keep, moved)
+    weight[entry] = max(keep * weight[entry], SMALLEST_OF_BLOCK)
+    shift[entry] = keep * shift[entry] + moved
     fresh[entry] = count
 
 

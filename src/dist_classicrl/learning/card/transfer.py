@@ -20,11 +20,11 @@ def on_card(value: Any) -> Any:
     return _on_card(value, {})
 
 
-def _on_card(value: Any, there: dict[tuple[int, int], Any]) -> Any:
+def _on_card(value: Any, there: dict[tuple[int, int, bool], Any]) -> Any:
     if isinstance(value, np.ndarray):
         if is_simulated():
             return value.copy()
-        if value.ndim != 1 or not value.size:
+        if value.ndim != 1 or not value.size or not value.flags.c_contiguous:
             return cuda.to_device(np.ascontiguousarray(value))
         memory = memory_of(value)
         if memory not in there:
