@@ -66,6 +66,10 @@ class FakeWriter:
     def busy(self):
         return self.job is not None
 
+    @property
+    def needs_arrays(self):
+        return self.busy and self.abandoned is not self.job
+
     def submit(self, arrays, body, run):
         assert not self.busy
         self.job, self.left = (arrays, body, run), self.takes
@@ -269,6 +273,22 @@ def test_who_leaves_the_wait_for_the_last_one_abandons_it(clock, error, before):
     with pytest.raises(error):
         saver.save_last(VALUES, COUNTS, position(70), leave)
     assert writer.job is not None and writer.abandoned is writer.job
+
+
+@pytest.mark.parametrize("given", [{}, {"patience": 3.0}])
+def test_who_has_to_change_the_arrays_waits_for_a_while_and_once(clock, given, caplog):
+    saver, writer, _ = make_saver(clock, takes=1e9)
+    saver.save(VALUES, COUNTS, position())
+    assert saver.is_busy
+    began = clock.now
+    saver.wait(**given)
+    limit = given.get("patience", 10.0)
+    assert limit <= clock.now - began < limit + 0.2 and writer.busy
+    assert not saver.is_busy and f"is given up after {limit:.0f} s" in caplog.text
+    saver, writer, _ = make_saver(clock, takes=2.0)
+    saver.save(VALUES, COUNTS, position())
+    saver.wait(**given)
+    assert len(writer.written) == 1 and writer.abandoned is None
 
 
 def test_the_last_one_is_kept_where_it_is_ready_in_time(clock, caplog):
