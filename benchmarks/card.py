@@ -159,11 +159,15 @@ def prototype_speeds(source):
     """Return the best steps per second that another program in CUDA C prints, by problem."""
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
-        told = printed(compiled(source, folder))
+        program = compiled(source, folder)
+        if program is None:
+            raise SystemExit("--prototype needs nvcc on PATH, and there is none. Leave it out.")
+        told = printed(program)
     names = {f"c) {8 * (1 << log_states) / 1e6:.1f} M": name for name, log_states in LARGE.items()}
     for beginning, name in {"b)": "frozenlake", **names}.items():
         rates = re.findall(rf"^{re.escape(beginning)}.* ([\d.]+) G steps/s", told, re.MULTILINE)
-        found[name] = 1e9 * max(map(float, rates))
+        if rates:
+            found[name] = 1e9 * max(map(float, rates))
     return found
 
 

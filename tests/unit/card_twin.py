@@ -1,12 +1,19 @@
-"""Learners of a card without one: on a core, in the same rounds, and in numba's CUDA simulator."""
+"""Learners of a card without one: on a core, in the same rounds, and in numba's CUDA simulator.
 
+And the problems that they are tested with.
+"""
+
+import dataclasses
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
+import numba
 import numpy as np
 
+from dist_classicrl import TabularMDP
 from dist_classicrl._jit import jit_for
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.learning.card import kernels, launching, on_core, transfer
@@ -21,8 +28,33 @@ from dist_classicrl.learning.compiled import CompiledLearner
 from dist_classicrl.learning.kinds import problem_of
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.rates import Rates
+from dist_classicrl.schedules import PerVisit
+from dist_classicrl.settings import Settings
 from dist_classicrl.sweep import making
 from dist_classicrl.tables.line_table import LineTable
+
+MODEL = TabularMDP.garnet(6, 2, 2, seed=1)
+STATES = np.arange(60)[:, np.newaxis]
+MASKED = dataclasses.replace(
+    TabularMDP.garnet(60, 3, 2, seed=2, terminal_states=4),
+    action_mask=(np.arange(3) != STATES % 3) | (STATES < 4),
+)
+SETTINGS = Settings(discount_factor=0.9, epsilon=0.5, learning_rate=PerVisit(0.7))
+
+
+class Data(NamedTuple):
+    bad: int
+
+
+@numba.njit
+def begin_at_0(data, memory, random):
+    return 0
+
+
+@numba.njit
+def step_on(data, memory, state, action, random):
+    return (7 if state == data.bad else state + 1), 1.0, state == 2
+
 
 NO_CARD = Card(0, "none", (0, 0), 1 << 30, 1, is_simulated=True)
 

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("numba_cuda", reason="the extra gpu is not installed")
 
 import numba
-from card_twin import NO_CARD, OnCore, OneOnCore, RowsOnCore, learned, made, run_in_simulator
+from card_twin import MODEL, NO_CARD, OnCore, OneOnCore, RowsOnCore, learned, made, run_in_simulator
 
 from dist_classicrl import TabularMDP
 from dist_classicrl.errors import DeviceError, DeviceMemoryError, DistClassicRLError, DivergenceError
@@ -32,7 +32,6 @@ from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
 
 HERE = Path(__file__).parent
-MODEL = TabularMDP.garnet(6, 2, 2, seed=1)
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """One table for all walkers of a card, of which maps are taken, on a core: against plain Python."""
 
 import dataclasses
-from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -10,9 +9,24 @@ import pytest
 pytest.importorskip("numba_cuda", reason="the extra gpu is not installed")
 
 from card_plain import OneTableTwin
-from card_twin import SMALL_WALK, CoreMemory, OnCore, OneOnCore, RowsOnCore, arrays_of, learned, made
+from card_twin import (
+    MASKED,
+    MODEL,
+    SETTINGS,
+    SMALL_WALK,
+    CoreMemory,
+    Data,
+    OnCore,
+    OneOnCore,
+    RowsOnCore,
+    arrays_of,
+    begin_at_0,
+    learned,
+    made,
+    step_on,
+)
 
-from dist_classicrl import CompiledSimulator, TabularMDP
+from dist_classicrl import CompiledSimulator
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.errors import DeviceMemoryError, DivergenceError, OutsideSpaceError
 from dist_classicrl.learning.card import learner as learners
@@ -20,18 +34,10 @@ from dist_classicrl.learning.card import plan
 from dist_classicrl.learning.card.plan import Shape, next_round
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.rules import NStepSarsa
-from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
 
 pytestmark = pytest.mark.slow  # each kernel here takes long to compile
 
-MODEL = TabularMDP.garnet(6, 2, 2, seed=1)
-STATES = np.arange(60)[:, np.newaxis]
-MASKED = dataclasses.replace(
-    TabularMDP.garnet(60, 3, 2, seed=2, terminal_states=4),
-    action_mask=(np.arange(3) != STATES % 3) | (STATES < 4),
-)
-SETTINGS = Settings(discount_factor=0.9, epsilon=0.5, learning_rate=PerVisit(0.7))
 WIDE = Shape(4, 32, 1)
 
 
@@ -164,24 +170,11 @@ def test_what_it_takes_of_the_card_is_known_before(kind, dtype, settings, monkey
         learner._check_memory(*learner._crews[0])
 
 
-class Data(NamedTuple):
-    bad: int
-
-
-@numba.njit
-def _reset(data, memory, random):
-    return 0
-
-
-@numba.njit
-def _step(data, memory, state, action, random):
-    return (7 if state == data.bad else state + 1), 1.0, state == 2
-
-
-def test_what_a_game_does_wrongly_is_said_and_nothing_is_learned_after(monkeypatch):
+@pytest.mark.parametrize("kind", [OneOnCore, RowsOnCore])
+def test_what_a_game_does_wrongly_is_said_and_nothing_is_learned_after(kind, monkeypatch):
     monkeypatch.setattr(learners, "try_out", lambda simulator: None)
-    game = CompiledSimulator.game("wrong", 4, 2, Data(1), _reset, _step)
-    learner = made(OneOnCore, game, SETTINGS)
+    game = CompiledSimulator.game("wrong", 4, 2, Data(1), begin_at_0, step_on)
+    learner = made(kind, game, SETTINGS, is_alone=kind is RowsOnCore)
     with pytest.raises(OutsideSpaceError, match="step in state 1 with action . gave the state 7"):
         learner.learn(0, Stream(np.uint64(7), 0), 80)
     assert arrays_of(learner)["updates"].reshape(4, 2).sum(axis=1).tolist() == [8, 0, 0, 0]
@@ -196,7 +189,7 @@ def _wander(data, memory, state, action, random):
 def test_the_walker_whose_game_went_wrong_in_the_middle_of_a_round_is_the_one_that_is_told(monkeypatch):
     """It begins no new episode in the same round, after which nobody would know which one it was."""
     monkeypatch.setattr(learners, "try_out", lambda simulator: None)
-    game = CompiledSimulator.game("seldom", 4, 2, Data(2), _reset, _wander)
+    game = CompiledSimulator.game("seldom", 4, 2, Data(2), begin_at_0, _wander)
     learner = made(OnCore, game, SETTINGS, Shape(2, 4, 64))
     with pytest.raises(OutsideSpaceError, match="step in state 2 with action . gave the state 7"):
         learner.learn(0, Stream(np.uint64(7), 500_000), 2048)

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("numba_cuda", reason="the extra gpu is not installed")
 
 from card_plain import Twin, rounds_of
-from card_twin import SMALL, OnCore, OneOnCore, RowsOnCore, core_learner, learned, made
+from card_twin import MODEL, SETTINGS, SMALL, OnCore, OneOnCore, RowsOnCore, core_learner, learned, made
 
 from dist_classicrl import TabularMDP
 from dist_classicrl.environments.resolve import resolve
@@ -29,8 +29,6 @@ class SimpleParts(NamedTuple):
     step_sizes: object
 
 
-MODEL = TabularMDP.garnet(6, 2, 2, seed=1)
-SETTINGS = Settings(discount_factor=0.9, epsilon=0.5, learning_rate=PerVisit(0.7))
 WIDE = Shape(16, 64, 32)
 
 

@@ -3,25 +3,37 @@
 import dataclasses
 import threading
 import time
-from typing import NamedTuple
 
-import numba
 import numpy as np
 import pytest
 
 pytest.importorskip("numba_cuda", reason="the extra gpu is not installed")
 
 from card_plain import RowsTwin
-from card_twin import NO_CARD, SMALL, CoreMemory, OnCore, RowsOnCore, arrays_of, learned, made
+from card_twin import (
+    MASKED,
+    MODEL,
+    NO_CARD,
+    SETTINGS,
+    SMALL,
+    CoreMemory,
+    Data,
+    OnCore,
+    RowsOnCore,
+    arrays_of,
+    begin_at_0,
+    learned,
+    made,
+    step_on,
+)
 
-from dist_classicrl import CompiledSimulator, DistAsyncQLearning, TabularMDP
+from dist_classicrl import CompiledSimulator, DistAsyncQLearning
 from dist_classicrl.agent.agent import state_of
 from dist_classicrl.callbacks import BaseCallback
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.environments.resolve import resolve
-from dist_classicrl.errors import ActionMaskError, DivergenceError, OutsideSpaceError
+from dist_classicrl.errors import ActionMaskError, DivergenceError
 from dist_classicrl.learning.card import choosing, launching, plan
-from dist_classicrl.learning.card import learner as learners
 from dist_classicrl.learning.card.cards import Card
 from dist_classicrl.learning.card.in_copies import InCopies
 from dist_classicrl.learning.card.in_one_table import InOneTable
@@ -39,13 +51,6 @@ from dist_classicrl.tables.line_table import LineTable
 
 pytestmark = pytest.mark.slow  # each kernel here takes long to compile
 
-MODEL = TabularMDP.garnet(6, 2, 2, seed=1)
-STATES = np.arange(60)[:, np.newaxis]
-MASKED = dataclasses.replace(
-    TabularMDP.garnet(60, 3, 2, seed=2, terminal_states=4),
-    action_mask=(np.arange(3) != STATES % 3) | (STATES < 4),
-)
-SETTINGS = Settings(discount_factor=0.9, epsilon=0.5, learning_rate=PerVisit(0.7))
 WIDE = Shape(4, 32, 8)
 
 
@@ -170,29 +175,6 @@ def test_large_tables_and_rows_that_are_given_are_not_copied(monkeypatch):
     assert isinstance(learner, InRows) and learner.shape == plan.ROWS_ON_CARD
 
 
-class Data(NamedTuple):
-    bad: int
-
-
-@numba.njit
-def _reset(data, memory, random):
-    return 0
-
-
-@numba.njit
-def _step(data, memory, state, action, random):
-    return (7 if state == data.bad else state + 1), 1.0, state == 2
-
-
-def test_what_a_game_does_wrongly_is_said_and_its_walker_learns_no_more(monkeypatch):
-    monkeypatch.setattr(learners, "try_out", lambda simulator: None)
-    game = CompiledSimulator.game("wrong", 4, 2, Data(1), _reset, _step)
-    learner = rows(game)
-    with pytest.raises(OutsideSpaceError, match="step in state 1 with action . gave the state 7"):
-        learner.learn(0, Stream(np.uint64(7), 0), 80)
-    assert arrays_of(learner)["updates"].reshape(4, 2).sum(axis=1).tolist() == [8, 0, 0, 0]
-
-
 def test_rows_and_crews_are_asked_for_while_the_card_is_used(monkeypatch):
     """Whoever asks for them, an engine that reports for instance, is none that uses it."""
     learner = rows()
@@ -221,7 +203,7 @@ def test_rows_and_crews_are_asked_for_while_the_card_is_used(monkeypatch):
 
 def test_a_state_in_which_nothing_is_legal_is_named_when_rows_come_back():
     legal = np.arange(4)[:, np.newaxis] != [2, 2]
-    game = CompiledSimulator.game("stuck", 4, 2, Data(-1), _reset, _step, legal=legal)
+    game = CompiledSimulator.game("stuck", 4, 2, Data(-1), begin_at_0, step_on, legal=legal)
     learner = rows(game)
     learner.learn(0, Stream(np.uint64(7), 0), 16)
     assert arrays_of(learner)["updates"].sum() == 16

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from dist_classicrl.learning.card.cards import is_of_card
 from dist_classicrl.learning.compiled import stuck_there
 from dist_classicrl.tables.line_table import LineTable, size_of
 from dist_classicrl.tables.lines import LineArrays
@@ -27,6 +29,21 @@ class Maps(NamedTuple):
 def known_visits(table: LocalTable) -> np.ndarray:
     """Return how often each entry was visited, as far as a table knows."""
     return table.visits + (table.updates & VISIT_MASK) if table.with_maps else table.visits
+
+
+@contextmanager
+def changing(held: HeldTable | HeldRows) -> Iterator[None]:
+    """Take note that a table changes on the card meanwhile, also where it ends with an error.
+
+    But for the card's own: after that what is there cannot be had.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not is_of_card(error):
+            held.has_changed()
+        raise
+    held.has_changed()
 
 
 class HeldTable:

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dist_classicrl.learning.card import kernels, launching, plan
-from dist_classicrl.learning.card.cards import is_of_card
-from dist_classicrl.learning.card.held import HeldTable
+from dist_classicrl.learning.card.held import HeldTable, changing
 from dist_classicrl.learning.card.learner import STEPPING, CardLearner, Moving
 from dist_classicrl.learning.card.plan import (
     MOST_MOMENTS,
@@ -80,7 +79,7 @@ class InOneTable(CardLearner):
         """
         moving, table = self._crew_there(number), self._table()
         made, is_again = 0, False
-        try:
+        with changing(self._held):
             while made < len(rounds):
                 self.memory.write(table.faults, np.zeros(FAULTS, np.int64))
                 units = self._units()
@@ -97,11 +96,6 @@ class InOneTable(CardLearner):
                 if faults[TOO_LARGE]:
                     self._widen()
                     is_again = True
-        except BaseException as error:
-            if not is_of_card(error):  # else what is there cannot be had
-                self._held.has_changed()
-            raise
-        self._held.has_changed()
         return self._take_sums(moving)
 
     def _from(self, stream: Stream, rounds: list[Round], made: int) -> Iterator[tuple[int, Round]]:

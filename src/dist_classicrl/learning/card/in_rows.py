@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl.learning.card import kernels, launching, plan
-from dist_classicrl.learning.card.cards import is_of_card
-from dist_classicrl.learning.card.held import HeldRows
+from dist_classicrl.learning.card.held import HeldRows, changing
 from dist_classicrl.learning.card.learner import STEPPING, CardLearner, Moving
 from dist_classicrl.learning.card.plan import MOST_MOMENTS, Round, Units, blocks_of
 from dist_classicrl.learning.card.steps import FAULTS, AllRows, Moments
@@ -60,7 +59,7 @@ class InRows(CardLearner):
         else:
             memory.write(self._faults, np.zeros(FAULTS, np.int64))
         used = stream.used
-        try:
+        with changing(self._held):
             for first in range(0, len(rounds), MOST_MOMENTS):
                 moments = []
                 for one in rounds[first : first + MOST_MOMENTS]:
@@ -72,11 +71,6 @@ class InRows(CardLearner):
                 for at, moment in enumerate(moments):
                     self._launchers[STEPPING]((blocks_of(moment.moving, self.shape), self.shape.threads), at)
             self._raise_for(memory.get(self._faults), moving.walkers)
-        except BaseException as error:
-            if not is_of_card(error):  # else what is there cannot be had
-                self._held.has_changed()
-            raise
-        self._held.has_changed()
         return self._take_sums(moving)
 
     def _launcher(self, moving: Moving, rows: LineArrays, there: Moments) -> launching.Launcher:

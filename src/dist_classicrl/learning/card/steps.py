@@ -179,6 +179,22 @@ def moment_at(moment, i):
 
 
 @jit_inline
+def context_with(parts, table):
+    """Return what a rule is called with in a table of any kind."""
+    return Context(
+        table,
+        parts.step_sizes,
+        parts.discount,
+        parts.behavior,
+        None,
+        parts.whole,
+        parts.real,
+        parts.owned,
+        parts.model,
+    )
+
+
+@jit_inline
 def context_of(parts, seen, entries, targets, n):
     """Return what a rule is called with, by a walker with these letters."""
     table = CardTable(
@@ -192,17 +208,7 @@ def context_of(parts, seen, entries, targets, n):
         targets,
         n,
     )
-    return Context(
-        table,
-        parts.step_sizes,
-        parts.discount,
-        parts.behavior,
-        None,
-        parts.whole,
-        parts.real,
-        parts.owned,
-        parts.model,
-    )
+    return context_with(parts, table)
 
 
 @jit
@@ -496,17 +502,7 @@ def end_step(faults):
 @jit
 def walk_rows(rule, simulation, walkers, w, parts, rows, moment):
     """Let walker `w` make the steps of a round, each of which learns in the rows at once."""
-    context = Context(
-        rows.lines,
-        parts.step_sizes,
-        parts.discount,
-        parts.behavior,
-        None,
-        parts.whole,
-        parts.real,
-        parts.owned,
-        parts.model,
-    )
+    context = context_with(parts, rows.lines)
     episode = episode_of(walkers, w)
     for i in range(moment.steps):
         episode = go_on(rule, simulation, walkers, w, episode, context, moment, i, rows.faults)
