@@ -1,11 +1,16 @@
 """Channels over MPI on one rank. tests/mpi has several ranks."""
 
+import ctypes
 import gc
+import sys
+import threading
 import weakref
 
 import pytest
 
-from dist_classicrl.comm.transport import Backoff, Channel
+from dist_classicrl.comm.transport import Backoff, Channel, Wire
+
+PR_GET_TIMERSLACK = 30  # of Linux
 
 
 @pytest.mark.slow
@@ -23,7 +28,7 @@ def test_a_channel_that_nobody_closed_stays_as_mpi_may_write_to_it():
 
 
 def test_a_wait_whose_length_is_known_is_not_slept_through():
-    """However long it takes, it ends at most an eighth of it, and one shortest sleep, too late."""
+    """However long it takes, it ends at most a hundredth of it, and one shortest sleep, too late."""
 
     def end_of_wait(seconds, expected=None):
         slept = []
@@ -36,7 +41,32 @@ def test_a_wait_whose_length_is_known_is_not_slept_through():
 
     for seconds in (1e-4, 5e-4, 2e-3, 1e-2):
         end, sleeps = end_of_wait(seconds, seconds)
-        assert end <= 1.125 * seconds + 2e-5 and sleeps < 20
+        assert end <= 1.01 * seconds + 2e-5 and sleeps < 110
     # One that takes much longer than expected costs few turns as well.
-    assert end_of_wait(1.0, 0.0)[1] < 1.0 / 2e-3 + 80
+    assert end_of_wait(1.0, 0.0)[1] < 1.0 / 2e-3 + 500
     assert end_of_wait(1.0)[1] < 1.0 / 2e-3 + 10
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
+def test_who_waits_for_messages_is_woken_when_it_asked_for_it():
+    """In threads as well, which serve beside one that learns."""
+    from mpi4py import MPI
+
+    nanoseconds = []
+
+    def look():
+        nanoseconds.append(ctypes.CDLL(None).prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0))
+
+    def rank():
+        look()
+        Wire(MPI.COMM_SELF)
+        look()
+        started = threading.Thread(target=look)
+        started.start()
+        started.join()
+
+    # In a thread of its own, so that other tests' sleeps stay as they are.
+    thread = threading.Thread(target=rank)
+    thread.start()
+    thread.join()
+    assert nanoseconds[1:] == [1, 1]
