@@ -6,18 +6,19 @@ import os
 import random
 import signal
 import time
+from typing import NamedTuple
 
 import numba
 import numpy as np
 import pytest
 from mpi4py import MPI
 
-from dist_classicrl import TabularMDP
+from dist_classicrl import CompiledSimulator, TabularMDP
 from dist_classicrl.callbacks import BaseCallback
 from dist_classicrl.engines import laggards
 from dist_classicrl.engines.supersteps import training
 from dist_classicrl.engines.supersteps.part import Part
-from dist_classicrl.errors import RankMismatchError, SettingsError
+from dist_classicrl.errors import OutsideSpaceError, RankMismatchError, SettingsError
 from dist_classicrl.learning.supersteps.share import Share
 from dist_classicrl.schedules import Linear
 
@@ -299,3 +300,26 @@ def test_a_rank_that_is_slow_is_named(world, make_agent, garnet, monkeypatch, ca
         assert len(named) == 1 and named[0].startswith(f"Rank {slow} on ") and "times as long" in named[0]
     else:
         assert not named
+
+
+class Half(NamedTuple):
+    """A game that comes to half a state."""
+
+    place: float
+
+
+@numba.njit
+def half_reset(data, memory, random):
+    return 0
+
+
+@numba.njit
+def half_step(data, memory, state, action, random):
+    return data.place, 0.0, False
+
+
+def test_a_game_is_tried_out_before_ranks_learn_in_it(make_agent):
+    game = CompiledSimulator.game("half", 2, 2, Half(0.5), half_reset, half_step)
+    agent = make_agent(async_updates=False)
+    with pytest.raises(OutsideSpaceError, match="half: step in state 0 with action . gave the state 0.5"):
+        agent.train(game, total_steps=1000, placement="sharded")

@@ -4,15 +4,18 @@ The first argument is a folder for checkpoints.
 """
 
 import dataclasses
+import os
+import signal
 import sys
 
 import numpy as np
+import pytest
 from card_twin import OnCore, OneOnCore, RowsOnCore, learned, made
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.agent.agent import state_of
 from dist_classicrl.errors import DeviceError
-from dist_classicrl.learning.card import plan
+from dist_classicrl.learning.card import choosing, plan
 from dist_classicrl.learning.card.in_copies import InCopies
 from dist_classicrl.learning.card.in_one_table import InOneTable
 from dist_classicrl.learning.card.in_rows import InRows
@@ -105,6 +108,25 @@ def an_agent_learns_and_its_checkpoint_goes_on_on_cores_and_back(folder, **given
     assert back.visits.sum() == 600
 
 
+def auto_goes_by_what_was_asked_for_and_not_by_what_is_left(folder):
+    usual, choosing.AUTO_STEPS = choosing.AUTO_STEPS, 200
+    asked = {"env": MODEL, "steps": 300, "checkpoint_dir": folder}
+
+    def stop(locals_):
+        if locals_["num_timesteps"] >= 256:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    whole = agent("auto")
+    assert whole.train(env=MODEL, steps=300).device == "cuda"
+    with pytest.raises(SystemExit):
+        agent("auto").train(callbacks=stop, **asked)
+    places._agents.clear()
+    rest = agent("auto")
+    assert rest.train(**asked).device == "cuda" and rest.steps == 300
+    assert np.array_equal(rest.q_table, whole.q_table)
+    choosing.AUTO_STEPS = usual
+
+
 def an_agent_with_a_large_table_does_so_too(folder):
     """In one table on the card: with one that it has as rows alone, a smaller one, and workers' maps."""
     plan.LARGEST_COPY = 0
@@ -148,12 +170,8 @@ def many_runs_at_once_are_those_of_a_core_to_the_bit():
         assert runs.episodes[seed] == result.episodes
         assert np.isclose(runs.mean_returns[seed], result.mean_return)
     for refused in ({"dtype": "float32"}, {"replay_ratio": 1.0}):
-        try:
+        with pytest.raises(DeviceError, match=next(iter(refused))):
             learn_runs(MODEL, [1], 10, Settings(**refused))
-        except DeviceError as error:
-            assert next(iter(refused)) in str(error)
-        else:
-            raise AssertionError(refused)
 
 
 if __name__ == "__main__":
@@ -162,6 +180,7 @@ if __name__ == "__main__":
     kernels_of_one_table_make_that_of_a_core()
     targets_beyond_the_bound_are_added_once_more()
     an_agent_learns_and_its_checkpoint_goes_on_on_cores_and_back(f"{sys.argv[1]}/copies")
+    auto_goes_by_what_was_asked_for_and_not_by_what_is_left(f"{sys.argv[1]}/auto")
     rounds_of_logical_workers_are_the_same_to_the_bit()
     many_runs_at_once_are_those_of_a_core_to_the_bit()
     plan.ONE_TABLE_IN_SIMULATOR, plan.ROWS_IN_SIMULATOR = plan.Shape(2, 4, 1), plan.Shape(8, 1, 8)

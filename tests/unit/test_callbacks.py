@@ -4,6 +4,7 @@ import logging
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import gymnasium
 import numpy as np
@@ -575,6 +576,36 @@ def test_a_mean_return_that_is_high_enough(caplog):
     with caplog.at_level(logging.INFO):
         assert not learner.plays(ON, 200)
     assert "Training ends after 200 steps: an evaluation's mean return is 1, and 0.9" in caplog.text
+
+
+def test_evaluations_of_the_process_before_count_where_none_was_better(tmp_path):
+    def begun(steps):
+        stop = StopTrainingOnNoModelImprovement(2, min_evals=1)
+        learner = Learner(
+            EvalCallback(corridor(), callback_after_eval=stop, eval_freq=100, log_path=tmp_path)
+        )
+        learner.run.start(steps)
+        return learner, stop
+
+    learner, stop = begun(0)
+    assert [learner.plays(actions, 100 * n) for n, actions in enumerate((ON, END, END), 1)] == [True] * 3
+    assert stop.no_improvement_evals == 2
+    learner, stop = begun(300)
+    assert stop.no_improvement_evals == 2 and stop.n_calls == 3
+    assert not learner.plays(END, 400)
+
+
+def test_evaluations_have_the_seed_that_was_drawn():
+    streams = set()
+    for seed in (1, 2):
+        evaluation = EvalCallback(corridor())
+        run = Reports(evaluation)
+        state = state_of(run.agent)
+        state.settings = replace(state.settings, seed=None)
+        state.seed = seed
+        run.start()
+        streams.add(evaluation._stream())
+    assert len(streams) == 2
 
 
 def test_no_better_model():

@@ -19,7 +19,14 @@ import numba
 from card_twin import MODEL, NO_CARD, OnCore, OneOnCore, RowsOnCore, learned, made, run_in_simulator
 
 from dist_classicrl import TabularMDP
-from dist_classicrl.errors import DeviceError, DeviceMemoryError, DistClassicRLError, DivergenceError
+from dist_classicrl.errors import (
+    DeviceError,
+    DeviceMemoryError,
+    DistClassicRLError,
+    DivergenceError,
+    EnvError,
+    SettingsError,
+)
 from dist_classicrl.learning.card import cards, kernels, launching, plan, steps, transfer
 from dist_classicrl.learning.card.in_copies import InCopies
 from dist_classicrl.learning.card.in_one_table import InOneTable
@@ -648,3 +655,22 @@ def test_the_benchmark_refuses_to_measure_where_no_card_is(tmp_path):
     assert done.returncode == 2 and done.stderr.startswith(
         "Nothing can be measured in numba's CUDA simulator"
     )
+
+
+@pytest.mark.parametrize(
+    "seeds, settings, error, says",
+    [
+        (3, None, SettingsError, "seeds must name one run at least, got 3"),
+        ([], None, SettingsError, "seeds must name one run at least"),
+        ([0.5], None, SettingsError, "seeds must be a whole number"),
+        ([-1], None, SettingsError, "seeds must be a whole number"),
+        ([1], {"discount_factor": 0.9}, SettingsError, "settings must be Settings or None"),
+        ([1], Settings(state_size=100), SettingsError, "state_size=100.* Leave state_size out"),
+        ([1], Settings(behavior=np.full((4, 4), 0.25)), SettingsError, "behavior"),
+        ([1], Settings(algorithm="differential_q_learning"), EnvError, "end"),
+    ],
+)
+def test_what_train_refuses_many_runs_refuse(seeds, settings, error, says):
+    lake = TabularMDP.from_gymnasium("FrozenLake-v1")
+    with pytest.raises(error, match=says):
+        learn_runs(lake, seeds, 10, settings, NO_CARD)

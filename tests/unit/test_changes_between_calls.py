@@ -5,12 +5,14 @@ import sys
 import numpy as np
 import pytest
 
-from dist_classicrl import DistAsyncQLearning
+from dist_classicrl import DistAsyncQLearning, TabularMDP
+from dist_classicrl.data import play_episodes
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.model import places
 from dist_classicrl.model.agent_state import digest
 
 ENV = "FrozenLake-v1"
+LAKE = TabularMDP.from_gymnasium(ENV)
 STEPS = 5_000
 
 
@@ -33,15 +35,22 @@ def halve(agent):
     agent.q_table *= 0.5
 
 
+def learn_what_was_logged(agent):
+    agent.learn(play_episodes(LAKE, np.full((16, 4), 0.25), 20, seed=0), epochs=1)
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("before", [1, 3, 4])
-def test_a_change_after_each_call_is_not_made_twice(script, tmp_path, dtype, before):
-    straight = script(4, halve, tmp_path / "straight", dtype=dtype)
-    assert straight.q_table.any()
-    script(before, halve, tmp_path / "again", dtype=dtype)
-    again = script(4, halve, tmp_path / "again", dtype=dtype)
-    np.testing.assert_array_equal(again.q_table, straight.q_table)
-    np.testing.assert_array_equal(again.visits, straight.visits)
+@pytest.mark.parametrize("change", [halve, learn_what_was_logged])
+def test_a_change_after_each_call_is_not_made_twice(script, tmp_path, dtype, before, change):
+    straight = script(4, change, tmp_path / "straight", dtype=dtype)
+    assert straight.q_table.any() and straight.steps == 4 * STEPS
+    script(before, change, tmp_path / "again", dtype=dtype)
+    again = script(4, change, tmp_path / "again", dtype=dtype)
+    assert again.steps == straight.steps
+    if (before, change) != (4, learn_what_was_logged):  # what comes after the last call is made each time
+        np.testing.assert_array_equal(again.q_table, straight.q_table)
+        np.testing.assert_array_equal(again.visits, straight.visits)
 
 
 def test_a_change_after_the_last_call_that_was_made_counts(script, tmp_path):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from exchanging_ranks import play
+from exchanging_ranks import play, rank_of
 from pairs_pattern import ForgetfulPairs, Pairs
 
 from dist_classicrl import DistAsyncQLearning
@@ -348,6 +348,25 @@ def test_ranks_that_exchange_rounds_have_the_same_table_with_all_steps(name):
         assert part.made == part.table.counts.sum() == 2 * 32 * len(parts)
         assert part.table.values.tobytes() == parts[0].table.values.tobytes()
         assert (part.table.values > 0.5).all()
+
+
+def test_what_a_rank_learned_last_stays_where_the_round_before_is_merged_later(monkeypatch):
+    on_their_way = {}
+    parts = [rank_of(rank, 2, Swap(), on_their_way, Codec()) for rank in range(2)]
+    for part in parts:
+        part._exchange(part._learn(64, lambda: None), 64)
+    first, second = parts  # the second one has merged the round by now
+    with monkeypatch.context() as late:
+        late.setattr(first, "_advance", lambda: False)
+        own = first._learn(64, lambda: None)
+    while first._under_way is not None:
+        assert first._advance()
+    assert (first.table.values == 0.75).all() and (first._learner.table.q == 0.5 * 0.75 + 0.5).all()
+    first._exchange(own, 64)
+    second._exchange(second._learn(64, lambda: None), 64)
+    while first._under_way is not None:
+        assert first._advance()
+    assert np.array_equal(first._learner.table.q, first.table.values)  # all that it learned is in there
 
 
 class Sparing(Codec):

@@ -8,6 +8,7 @@ import pytest
 from callback_reports import Reports
 
 from dist_classicrl.callbacks import TensorBoardCallback
+from dist_classicrl.callbacks.scalars import ScalarsCallback
 from dist_classicrl.errors import MissingExtraError
 
 accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
@@ -98,3 +99,29 @@ def test_a_package_that_cannot_be_imported_is_named(tmp_path, monkeypatch):
         MissingExtraError, match="TensorBoardCallback needs the package tensorboard, which is "
     ):
         Reports(TensorBoardCallback(tmp_path)).start()
+
+
+class Written(ScalarsCallback):
+    """Keeps what a tracker would write."""
+
+    def __init__(self):
+        super().__init__()
+        self.written = []
+
+    def _write_scalars(self, step, scalars):
+        self.written.append((step, scalars))
+
+
+def test_a_tracker_of_a_second_agent_knows_nothing_of_the_first():
+    def record(locals_):
+        run.callbacks.record("eval/mean_reward", 0.5)
+
+    tracker = Written()
+    for name, episodes, mean in (("0a1b2c3d", 90, 1.0), ("another0", 10, 4.0)):
+        run = Reports([tracker, record], run=name).start()
+        run.report(100, mean_return=mean, episodes=episodes)
+        run.end()
+        (_, scalars), (step, recorded) = tracker.written
+        assert scalars["rollout/ep_rew_mean"] == mean
+        assert (step, recorded) == (100, {"eval/mean_reward": 0.5})
+        del tracker.written[:]

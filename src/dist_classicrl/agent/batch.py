@@ -298,7 +298,6 @@ def _kept(
     """Bring the agent to what was learned."""
     state.values[:] = values.reshape(state.values.shape)
     state.counts[:] = counts.reshape(state.counts.shape)
-    state.pending = None
     is_swept = task.method == "sweeps"
     return BatchResult(
         method=task.method,

@@ -10,7 +10,7 @@ import math
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from dist_classicrl.agent.agreement import Agreement, Alone
 from dist_classicrl.agent.beginning import Beginning, adopt, begin_call
@@ -71,6 +71,13 @@ from dist_classicrl.tables.large_table import LargeTable
 logger = logging.getLogger(__name__)
 
 
+class _Choice(NamedTuple):
+    """On what this rank learns."""
+
+    card: Card | None  # None: cores
+    why: str
+
+
 @dataclass(frozen=True)
 class Session:
     """One attempt at a call of `train`."""
@@ -91,7 +98,7 @@ class Session:
         state = self.state
         ranks = 1 if self.group is None else self.group.wire.size
         with ExitStack() as until_training:
-            source, engine, total, device = self._settle(agreement, ranks, error, until_training)
+            source, engine, total, choice, device = self._settle(agreement, ranks, error, until_training)
             in_rows = self._in_rows(source, engine)
             walkers = self._walkers(source, engine)
             beginning, place = begin_call(
@@ -107,7 +114,7 @@ class Session:
             state.take_note_of(source)
             until_training.pop_all()  # the engine closes the environment
         start = None if isinstance(agreement, Alone) else agreement
-        return self._train(engine, source, beginning, place, start, in_rows, device)
+        return self._train(engine, source, beginning, place, start, in_rows, choice, device)
 
     def _share_rows(self, large: LargeTable, agreement: Setup) -> None:
         """Let all ranks have the table of a call that has nothing left to do."""
@@ -141,22 +148,23 @@ class Session:
         engine = engine_named(
             entry.told["engine"], self.state.settings, beginning.ranks, self.asked.placement
         )
-        return self._train(
-            engine, source, beginning, None, entry, entry.told["in_rows"], entry.told["device"]
-        )
+        steps = (beginning.asked - beginning.begin) // max(1, beginning.ranks - 1)
+        choice = self._choose_card(source, engine, beginning.ranks, steps)
+        in_rows, device = entry.told["in_rows"], entry.told["device"]
+        return self._train(engine, source, beginning, None, entry, in_rows, choice, device)
 
     def _as_trained_in(self, source: Source) -> Source:
         return with_exploring_starts(source) if self.state.settings.exploring_starts else source
 
     def _settle(
         self, agreement: Agreement, ranks: int, error: BaseException | None, until_training: ExitStack
-    ) -> tuple[Source, Engine, int, str]:
+    ) -> tuple[Source, Engine, int, _Choice, str]:
         """Return the environment, the engine, the steps of all ranks together, and on what they learn.
 
-        All agree on that.
+        All agree on that, but for what each of them learns on.
         """
         state, asked = self.state, self.asked
-        found: tuple[Source, Engine] | None = None
+        found: tuple[Source, Engine, _Choice] | None = None
         described: dict[str, Any] = {}
         steps, on_cards, divides = 0, 0, False
         try:
@@ -176,16 +184,18 @@ class Session:
                 check_keyed(source, state.settings, ranks, engine.name)
                 check_source(state.settings, source)
                 check_behavior(source, state.settings, engine.name)
-                card, _ = self._card(source, engine, ranks, steps)
+                # Of the steps asked for, so that who goes on from a checkpoint comes to the same.
+                own = steps // max(1, ranks - 1) if asked.names_total else steps
+                choice = self._choose_card(source, engine, ranks, own)
                 check_asked(engine.name, asked.walkers, asked.partition, source.keys)
                 if engine.name == "supersteps":
                     check_supersteps(source, state.settings, asked.walkers)
-                on_cards = int(card is not None)
-                found = source, engine
+                on_cards = int(choice.card is not None)
                 if len(agreement.members) > 1:
                     described = self._description(source, engine, steps, ranks)
                     if not state.settings.async_updates:
-                        described["device"] = "cpu" if card is None else "cuda"
+                        described["device"] = "cpu" if choice.card is None else "cuda"
+                found = source, engine, choice
         except BaseException as caught:  # whatever it is, the others must hear of it
             error = caught
         numbers = [steps, on_cards, int(divides)]
@@ -195,14 +205,15 @@ class Session:
             state.large.is_divided = state.large.is_divided or bool(everyone[:, 2].any())
         on_cards, learners = int(everyone[:, 1].sum()), max(1, len(agreement.members) - 1)
         device = "cpu" if on_cards == 0 else "cuda" if on_cards >= learners else "cuda and cpu"
-        return *found, steps if asked.names_total else int(everyone[:, 0].sum()), device
+        source, engine, choice = found
+        total = steps if asked.names_total else int(everyone[:, 0].sum())
+        return source, engine, total, choice, device
 
-    def _card(self, source: Source, engine: Engine, ranks: int, steps: int) -> tuple[Card | None, str]:
-        """Return the card that this rank learns on, None for cores, and why."""
+    def _choose_card(self, source: Source, engine: Engine, ranks: int, steps: int) -> _Choice:
+        """Return the card that this rank learns on, of which so many steps are asked, or none, and why."""
         serves = self.group is not None and self.group.is_server and engine.name != "rounds"
-        share = steps // max(1, ranks - 1) if self.asked.names_total else steps
         place = self._place_on_host(engine)
-        return card_for(source, self.state.settings, engine.name, ranks, serves, share, place)
+        return _Choice(*card_for(source, self.state.settings, engine.name, ranks, serves, steps, place))
 
     def _place_on_host(self, engine: Engine) -> tuple[int, int] | None:
         """Return the number of this rank among those of its host that learn, and how many these are.
@@ -374,6 +385,7 @@ class Session:
         place: Place | None,
         start: Setup | Entry | None,
         in_rows: bool,
+        choice: _Choice,
         device: str,
     ) -> TrainingResult:
         state, asked, settings = self.state, self.asked, self.state.settings
@@ -387,9 +399,7 @@ class Session:
             callbacks = CallbackList([callbacks, self.shown])
         observer = CallbackObserver(self.agent, callbacks, asked.progress, corner, beginning.begin)
         rank = 0 if self.group is None else self.group.rank
-        ranks = 1 if self.group is None else self.group.wire.size
-        card, why = self._card(source, engine, ranks, beginning.end - state.steps)
-        say_choice(settings, card, why)
+        say_choice(settings, *choice)
         if self.group is None:  # who is not alone may have to begin anew
             state.pending = None
         with closing(observer):
@@ -423,7 +433,7 @@ class Session:
                 walkers=asked.n_walkers,
                 partition=asked.partition,
                 episodes=asked.episodes,
-                card=card,
+                card=choice.card,
                 device=device,
             )
             try:

@@ -13,7 +13,6 @@ from dist_classicrl.monitoring.reports import WINDOW, RecentEpisodes
 
 if TYPE_CHECKING:
     from dist_classicrl.callbacks.evaluation import EvalCallback
-    from dist_classicrl.callbacks.evaluation_log import Evaluated
     from dist_classicrl.environments.identity import Identity
 
 logger = logging.getLogger(__name__)
@@ -84,19 +83,21 @@ class StopTrainingOnNoModelImprovement(_OfEvaluation):
         self.max_no_improvement_evals = checked_whole("max_no_improvement_evals", max_no_improvement_evals, 0)
         self.min_evals = checked_whole("min_evals", min_evals, 0)
         self.no_improvement_evals = 0
-        self._of: Evaluated | None = None  # what was counted
 
     def _on_training_start(self) -> None:
-        now = self._evaluation.log.of
-        if self.num_timesteps == 0 or now != self._of:
-            self.no_improvement_evals = self.n_calls = 0
-        self._of = now
+        self.no_improvement_evals = self.n_calls = 0
+        for has_improved in self._evaluation.improvements():  # those of a process before this one, too
+            self.n_calls += 1
+            self._count(has_improved)
+
+    def _count(self, has_improved: bool) -> None:
+        if has_improved or self.n_calls <= self.min_evals:
+            self.no_improvement_evals = 0
+        else:
+            self.no_improvement_evals += 1
 
     def _on_step(self) -> bool:
-        if self._evaluation.has_improved or self.n_calls <= self.min_evals:
-            self.no_improvement_evals = 0
-            return True
-        self.no_improvement_evals += 1
+        self._count(self._evaluation.has_improved)
         if self.no_improvement_evals <= self.max_no_improvement_evals:
             return True
         _say(self, f"the last {self.no_improvement_evals} evaluations found no better model")

@@ -220,10 +220,22 @@ class EvalCallback(EventCallback):
         goes_on = not self.has_improved or self.callback_on_new_best.on_step(self.progress)
         return self._on_event() and goes_on
 
+    def improvements(self) -> list[bool]:
+        """Return of each evaluation in the log, oldest first, whether it was better than those before it."""
+        best, found = -math.inf, []
+        for mean, exact in zip(self.log.means, self.log.exact_values, strict=True):
+            score = self._score(mean, exact)
+            found.append(score > best)  # NaN is not
+            best = score if found[-1] else best
+        return found
+
+    def _score(self, mean: float, exact: float) -> float:
+        return exact if self._model is not None else mean
+
     def _compare(self, mean: float, exact: float) -> bool:
         """Take in an evaluation, and return whether it is the best."""
         self.last_mean_reward, self.last_exact_value = mean, exact
-        score = exact if self._model is not None else mean
+        score = self._score(mean, exact)
         # NaN: the policy never ends an episode, and no other can be worse.
         is_best = not math.isnan(score) and score > self._best_score
         if is_best:
@@ -244,7 +256,7 @@ class EvalCallback(EventCallback):
 
     def _stream(self) -> int:
         """Return the seed of this evaluation: each has other episodes, the same ones if it is made again."""
-        seed = self.model.settings.seed or 0 if self.seed is None else self.seed
+        seed = self.model.seed or 0 if self.seed is None else self.seed
         return int(stream_key(seed, "evaluation callback", self.num_timesteps) >> np.uint64(1))
 
     def _tell(self, std_return: float, mean_length: float) -> None:

@@ -13,8 +13,15 @@ class ScalarsCallback(BaseCallback):
 
     def __init__(self, verbose: int = 0) -> None:
         super().__init__(verbose)
+        self._of: str | None = None  # the `run_id` of what follows
         self._recent = RecentEpisodes()
         self._told: dict[str, int] = {}  # the step of what was recorded, and written, last
+
+    def _init_callback(self) -> None:
+        if self.model.run_id != self._of:
+            self._of = self.model.run_id
+            self._recent, self._told = RecentEpisodes(), {}
+            self.recorded.clear()  # of a list that was another agent's
 
     def _write_scalars(self, step: int, scalars: dict[str, float]) -> None:
         """Write these numbers, none of which is NaN, as of `step`; steps never fall within a call."""

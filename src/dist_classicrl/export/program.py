@@ -37,17 +37,22 @@ def _unpacked(code, text):
     return numbers
 """
 
+_KNOWN = "what is known of the state"
+_OBSERVED = f'what the observation holds as "action_mask" if it is a dict, or else {_KNOWN}'
+_LOOK = """\
+    if action_mask is None and isinstance(observation, dict):
+        action_mask = observation.get("action_mask")
+"""
+
 _BODY = '''\
 def act(observation, action_mask=None):
     """Return the action for an observation.
 
-    `action_mask` has an entry for each action, true where the action is legal. By default it is what the
-    observation holds as "action_mask" if it is a dict, or else what is known of the state.
+    `action_mask` has an entry for each action, true where the action is legal. By default it is
+    {default}.
     """
     first = state_of(observation) * N_ACTIONS
-    if action_mask is None and isinstance(observation, dict):
-        action_mask = observation.get("action_mask")
-    if action_mask is None:
+{look}    if action_mask is None:
         legal = _LEGAL[first : first + N_ACTIONS]
         action_mask = legal if any(legal) else None
     elif len(action_mask) != N_ACTIONS or not any(action_mask):
@@ -122,7 +127,8 @@ def program(policy: Policy, title: str, module: str) -> Iterator[str]:
         yield "()\n"
     else:
         yield from write(policy, _legal)
-    yield "\n\n" + _BODY
+    default, look = (_OBSERVED, _LOOK) if policy.obeys_masks else (_KNOWN, "")
+    yield "\n\n" + _BODY.format(default=default, look=look)
 
 
 def _actions(policy: Policy) -> str:

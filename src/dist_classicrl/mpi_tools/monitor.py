@@ -149,7 +149,7 @@ class DistributedMonitor:
         for i, value in enumerate((reward, loss, throughput, comm_time)):
             try:
                 number = float(value)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 raise SettingsError(f"{COLUMNS[i]} must be a number, got {value!r}.") from None
             if number == number:
                 self._sums[i] += number

@@ -49,6 +49,8 @@ def quantized(flat: np.ndarray, bits: int) -> Packed:
     most = 2 ** (bits - 1) - 1
     largest = float(np.abs(flat).max(initial=0.0))
     scale = largest / most
+    if scale * most > np.finfo(float).max:  # rounded up, at the end of all numbers
+        scale = float(np.nextafter(scale, 0.0))
     numbers = np.rint(flat / scale) if scale > 0.0 else np.zeros_like(flat)
     whole = np.clip(numbers, -most, most).astype(f"int{bits}")
     return Packed(None, whole.view(np.uint8), scale, bits)

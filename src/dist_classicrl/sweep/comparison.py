@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from dist_classicrl.checks import is_real
 from dist_classicrl.errors import MissingExtraError, StudyError
 
 Scores = Mapping[str, Mapping[str, Any]]
@@ -151,6 +152,7 @@ def compare(
     """
     for name, count in (("resamples", resamples), ("permutations", permutations)):
         check_count(name, count, 100)
+    check_count("seed", seed, 0)
     check_level(level)
     checked = checked_scores(scores, (first, second), bounds)
     if first == second:
@@ -398,7 +400,7 @@ def check_count(name: str, count: int, least: int) -> None:
 
 def check_level(level: float) -> None:
     """Raise `StudyError` if `level` is no share between 0 and 1."""
-    if not 0.0 < level < 1.0:
+    if not is_real(level) or not 0.0 < level < 1.0:
         raise StudyError(f"level must be between 0 and 1, got {level!r}. Write level=0.05.")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_classicrl._files import whole_file
-from dist_classicrl.checks import require_package
+from dist_classicrl.checks import checked_path, require_package
 from dist_classicrl.errors import StudyError
 from dist_classicrl.sweep.folder import PLAN, StudyFolder, written
 from dist_classicrl.sweep.halving import SuccessiveHalving
@@ -61,7 +61,7 @@ class Study:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder)
+        self.folder = Path(checked_path("folder", folder))
         self._files = StudyFolder(self.folder)
         self._made_rows: list[dict[str, Any]] = []
         self._rows_of = (0, 0)  # records of which these rows are, and those that others have replaced

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 
 from dist_classicrl._hints import launched, task_of_environment, usable_cores
-from dist_classicrl.checks import is_whole
+from dist_classicrl.checks import checked_path, is_whole
 from dist_classicrl.environments.stepped.description import plain
 from dist_classicrl.errors import StudyError
 from dist_classicrl.sweep.arrivals import Arrivals
@@ -123,6 +123,9 @@ class Sweep:
             )
         if early_stopping is not None and not isinstance(early_stopping, SuccessiveHalving):
             raise StudyError(f"early_stopping must be a SuccessiveHalving or None, got {early_stopping!r}.")
+        for name, told in (("settings", settings), ("vary", vary)):
+            if told is not None and not isinstance(told, Mapping):
+                raise StudyError(f"{name} must be a dict of settings by name, got {told!r}.")
         common, varied = dict(settings or {}), dict(vary or {})
         both = sorted(set(common) & set(varied))
         if both:
@@ -185,7 +188,7 @@ class Sweep:
             if launched():
                 raise StudyError("Several ranks need one folder= for the study, which all of them see.")
             folder = tempfile.mkdtemp(prefix="study-")
-        self.folder = Path(folder)
+        self.folder = Path(checked_path("folder", folder))
 
     def _searched(self, search: str, n_variants: int, seed: int) -> dict[str, Any]:
         """Return what a search goes through as plain data."""

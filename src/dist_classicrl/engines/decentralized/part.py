@@ -125,6 +125,7 @@ class RoundPart:
         self._came: dict[int, deque[tuple[int, Sums]]] = {}
         self._under_way: _UnderWay | None = None
         self._adder: Adder | None = None
+        self._unshared: list[PackedMap] = []  # of a round that is learned, and not exchanged yet
         self._tended = 0.0
 
     def use(self, table: SharedTable) -> None:
@@ -151,6 +152,7 @@ class RoundPart:
         self._merge = RoundMerge(self.table)
         self._tag = group.tag_between_workers(attempt)
         self._came = {place: deque() for place in range(len(players))}
+        self._unshared = []
         self._begun = self.made  # steps of the rounds that have begun
         self._number = -1  # of the last round that is exchanged
         self._is_pausing = False
@@ -224,6 +226,7 @@ class RoundPart:
             self._tend(tend)
         totals = learner.totals.take()
         packed = learner.table.pack(in_order=self.codec.wants_order)
+        self._unshared = [packed]
         self._steps += own
         self._learning += learning
         self._waited = 0.0
@@ -240,6 +243,7 @@ class RoundPart:
     def _exchange(self, own: Sums, steps: int) -> None:
         """Begin to exchange what was learned in a round of so many steps."""
         self._number += 1
+        self._unshared = []  # what is merged next has it
         exchange = self._pattern.exchange(self._place, self._hosts, own)
         if not isinstance(exchange, Generator):
             raise self._misfit(
@@ -409,7 +413,7 @@ class RoundPart:
         self._check_finite(total.maps)
         before = self.table.version
         load = self._merge.merge([Parts.one(0, total.maps, len(self.players))])
-        self._learner.table.rebase(self.table.refresh(before), [])
+        self._learner.table.rebase(self.table.refresh(before), self._unshared)
         self.made += steps
         ranks = len(self.players)
         waited = float(counted[Count.WAITED] / max(counted[Count.PASSED], 1e-9))

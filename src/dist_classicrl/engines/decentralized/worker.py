@@ -35,6 +35,7 @@ class Player(Working):
         self._tally: Counted | None = None
         self._term_of_table = self.begun_with.term
         self.part.has_merged = self._has_merged
+        self.part.wants_pause = lambda: False  # who coordinated before does so no more
 
     @property
     def base(self) -> Base:

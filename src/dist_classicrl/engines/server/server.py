@@ -341,6 +341,8 @@ class Server(Serving[Client]):
 
     def _seconds_there_and_back(self, rank: int) -> float:
         wire = self.group.wire
+        if rank not in self.peers.present:  # it has left meanwhile
+            return topology.PROBE_SECONDS
         self._probes += 1
         begin = wire.now()
         probe = Probe(self._probes, np.zeros(topology.PROBE_BYTES, np.uint8))

@@ -200,7 +200,7 @@ class Worker(Working):
         self._unreceipted.clear()
         self._node_servers = 0
         self._leases.clear()
-        if self._since_push or self._table.n_touched[0]:
+        if self._since_push or self._table.waiting:
             self._pack(True, time.perf_counter())
         self._since_push = 0
         self._stopping = False

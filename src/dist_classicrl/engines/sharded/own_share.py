@@ -60,7 +60,7 @@ class OwnShare:
     @property
     def steps_at_once(self) -> int | None:
         """As many steps as take 50 ms; None: not known yet."""
-        return int(self.rate * _SECONDS) if self.rate > 0.0 else None
+        return max(1, int(self.rate * _SECONDS)) if self.rate > 0.0 else None
 
     def give(self, chunk: Chunk) -> None:
         """Let it learn a chunk."""

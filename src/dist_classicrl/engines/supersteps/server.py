@@ -175,7 +175,8 @@ class SuperstepServer(Serving[Client]):
 
     def _steps_at_once(self) -> int:
         """Return how many steps to order: what takes 0.1 s, or up to the next report or checkpoint."""
-        steps = int(self._rate * _PLAY_SECONDS) or _FIRST_STEPS
+        first = _FIRST_STEPS if self.part.run.source.simulator is not None else 1  # which may take seconds
+        steps = max(1, int(self._rate * _PLAY_SECONDS)) if self._rate > 0.0 else first
         until = self.reporter.next_step - self.tally.steps
         if self.saver is not None:
             until = min(until, self.saver.next_step - self.start - self.made)

@@ -26,6 +26,7 @@ from dist_classicrl.engines.supersteps.rows_server import RowsServer
 from dist_classicrl.engines.supersteps.server import SuperstepServer
 from dist_classicrl.engines.supersteps.table import GatheredTable, RowsInPlace
 from dist_classicrl.engines.supersteps.worker import SuperstepWorker
+from dist_classicrl.environments.trial import try_out
 from dist_classicrl.errors import CutOffError, SettingsError, WorkerLeft
 from dist_classicrl.learning.learner import Learner
 from dist_classicrl.learning.rates import Rates
@@ -155,7 +156,9 @@ class SuperstepRoles(Roles[SuperstepWorker, SuperstepServer]):
         rates.set_workers(1)
 
     def kernels(self) -> list[Callable[[], None]]:
-        """See `Roles`."""
+        """See `Roles`; a game is tried out first."""
+        if self.run.source.simulator is not None:
+            try_out(self.run.source.simulator)
         return self._part.kernels()
 
     def compile(self, serves: bool) -> None:

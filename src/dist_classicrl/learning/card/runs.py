@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl._random import stream_key
-from dist_classicrl.checks import checked_whole
+from dist_classicrl.checks import WholeNumber, checked_whole
 from dist_classicrl.environments.resolve import Source, resolve, with_exploring_starts
 from dist_classicrl.environments.trial import run_game, try_out
 from dist_classicrl.errors import DeviceError, DistClassicRLError, SettingsError
+from dist_classicrl.learning.behavior_checks import check_behavior
 from dist_classicrl.learning.card.cards import Card, cards, free_memory
 from dist_classicrl.learning.card.choosing import why_not_simulated
 from dist_classicrl.learning.card.one_run import BAD_GAME, DIVERGED, ENDED, Lines, RunArrays, RunParts
@@ -25,6 +26,7 @@ from dist_classicrl.learning.kinds import problem_of
 from dist_classicrl.learning.learner import Problem, Stream, are_sound, check_sums
 from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.rates import Rates
+from dist_classicrl.learning.rules import check_source
 from dist_classicrl.schedules import Constant, PerVisit, in_call
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.maps import diverged
@@ -86,16 +88,30 @@ def learn_runs(
         As `train` does, of the first run that would.
     """
     settings = Settings() if settings is None else settings
+    if not isinstance(settings, Settings):
+        raise SettingsError(f"settings must be Settings or None, got {settings!r}. Write Settings(...).")
     steps = checked_whole("steps", steps, 1)
-    if not len(seeds):
-        raise SettingsError("seeds must name one run at least, got none.")
+    if not isinstance(seeds, Sequence | np.ndarray) or isinstance(seeds, str) or not len(seeds):
+        raise SettingsError(f"seeds must name one run at least, got {seeds!r}. Write range(10) or [0, 1].")
+    seeds = [WholeNumber(0, bits=63)("seeds", seed) for seed in seeds]
     source = resolve(env, 1, settings.use_action_mask)
     if settings.exploring_starts:
         source = with_exploring_starts(source)
+    for name, asked, there in (
+        ("state_size", settings.state_size, source.n_states),
+        ("action_size", settings.action_size, source.n_actions),
+    ):
+        if asked is not None and asked != there:
+            raise SettingsError(
+                f"{name}={asked}, and tables of many runs are as large as {source.name}, which has {there}. "
+                f"Leave {name} out."
+            )
+    check_source(settings, source)
+    check_behavior(source, settings, "local")
     if (why := why_not_at_once(source, settings)) is not None:
         raise DeviceError(f"Many runs at once cannot be had on a card: {why}.")
     runs = CardRuns(source, cards()[0] if card is None else card)
-    made = list(runs.learn([(settings, int(seed)) for seed in seeds], [steps]))
+    made = list(runs.learn([(settings, seed) for seed in seeds], [steps]))
     for each in made:
         for error in each.errors:
             if error is not None:
