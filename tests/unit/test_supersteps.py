@@ -382,6 +382,15 @@ def test_a_partition_that_leaves_its_range_is_refused():
             Share(problem, partition=wrong, ranks=2)
 
 
+def test_a_rank_without_states_finds_none_where_nothing_can_be_done():
+    model = garnet(n_states=5)
+    mask = np.ones((5, 5), bool)
+    mask[model.start_prob == 0.0] = False  # where episodes end
+    problem = problem_of(replace(model, action_mask=mask), settings_of(algorithm="sarsa"))
+    for rank in range(4):
+        Share(problem, partition="range", rank=rank, ranks=4).check()
+
+
 @pytest.mark.parametrize("walkers", [0, -1, 100, 1 << 23])
 def test_a_number_of_walkers_that_cannot_be(walkers):
     with pytest.raises(

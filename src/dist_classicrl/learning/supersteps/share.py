@@ -413,9 +413,8 @@ class Share(MessageSteps):
             owned, stuck = self._owned.states, self._stuck
             rows = stuck
             if owned is not None:
+                stuck = stuck[np.isin(stuck, owned)]
                 rows = np.searchsorted(owned, stuck)
-                is_own = (rows < owned.size) & (owned[np.minimum(rows, owned.size - 1)] == stuck)
-                stuck, rows = stuck[is_own], rows[is_own]
             stuck_there(stuck, self.table.of_states(rows), -np.inf)
         if (collected := float(self._crew.infinite[0])) != 0.0:
             raise infinite_return(collected)
