@@ -641,3 +641,12 @@ def test_what_differs_far_behind_in_what_ranks_are_about_to_do_is_named(world, s
         with pytest.raises(SettingsError, match=r"^rank 0: \.\.\.x+0'; rank 1: \.\.\.x+1'[;.]"):
             levels.allreduce(np.ones(3), "x" * 1000 + str(world.rank))
         assert levels.allreduce(np.ones(1)) == world.size
+
+
+@pytest.mark.parametrize("kind", ["int8", "int16"])
+def test_the_largest_of_all_numbers_stays_one(world, kind):
+    most = np.finfo(float).max
+    with CompressedAllreduce(world, kind, timeout=TIMEOUT) as reduce:
+        told = reduce(np.full(3, most if world.rank == 0 else 0.0))
+        assert np.isfinite(told).all() and np.allclose(told / most, 1.0)
+        assert np.isfinite(reduce(np.zeros(3))).all()

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import time
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -25,10 +26,12 @@ from dist_classicrl.engines.decentralized.patterns import (
 from dist_classicrl.engines.decentralized.server import Coordinator
 from dist_classicrl.engines.decentralized.stride import MOVING_LOAD, Stride
 from dist_classicrl.engines.decentralized.training import DecentralizedRoles
+from dist_classicrl.engines.decentralized.worker import Player
 from dist_classicrl.engines.engine import engine_for
 from dist_classicrl.engines.roles.members import Members
 from dist_classicrl.engines.run import LossPolicy
 from dist_classicrl.errors import DivergenceError, ProtocolError, RankLostError, SettingsError
+from dist_classicrl.membership.election import Base
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.maps import PackedMap, PackedSums
 
@@ -367,6 +370,13 @@ def test_what_a_rank_learned_last_stays_where_the_round_before_is_merged_later(m
     while first._under_way is not None:
         assert first._advance()
     assert np.array_equal(first._learner.table.q, first.table.values)  # all that it learned is in there
+
+
+def test_who_coordinated_before_wants_no_pause_of_its_own_any_more():
+    part = rank_of(0, 2, Swap(), {}, Codec())
+    part.wants_pause = lambda: True
+    player = Player(SimpleNamespace(wire=SimpleNamespace(now=time.monotonic)), part, Base())
+    assert player.part is part and not part.wants_pause()
 
 
 class Sparing(Codec):

@@ -167,6 +167,19 @@ def test_the_program_plays_what_was_tried_where_masks_were_told_as_states_were_m
             assert act(state, mask) == agent.predict(state, mask)
 
 
+def test_the_program_looks_at_no_masks_where_the_agent_does_not(tmp_path):
+    agent = DistAsyncQLearning(seed=1, use_action_mask=False)
+    env = CASES["masked"]()
+    state_of(agent).get_to_know(env).close()
+    agent.q_table = np.arange(agent.q_table.size, dtype=float).reshape(agent.q_table.shape)
+    act = module_at(export(state_of(agent), tmp_path / "policy.py", env))["act"]
+    env.observation_space.seed(1)
+    observation = env.observation_space.sample()
+    observation["action_mask"][:] = [1, 0, 0, 0]  # the last of the actions, 3 to 6, is the best one
+    assert act(observation) == agent.predict(observation) == 6
+    assert act(observation, [1, 0, 0, 0]) == agent.predict(observation, [1, 0, 0, 0]) == 3
+
+
 def module_at(path):
     known = {}
     exec(path.read_text(), known)

@@ -147,6 +147,8 @@ def test_what_is_logged_is_checked(alone):
             monitor.log_metrics(6.5)
         with pytest.raises(SettingsError, match="reward must be a number, got 'high'"):
             monitor.log_metrics(6, reward="high")
+        with pytest.raises(SettingsError, match="loss must be a number, got 1000"):
+            monitor.log_metrics(6, loss=10**400)
         monitor.log_metrics(np.int64(7), reward=np.float32(2.0))
     with pytest.raises(SettingsError, match="This monitor is closed"):
         monitor.log_metrics(8)
