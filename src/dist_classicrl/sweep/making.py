@@ -15,11 +15,9 @@ from dist_classicrl.engines.engine import engine_for
 from dist_classicrl.environments.resolve import Source, with_exploring_starts
 from dist_classicrl.errors import DistClassicRLError
 from dist_classicrl.evaluation.episodes import play_table
-from dist_classicrl.learning.behavior_checks import check_behavior
 from dist_classicrl.learning.card.cards import Card
 from dist_classicrl.learning.card.choosing import card_of_this_rank
 from dist_classicrl.learning.card.runs import CardRuns, Made, kind_of_run, why_not_at_once
-from dist_classicrl.learning.rules import check_source
 from dist_classicrl.model.agent_state import AgentState
 from dist_classicrl.settings import Settings
 from dist_classicrl.sweep.plan import Parcel, Plan, Trial
@@ -124,8 +122,6 @@ class Making:
                 return why
             AgentState(settings).look_at(self._environment(trial.environment, settings)).close()
             engine = engine_for(settings, 1, "auto").name
-            check_source(settings, source)
-            check_behavior(source, settings, _ENGINE)
         except DistClassicRLError as error:  # which each run raises
             return str(error).rstrip(".")
         return None if engine == _ENGINE else f"the engine {engine!r} is none of a core"

@@ -106,8 +106,6 @@ def learn_runs(
                 f"{name}={asked}, and tables of many runs are as large as {source.name}, which has {there}. "
                 f"Leave {name} out."
             )
-    check_source(settings, source)
-    check_behavior(source, settings, "local")
     if (why := why_not_at_once(source, settings)) is not None:
         raise DeviceError(f"Many runs at once cannot be had on a card: {why}.")
     runs = CardRuns(source, cards()[0] if card is None else card)
@@ -129,8 +127,10 @@ def learn_runs(
 def why_not_at_once(source: Source, settings: Settings) -> str | None:
     """Return why a card cannot make runs of a process alone at once, and what to write instead; None: it can.
 
-    It goes on from "many runs at once cannot be had: ".
+    It goes on from "many runs at once cannot be had: ". What a core refuses, too, raises its error.
     """
+    check_source(settings, source)
+    check_behavior(source, settings, "local")
     if (why := why_not_simulated(source, settings)) is not None:
         return why
     if source.n_states * source.n_actions >= FROM_ENTRIES:
