@@ -182,6 +182,8 @@ def play(folder, base=1, inner="0.0", between=""):
 def start(folder, name, source):
     (folder / f"{name}.py").write_text(source)
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder / "code")}
+    # Python takes kept bytecode for a source of the same size that was written within the same second.
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"
     environment["PYTHONPATH"] = str(Path(dist_classicrl.__file__).parents[1])
     done = subprocess.run(
         [sys.executable, str(folder / f"{name}.py")],
