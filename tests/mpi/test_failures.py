@@ -414,11 +414,14 @@ def test_a_reward_that_is_no_number(world, make_agent, lake, async_updates, rewa
     check_trains(world, make_agent(async_updates=async_updates), lake)
 
 
-def game(end, way=0.0, legal=None):
+@numba.njit
+def reset_in_the_middle(data, memory, random):
+    return 2
+
+
+def game(end, way=0.0, legal=None, reset=corridor_reset):
     """Return a compiled corridor of 5 cells with these rewards."""
-    return CompiledSimulator.game(
-        "corridor", 5, 2, CorridorData(end, way), corridor_reset, corridor_step, legal=legal
-    )
+    return CompiledSimulator.game("corridor", 5, 2, CorridorData(end, way), reset, corridor_step, legal=legal)
 
 
 @pytest.mark.parametrize("rewards", [(math.nan, 0.0), (1.0, math.nan), (math.inf, 0.0), (1.0, -math.inf)])
@@ -430,9 +433,11 @@ def test_a_compiled_game_with_a_reward_that_is_no_number(world, make_agent, lake
     check_trains(world, make_agent(), lake)
 
 
-def test_a_compiled_game_of_a_user_trains(world, make_agent):
-    agent = make_agent()
-    check_trains(world, agent, game(1.0), 100_000)
+@MODES
+@pytest.mark.parametrize("reset", [corridor_reset, reset_in_the_middle])
+def test_a_compiled_game_of_a_user_trains(world, make_agent, async_updates, reset):
+    agent = make_agent(async_updates=async_updates, logical_workers=max(1, world.size - 1))
+    check_trains(world, agent, game(1.0, reset=reset), 100_000)
     assert (agent.q_table.argmax(axis=1)[:4] == 1).all()
 
 
