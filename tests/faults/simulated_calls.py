@@ -33,6 +33,7 @@ from dist_classicrl.engines.schedule import Pace, RoundPlayer, next_round
 from dist_classicrl.engines.supersteps import part as superstep_part
 from dist_classicrl.engines.supersteps import server as superstep_server
 from dist_classicrl.engines.supersteps import training as superstep_training
+from dist_classicrl.engines.supersteps.who_plays import WhoPlays
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.errors import CutOffError, RankLostError, RankTimeoutError, RemoteRankError
 from dist_classicrl.learning.learner import Stream, Totals
@@ -985,6 +986,14 @@ class Supersteps(Calls):
         # Each superstep takes messages of all: nothing would be made where one of a hundred comes too late.
         conditions = self.network.conditions
         conditions.tail = conditions.tail if conditions.longest < SILENCE else min(conditions.tail, 5e-4)
+        self._chances = random.Random(f"who plays {seed}")
+        self._may_be_alone = self._chances.random() < 0.5
+
+    def _change(self, who: WhoPlays, rate: float, position: int, now: float) -> bool:
+        """Let one rank play alone for an order now and then, which takes no time here."""
+        changes = who.is_alone or self._may_be_alone and self._chances.random() < 0.2
+        who.is_alone ^= changes
+        return changes
 
     def random_settings(self, rng: random.Random) -> Settings:
         """Return those that the protocol depends on."""
@@ -1011,6 +1020,8 @@ class Supersteps(Calls):
             mock.patch.multiple(superstep_server, **shorter),
             mock.patch.object(superstep_part, "_POLLS", 2),
             mock.patch.object(superstep_training, "_memory", lambda *_: None),  # they send messages
+            mock.patch.object(superstep_part.Part, "can_be_alone", self._may_be_alone),
+            mock.patch.object(WhoPlays, "note", lambda *noted: self._change(*noted)),
         ):
             return super().check()
 

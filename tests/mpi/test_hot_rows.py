@@ -12,6 +12,7 @@ from mpi4py import MPI
 from dist_classicrl import TabularMDP
 from dist_classicrl.agent.agent import state_of
 from dist_classicrl.checkpoint import arrays as array_files
+from dist_classicrl.engines.supersteps.part import Part
 from dist_classicrl.learning.supersteps.by_messages.hot_rows import HotRows
 from dist_classicrl.membership.group import Group
 from dist_classicrl.tables import large_table
@@ -39,6 +40,7 @@ def model():
 def chosen(monkeypatch):
     """Let ranks be on two hosts; return how many rows were hot, whenever that was chosen."""
     monkeypatch.setattr(Group, "host_of", lambda self, rank: f"host {rank % 2}")
+    monkeypatch.setattr(Part, "can_be_alone", False)
     seen, choose = [], HotRows.choose
 
     def noted(self, parts, owners_of):

@@ -13,6 +13,7 @@ from mpi4py import MPI
 
 from dist_classicrl import CompiledSimulator
 from dist_classicrl.engines.supersteps import training
+from dist_classicrl.engines.supersteps.part import Part
 from dist_classicrl.environments.pocket_cube import pocket_cube
 from dist_classicrl.errors import SettingsError, StateLimitError
 
@@ -28,6 +29,7 @@ def exchange(request, monkeypatch):
     """Let walkers cross in the memory of the host, or as between hosts."""
     if request.param == "by messages":
         monkeypatch.setattr(training, "_memory", lambda run, group, start: None)
+        monkeypatch.setattr(Part, "can_be_alone", False)
 
 
 class Data(NamedTuple):

@@ -18,6 +18,7 @@ from dist_classicrl.callbacks import BaseCallback
 from dist_classicrl.engines import laggards
 from dist_classicrl.engines.supersteps import training
 from dist_classicrl.engines.supersteps.part import Part
+from dist_classicrl.engines.supersteps.who_plays import WhoPlays
 from dist_classicrl.errors import OutsideSpaceError, RankMismatchError, SettingsError
 from dist_classicrl.learning.supersteps.share import Share
 from dist_classicrl.schedules import Linear
@@ -44,11 +45,12 @@ def garnet():
     )
 
 
-@pytest.fixture(params=["memory", "messages"])
+@pytest.fixture(params=["memory", "messages", "one or all"])
 def uneven_ranks(request, world, monkeypatch):
     """Make every rank stop now and then in its supersteps, for another time on every rank.
 
-    Walkers travel in memory that all ranks share, or in messages, as on several hosts.
+    Walkers travel in memory that all ranks share, or in messages, as on several hosts; or now and then one
+    rank goes on without the others.
     """
     pace = random.Random(world.rank)
 
@@ -62,9 +64,19 @@ def uneven_ranks(request, world, monkeypatch):
 
     monkeypatch.setattr(Share, "settle", slowed(Share.settle))
     monkeypatch.setattr(Share, "play_together", slowed(Share.play_together))
-    if request.param == "messages":
+    if request.param != "memory":
         monkeypatch.setattr(training, "share", no_memory)
+    if request.param == "messages":
+        monkeypatch.setattr(Part, "can_be_alone", False)
+    elif request.param == "one or all":
+        monkeypatch.setattr(WhoPlays, "note", change)
     return request.param
+
+
+def change(who, rate, position, now):
+    changes = random.random() < 0.4
+    who.is_alone ^= changes
+    return changes
 
 
 def no_memory(*arguments, **more):
@@ -292,6 +304,7 @@ def test_a_rank_that_is_slow_is_named(world, make_agent, garnet, monkeypatch, ca
 
     monkeypatch.setattr(Share, "settle", slowly)
     monkeypatch.setattr(training, "share", no_memory)  # else they play in one compiled loop
+    monkeypatch.setattr(Part, "can_be_alone", False)
     monkeypatch.setattr(laggards, "_WINDOW_SECONDS", 0.5)
     with caplog.at_level(logging.WARNING, "dist_classicrl"):
         make_agent(async_updates=False).train(garnet, total_steps=30_000, **PLACED)

@@ -9,7 +9,7 @@ import pytest
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP, TrainingResult
 from dist_classicrl.engines import engine as engines
-from dist_classicrl.engines.engine import SHARDED_FROM, Layout, engine_for
+from dist_classicrl.engines.engine import SHARDED_FROM, SUPERSTEPS_FROM, Layout, engine_for
 from dist_classicrl.engines.saving import Position
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.model import places
@@ -92,6 +92,20 @@ def test_large_tables_are_learned_in_supersteps_where_they_are_to_be_the_same_on
     assert engine_for(Settings(), ranks, "auto", layout).name == asynchronous
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 9])
+def test_smaller_ones_are_too_by_rules_whose_steps_move_one_entry(ranks):
+    layout, settings = (
+        replace(LARGE, entries=SUPERSTEPS_FROM, is_one_step=True),
+        Settings(async_updates=False),
+    )
+    assert engine_for(settings, ranks, "auto", layout).name == "supersteps"
+    rounds, asynchronous = ("local", "local") if ranks == 1 else ("rounds", "server")
+    assert engine_for(settings, ranks, "auto", replace(layout, is_one_step=False)).name == rounds
+    assert engine_for(settings, ranks, "auto", replace(layout, entries=SUPERSTEPS_FROM - 1)).name == rounds
+    assert engine_for(settings, ranks, "replicated", layout).name == rounds
+    assert engine_for(Settings(), ranks, "auto", layout).name == asynchronous
+
+
 @pytest.mark.parametrize(
     "changes, settings",
     [
@@ -111,7 +125,7 @@ def test_what_supersteps_cannot_do_or_who_asks_for_rounds_has_these(changes, set
 
 @pytest.mark.slow
 def test_a_large_reproducible_training_says_why_it_takes_supersteps_and_learns_the_same(caplog):
-    model = TabularMDP.garnet(SHARDED_FROM // 2, 2, 2, seed=1)
+    model = TabularMDP.garnet(SUPERSTEPS_FROM // 2, 2, 2, seed=1)
     tables = []
     with caplog.at_level("INFO", "dist_classicrl"):
         for asked in ({}, {"placement": "sharded"}):

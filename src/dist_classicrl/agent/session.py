@@ -55,7 +55,7 @@ from dist_classicrl.learning.behavior_checks import check_behavior
 from dist_classicrl.learning.card.cards import Card
 from dist_classicrl.learning.card.choosing import card_for, say_choice
 from dist_classicrl.learning.keyed import check_keyed
-from dist_classicrl.learning.rules import check_source, contents
+from dist_classicrl.learning.rules import check_source, contents, find
 from dist_classicrl.learning.supersteps.partition import described as described_partition
 from dist_classicrl.membership.admission import Entry
 from dist_classicrl.membership.election import Deposed
@@ -266,7 +266,9 @@ class Session:
     def _layout(self, source: Source) -> Layout:
         hosts = {0} if self.group is None else {self.group.host_of(rank) for rank in self.group.view.members}
         entries, is_keyed = source.n_states * source.n_actions, source.keys is not None
-        return Layout(entries, len(hosts), source.simulator is not None, is_keyed, self._can_travel(source))
+        rule, _ = find(self.state.settings.algorithm)
+        is_compiled, can_travel = source.simulator is not None, self._can_travel(source)
+        return Layout(entries, len(hosts), is_compiled, is_keyed, can_travel, rule.is_one_step)
 
     def _can_travel(self, source: Source) -> bool:
         settings = self.state.settings

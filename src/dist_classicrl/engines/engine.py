@@ -30,10 +30,18 @@ PARTITIONS = ("hash", "range")
 """What it takes for `partition` besides a function."""
 
 SHARDED_FROM = 1 << 17
-"""Entries from which "auto" lets the ranks of a host learn in the same rows; reproducibly, in supersteps.
+"""Entries from which "auto" lets the ranks of a host learn in the same rows.
 
-Rounds of logical workers, which copy what each has touched, made 0.4 M steps/s with a million entries where
-supersteps made 5, and 2 M with as many as this where supersteps made 11 (one process, two pairs of runs).
+In the reproducible mode it takes supersteps from here on by any rule that can travel.
+"""
+
+SUPERSTEPS_FROM = 3_500
+"""Entries from which "auto" takes supersteps in the reproducible mode, by rules whose steps move one entry.
+
+Rounds of logical workers copy what each has touched. With 4,000 to 16,000 entries supersteps made 0.3 to 1.5
+times the steps of asynchronous training on three ranks, rounds 0.2 to 0.5, and alone 0.4 to 2.4 and 0.2 to
+0.8; with Taxi's 3,000 rounds were twice as fast. After equal steps the error of supersteps was at most 1.06
+times that of rounds of 32 updates, and up to 16,000 entries at most 0.9 (`benchmarks/results/rounds.md`).
 """
 
 
@@ -145,6 +153,7 @@ class Layout:
     is_compiled: bool = False  # whether all of the environment is compiled code
     is_keyed: bool = False  # whether its states are keys
     can_travel: bool = False  # whether supersteps can learn it with these settings, compiled as it is
+    is_one_step: bool = False  # see `LearningRule`
 
     def takes_owners(self, settings: Settings, ranks: int) -> bool:
         """Whether states are keys that need owners: of several ranks, or where one alone would not do."""
@@ -199,7 +208,7 @@ def engine_for(settings: Settings, ranks: int, placement: Any, layout: Layout = 
             return _SHARDED
         logger.info(
             "The table has %s entries, and is learned in supersteps: the same on any number of ranks. "
-            'placement="replicated" plays rounds of logical workers instead, which takes longer.',
+            'placement="replicated" plays rounds of logical workers instead, slower ones on several ranks.',
             f"{layout.entries:,}",
         )
         return _SUPERSTEPS
@@ -241,7 +250,8 @@ def _gains_from_rows(settings: Settings, ranks: int, layout: Layout) -> bool:
 
     In the reproducible mode that depends on nothing but settings and problem, as the table has to.
     """
-    if not layout.is_compiled or layout.entries < SHARDED_FROM or _is_replicated_only(settings) is not None:
+    least = SUPERSTEPS_FROM if layout.is_one_step and not settings.async_updates else SHARDED_FROM
+    if not layout.is_compiled or layout.entries < least or _is_replicated_only(settings) is not None:
         return False
     if settings.async_updates:
         return ranks > 1 and layout.hosts == 1

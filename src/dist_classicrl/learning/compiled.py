@@ -123,7 +123,7 @@ class CompiledLearner:
         if not self._episodes:
             if self.table.n_states == simulator.n_states:  # else there is only compiled
                 try_out(simulator)
-            # In the middle of an episode, so that none begins: in a table that is only compiled there is one state.
+            # In the middle of an episode: none may begin in a table of one state, which is only compiled.
             nowhere = walker._replace(memory=walker.memory.copy(), position=np.zeros(2, np.int64))
             nobody = _Episode(nowhere, memory, episode.replay)
             with compiling(self._rule):

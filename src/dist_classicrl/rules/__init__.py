@@ -220,6 +220,11 @@ class LearningRule:
         known: dict[str, Any] = getattr(self.parameters, "_field_defaults", {})
         return {name: known.get(name) for name in getattr(self.parameters, "_fields", ())}
 
+    @property
+    def is_one_step(self) -> bool:
+        """Whether each step moves one entry, once, with all that it takes at hand."""
+        return self.waits is None and self.on_target is None
+
     def n_merged(self, parameters: Any, n_states: int, n_actions: int) -> int:
         """Return how many of the shared numbers are merged."""
         return sum(one.count(parameters, n_states, n_actions) for one in self.shared if one.merge != "owner")

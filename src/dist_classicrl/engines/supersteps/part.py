@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dist_classicrl._memory import zeros
 from dist_classicrl._random import stream_key
 from dist_classicrl.checkpoint.arrays import ArrayEntry
 from dist_classicrl.checkpoint.parts import stretches_of, write_part
@@ -103,6 +104,7 @@ class Part:
         self._came: list[deque[np.ndarray]] = []
         self._owners = np.zeros(0, np.int64)
         self._tended = 0.0
+        self._sends = False  # messages to the other players, since they share no memory
         self._rows: LineTable | None = None  # of all ranks of an attempt
         self._made: HostMemory | None = None  # in which they are, on the rank that made it
 
@@ -182,11 +184,20 @@ class Part:
         """What this rank owns since `begin`."""
         return self._share
 
+    @property
+    def can_be_alone(self) -> bool:
+        """Whether one rank can make supersteps without the others, which send messages, and has the table."""
+        return self.memory is None and can_be_in_memory(self.run) and self.run.large is None
+
     def _boxes(self, attempt: int, players: tuple[int, ...]) -> Boxes | None:
-        if self.memory is None:
-            return None
+        memory = self.memory
+        if memory is None:
+            if len(players) > 1 or not self.can_be_alone:
+                return None
+            memory = zeros(shared_bytes(self.run, 1), np.uint8)
+            return boxes_in(memory, 1, *_sizes(self.run), 0, (0,), attempt)
         ranks = self.group.wire.size
-        return boxes_in(self.memory, ranks, *_sizes(self.run), self.group.rank, players, attempt)
+        return boxes_in(memory, ranks, *_sizes(self.run), self.group.rank, players, attempt)
 
     def kernels(self) -> list[Callable[[], None]]:
         """Return what compiles what is called."""
@@ -194,7 +205,9 @@ class Part:
         self._owners = self.owners(players)
         self._rows = self._table_in(None) if self.shares_rows else None
         share = self.share(players.index(self.group.rank), len(players), self._boxes(0, players))
-        return share.kernels()
+        if len(players) == 1 or not self.can_be_alone:
+            return share.kernels()
+        return [*share.kernels(), *self.share(0, 1, self._boxes(0, (self.group.rank,))).kernels()]
 
     def make_environments(self, players: tuple[int, ...]) -> None:
         """See to it that there are those that this rank steps among the players, and no others."""
@@ -216,7 +229,9 @@ class Part:
         self.note_owners(players, owners)
         self.attempt, self.players = attempt, players
         self._own = players.index(self.group.rank)
-        self._share = share = self.share(self._own, len(players), self._boxes(attempt, players))
+        boxes = self._boxes(attempt, players)
+        self._sends = boxes is None
+        self._share = share = self.share(self._own, len(players), boxes)
         self.full = None
         if isinstance(share, KeyedShare):
             assert run.keyed is not None
@@ -230,7 +245,7 @@ class Part:
             envs: Any = run.source.stepped  # which can be stepped one by one, see `check_supersteps`
             share.begin(envs, run.environment_seed(0), cut.start + cut.used)
         self.stream = Stream(stream_key(run.seed, "alone", cut.start), cut.start, cut.used, last=cut.last)
-        if self.memory is None:
+        if self._sends:
             tag = self.group.tag_between_workers(attempt)
             self._channels = [wire.channel(rank, tag) for rank in players if rank != self.group.rank]
         self._came = [deque() for _ in self._channels]
@@ -252,7 +267,7 @@ class Part:
         What that raises ends it, somewhere in the middle: then there has to be another `begin`.
         """
         begun = time.perf_counter()
-        if self.memory is None:
+        if self._sends:
             moved, n_bytes, learning = self._play_by_messages(until, tend)
             seconds = time.perf_counter() - begun
         else:
@@ -393,6 +408,14 @@ def _sizes(run: Run) -> tuple[int, int, int, int]:
     assert simulator is not None and walkers is not None
     rule, parameters = find(run.settings.algorithm)
     return walkers, *record_sizes(simulator, rule, parameters)
+
+
+def can_be_in_memory(run: Run) -> bool:
+    """Whether walkers can be exchanged in memory, where ranks share some: not of environments in Python.
+
+    Nor where a rule shares numbers, for which ranks exchange once more.
+    """
+    return run.source.simulator is not None and find(run.settings.algorithm)[0].on_target is None
 
 
 def shared_bytes(run: Run, ranks: int) -> int:

@@ -22,6 +22,7 @@ from dist_classicrl.engines.saving import Position, Saver
 from dist_classicrl.engines.supersteps.messages import Begin, Cut, Keep, Play, Played, Rows, TellRows
 from dist_classicrl.engines.supersteps.part import Part, Sums
 from dist_classicrl.engines.supersteps.table import GatheredTable
+from dist_classicrl.engines.supersteps.who_plays import WhoPlays
 from dist_classicrl.errors import ProtocolError
 from dist_classicrl.learning.state import stack_states
 from dist_classicrl.learning.supersteps.crew import joined, totals_of
@@ -72,6 +73,7 @@ class SuperstepServer(Serving[Client]):
         self._rows: dict[int, Rows] = {}
         self._sums = Sums(self.tally, self.cut)
         self._rate = 0.0
+        self._who = WhoPlays(self.part.can_be_alone, self.part.run.walkers or 1)
         self._kept_at = self.group.wire.now()
         self._laggards = Laggards(self.group.wire.now, self.group.host_of, _WHY_MORE)
         self._snapshot = self.table.snapshot()
@@ -234,15 +236,16 @@ class SuperstepServer(Serving[Client]):
                 return
 
     def _begin(self) -> None:
-        """Divide the table of the last cut among all who are there."""
+        """Divide the table of the last cut among all who are there, or who are to play."""
         self.part.close()
         self._attempt += 1
         self._is_broken = self._must_begin = False
         self._used = self.cut.used
-        players = tuple(sorted([self.group.rank, *(peer.rank for peer in self.peers.learners)]))
+        others = [] if self._who.is_alone else self.peers.learners
+        players = tuple(sorted([self.group.rank, *(peer.rank for peer in others)]))
         owners, rows = self.part.owners(players), self.part.new_rows()
         ready: dict[int, np.ndarray] = {}
-        for peer in self.peers.learners:
+        for peer in others:
             since = peer.client.version
             if since not in ready:
                 refresh = self.table.refresh(since)
@@ -264,6 +267,9 @@ class SuperstepServer(Serving[Client]):
             raise ProtocolError("The ranks ended their supersteps at different steps.")
         seconds = max(self.group.wire.now() - begin, 1e-9)
         self._rate = (self._used - before) / seconds
+        stream = self.part.stream
+        if self._who.note(self._rate, stream.start + stream.used, self.group.wire.now()):
+            self._must_begin, self._rate = True, 0.0
         self._count()
 
     def _count(self) -> None:

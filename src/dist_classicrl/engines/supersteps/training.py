@@ -21,7 +21,7 @@ from dist_classicrl.engines.supersteps.desk import open_desk
 from dist_classicrl.engines.supersteps.divided_rows import divide_rows
 from dist_classicrl.engines.supersteps.divided_server import DividedServer
 from dist_classicrl.engines.supersteps.messages import Cut
-from dist_classicrl.engines.supersteps.part import Part, Sums, first_cut, shared_bytes
+from dist_classicrl.engines.supersteps.part import Part, Sums, can_be_in_memory, first_cut, shared_bytes
 from dist_classicrl.engines.supersteps.rows_server import RowsServer
 from dist_classicrl.engines.supersteps.server import SuperstepServer
 from dist_classicrl.engines.supersteps.table import GatheredTable, RowsInPlace
@@ -30,7 +30,6 @@ from dist_classicrl.environments.trial import try_out
 from dist_classicrl.errors import CutOffError, SettingsError, WorkerLeft
 from dist_classicrl.learning.learner import Learner
 from dist_classicrl.learning.rates import Rates
-from dist_classicrl.learning.rules import find
 from dist_classicrl.learning.supersteps.row_share import can_be_in_place
 from dist_classicrl.learning.supersteps.share import WALKERS
 from dist_classicrl.learning.supersteps.stepped.share import WALKERS as STEPPED
@@ -105,11 +104,9 @@ def _join_rows(large: LargeTable, group: Group, told: dict[str, Any]) -> None:
 def _memory(run: Run, group: Group, start: Setup | Entry) -> HostMemory | None:
     """Return the memory in which the ranks exchange walkers.
 
-    None: they exchange messages, since they are on several hosts, or cannot have it, or step environments,
-    or their rule shares numbers, for which they exchange once more.
+    None: they exchange messages, since they are on several hosts, or cannot have it.
     """
-    rule, _ = find(run.settings.algorithm)
-    if run.source.simulator is None or rule.on_target is not None:  # Python takes the time
+    if not can_be_in_memory(run):
         return None
     size, memory = shared_bytes(run, group.wire.size), None
     if isinstance(start, Entry):

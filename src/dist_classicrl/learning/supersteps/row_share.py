@@ -79,9 +79,9 @@ class RowShare(Share):
 
 
 def can_be_in_place(problem: Problem) -> bool:
-    """Whether ranks that share the rows can leave walkers where they are: each step moves one entry, once."""
-    is_one_step = problem.rule.waits is None and problem.rule.on_target is None
-    return is_one_step and problem.source.keys is None and problem.shape.n_tables <= MOST_TABLES
+    """Whether ranks that share the rows can leave walkers where they are."""
+    is_counted = problem.source.keys is None and problem.shape.n_tables <= MOST_TABLES
+    return problem.rule.is_one_step and is_counted
 
 
 class HostShare(RowShare):
