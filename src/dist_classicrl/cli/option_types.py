@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import click
@@ -290,6 +292,18 @@ class Folder(Text):
     def complaint(self, value: Any, error: ValueError) -> str:
         """Return what is wrong with `value`, without its password."""
         return super().complaint(without_password(str(value)), error)
+
+
+class OutFolder(click.Path):
+    """The folder of a run or a study, on a file system."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the path."""
+        text = os.fspath(value)
+        if not text or "://" in text:
+            what = without_password(text)
+            self.fail(f"{what!r} is not the path of a folder. Write for instance runs/lake.", param, ctx)
+        return Path(text)
 
 
 SCHEDULES = {

@@ -13,7 +13,7 @@ import click
 from dist_classicrl._hints import promised_size, rank_of_environment
 from dist_classicrl.cli import errors
 from dist_classicrl.cli.requested_run import RequestedRun, continued, is_done
-from dist_classicrl.cli.run_folder import GREEDY, RunFolder, other_folder, short_path, steps_saved
+from dist_classicrl.cli.run_folder import RunFolder, other_folder, short_path, steps_saved
 from dist_classicrl.cli.summary import summary
 from dist_classicrl.cli.terminal import bar_of_a_job, has_terminal
 from dist_classicrl.cli.training import Display, train_here
@@ -71,9 +71,9 @@ def _begin(run: RequestedRun, launch: LaunchOptions, display: Display) -> int:
     if is_rank():
         train_here(run, display)
         return errors.DONE
-    ranks = run.ranks or launch.ranks_of_place() or 1
+    ranks = run.ranks or launch.ranks_of_place()
     has_bar = has_terminal() and not display.is_quiet
-    if ranks > 1:
+    if launch.is_for_mpirun or (ranks or 1) > 1:
         return _start_ranks(run, replace(launch, ranks=ranks), display, has_bar)
     if promised_size() > 1:  # by the variables of a batch script
         run = run.with_settings(allow_singletons=True)
@@ -132,7 +132,7 @@ def _prepare(run: RequestedRun) -> Path | None:
     """Make the folder; return where the run is that was there, if another one begins."""
     aside: Path | None = None
     if run.settings["resume"] == "never" and run.folder.exists():
-        path = run.folder.path
+        path = Path(os.path.abspath(run.folder.path))
         aside = path.with_name(f"{path.name}-before")
         aside = other_folder(aside) if aside.exists() else aside
         path.rename(aside)
@@ -142,12 +142,11 @@ def _prepare(run: RequestedRun) -> Path | None:
 
 
 def _say_done(run: RequestedRun) -> None:
-    from dist_classicrl.agent.result import TrainingResult
-
-    found = run.folder.read_result() or {}
-    greedy = found.pop(GREEDY, None)  # runs of earlier versions have none
-    result = TrainingResult.from_dict(found)
-    asked = run.folder.read_config()["total_steps"]
+    ended = run.folder.ended()
+    if ended is None:  # another process has begun to go on with it
+        return
+    result, greedy = ended
+    asked = run.folder.read_config().get("total_steps", result.steps)
     more = f"With more --total-steps than {result.steps:,} it goes on"
     more += "." if result.steps >= asked else f", unless they are {asked:,} again: it ended before those."
     click.echo(f"The run in {short_path(run.folder.path)} is done. {more}")

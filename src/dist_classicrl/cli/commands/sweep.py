@@ -10,7 +10,7 @@ import click
 
 from dist_classicrl._hints import task_of_environment
 from dist_classicrl.cli import errors
-from dist_classicrl.cli.option_types import option
+from dist_classicrl.cli.option_types import OutFolder, option
 from dist_classicrl.cli.run_folder import RunFolder
 from dist_classicrl.errors import StudyError
 
@@ -46,7 +46,7 @@ and costs only itself; the command says so when the others are done.
 @option(
     "-o",
     "--out",
-    type=click.Path(path_type=Path),
+    type=OutFolder(),
     metavar="FOLDER",
     help="The folder of the study.",
     shown="studies/ and the name of FILE",

@@ -11,7 +11,7 @@ from click.core import ParameterSource
 from dist_classicrl._hints import promised_size
 from dist_classicrl.cli import errors, options
 from dist_classicrl.cli.launch_options import is_of_launch, taken_from, takes_launch
-from dist_classicrl.cli.option_types import option
+from dist_classicrl.cli.option_types import OutFolder, option
 from dist_classicrl.cli.synonyms import own_word
 
 _HELP = """\
@@ -82,7 +82,7 @@ def _section(param: click.Parameter) -> str:
 @option(
     "-o",
     "--out",
-    type=click.Path(path_type=Path),
+    type=OutFolder(),
     metavar="FOLDER",
     help="The folder of the run.",
     shown="runs/ENV",
