@@ -614,6 +614,26 @@ def test_the_current_folder_may_hold_a_run_but_gets_no_other_name(out, here, pla
     assert steps_of(place / "x-before") == steps_of(place / "x") == 20_000
 
 
+@pytest.mark.parametrize("line", ["environment = 3", "environment_arguments = 3", "checkpoint_dir = 3"])
+def test_settings_of_a_run_that_somebody_has_edited_are_told(line, place, capsys):
+    assert train(*LAKE) == 0
+    file = place / LAKE_RUN / "config.toml"
+    kept = [each for each in file.read_text().splitlines() if each.split()[0] != line.split()[0]]
+    file.write_text("\n".join([*kept, line]))
+    for words in (["train", *LAKE], ["show", LAKE_RUN], ["report", LAKE_RUN, "--html", "x.html"]):
+        capsys.readouterr()
+        assert main(words) == 2
+        assert f"{file.relative_to(place)}: {line.split()[0]} must be " in capsys.readouterr().err
+
+
+def test_a_run_without_its_number_of_steps_is_done_with_those_that_it_made(place, capsys):
+    assert train(*LAKE) == 0
+    file = place / LAKE_RUN / "config.toml"
+    file.write_text("\n".join(line for line in file.read_text().splitlines() if "total_steps" not in line))
+    assert train(*LAKE) == 0
+    assert "is done. With more --total-steps than 20,000 it goes on." in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("told", ["{}", '{"steps": "many"}', "[]"])
 def test_a_result_that_somebody_has_edited_is_made_again(told, place, capsys):
     assert train(*LAKE) == 0

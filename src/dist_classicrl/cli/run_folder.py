@@ -104,8 +104,8 @@ class RunFolder:
                 folder.rmdir()
 
     def read_config(self) -> dict[str, Any]:
-        """Return the configuration of the run; nothing where there is none."""
-        return config.read(self.config) if self.config.exists() else {}
+        """Return the configuration of the run; nothing where there is none. SettingsError if it is wrong."""
+        return config.read_of_run(self.config) if self.config.exists() else {}
 
     def write_result(self, result: Mapping[str, Any], greedy: Mapping[str, Any] | None = None) -> None:
         """Write down the result of the run; `greedy` is what its greedy policy is worth, if that is known."""
