@@ -15,6 +15,7 @@ import click
 from dist_classicrl import durations
 from dist_classicrl._urls import has_password, without_password
 from dist_classicrl._words import nearest
+from dist_classicrl.checks import as_float
 
 _MOST = 2**63 - 1
 
@@ -91,7 +92,8 @@ class Whole(Kind):
         """Take a whole number, also one that is written as a float."""
         if isinstance(data, float) and data.is_integer():
             data = int(data)
-        if isinstance(data, bool) or not isinstance(data, int) or (self._least or data) > data:
+        is_whole = isinstance(data, int) and not isinstance(data, bool)
+        if not is_whole or (self._least is not None and data < self._least):
             raise ValueError(_quotes(data))
         if abs(data) > self._most:
             raise ValueError(f"It is too large: the most is {self._most}.")
@@ -115,7 +117,7 @@ class Real(Kind):
 
     def of_data(self, data: Any) -> float:
         """Take a number."""
-        if isinstance(data, bool) or not isinstance(data, (int, float)) or not math.isfinite(data):
+        if isinstance(data, bool) or not isinstance(data, (int, float)) or not math.isfinite(as_float(data)):
             raise ValueError(_quotes(data))
         if data < self._least:
             raise ValueError

@@ -163,7 +163,7 @@ def observation_of(text: str) -> Any:
     for read in (json.loads, ast.literal_eval):
         try:
             return read(text)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             continue
     raise click.BadParameter(
         f"{text!r} is neither JSON nor a Python literal. Write for instance 12, [3, 1] "
