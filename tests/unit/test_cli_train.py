@@ -799,6 +799,9 @@ def test_names_of_signals_need_no_sig(place):
         ({"SLURM_NTASKS": "5", "SLURM_PROCID": "0"}, ["-n", "1"], 1),
         ({"SLURM_NTASKS": "5", "SLURM_STEP_NUM_TASKS": "5", "SLURM_PROCID": "3"}, [], "rank"),
         ({"PMIX_RANK": "0"}, [], "rank"),
+        ({"PMIX_RANK": "0"}, ["-n", "1"], "rank"),
+        ({"PMIX_RANK": "0"}, ["-n", "4"], 4),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, ["-n", "4"], 4),
         ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}, ["-n", "3"], "rank"),
     ],
 )
@@ -818,6 +821,29 @@ def test_it_starts_ranks_unless_it_is_one(variables, words, ranks, monkeypatch):
         assert (found.settings["seed"] is None) == (ranks == "rank")
     else:
         assert found == ranks
+
+
+@pytest.mark.parametrize(
+    "words, env, ranks",
+    [
+        ([], "FrozenLake-v1", 3),
+        (["--total-steps", "1e6", "Taxi-v4"], "Taxi-v4", 3),
+        (["--env-id", "Taxi-v4"], "Taxi-v4", 3),
+        (["--processes", "5"], "FrozenLake-v1", 5),
+        (["--hostfile", "hosts"], "FrozenLake-v1", 2),
+        (["--config", "a.toml"], "Taxi-v4", 4),
+    ],
+)
+def test_what_holds_without_a_word_gives_way_to_all_that_say_it(words, env, ranks, place, monkeypatch):
+    (place / "hosts").write_text("localhost slots=2\n")
+    (place / "a.toml").write_text('environment = "Taxi-v4"\nranks = 4\n')
+    monkeypatch.delenv("SLURM_NTASKS", raising=False)
+    asked = []
+    monkeypatch.setattr(
+        start, "_start_ranks", lambda job, launch, *others: asked.append((job.environment, launch.ranks)) or 0
+    )
+    assert train("--env-if-none", "FrozenLake-v1", "--ranks-if-none", "3", *words) == 0
+    assert asked == [(env, ranks)]
 
 
 @pytest.mark.parametrize("words", [["--hostfile", "hosts"], ["--network", "eth1"], ["--mca", "btl", "self"]])

@@ -171,16 +171,19 @@ def gather(
     given: Mapping[str, Any],
     file: Path | None,
     out: Path | None,
+    otherwise: str | None = None,
 ) -> RequestedRun:
     """Return the run that a command line and a file ask for; what the command line says wins.
 
-    `name` and `arguments`, of the form ``name=value``, are those of the environment. `given` has the settings
+    `name` and `arguments`, of the form ``name=value``, are those of the environment, which is `otherwise`
+    where neither command line nor file names one. `given` has the settings
     of the command line, None where there is none. The folder of the run, `out`, is by default named after the
     environment. The settings of a run in another folder are taken over without the places where that one
     saves and logs.
     """
     said = {} if file is None else config.read_settings(file)
-    folder = RunFolder(out or folder_of(name or said.get(ENVIRONMENT, "")))
+    chosen = name or said.get(ENVIRONMENT) or otherwise
+    folder = RunFolder(out or folder_of(chosen or ""))
     if folder.exists() and not config.is_of_run(folder.config):
         raise SettingsError(
             f"{folder.config} was not written by `dist-classicrl train`, which keeps settings of a run under "
@@ -188,7 +191,6 @@ def gather(
         )
     if file is not None and config.is_of_run(file) and file.resolve().parent != folder.path.resolve():
         said = _without_places(said, file)
-    chosen = name or said.get(ENVIRONMENT)
     if chosen is None:
         raise SettingsError(
             "Which environment? Write for instance `dist-classicrl train FrozenLake-v1`, or environment = "

@@ -23,11 +23,14 @@ from dist_classicrl.launch.restart import Supervisor
 _STEP_TASKS = "SLURM_STEP_NUM_TASKS"
 
 
-def is_rank() -> bool:
+def is_rank(launch: LaunchOptions) -> bool:
     """Return whether this process was started as a rank.
 
-    A batch script of SLURM has variables of its job, too, but is no rank.
+    A batch script of SLURM has variables of its job, too, but is no rank. Nor is a rank alone, such as an
+    interactive shell of SLURM, that is told to start some.
     """
+    if promised_size() == 1 and (launch.is_for_mpirun or (launch.ranks or 1) > 1):
+        return False
     tasks = os.environ.get(_STEP_TASKS, "")
     return rank_of_environment() is not None or (tasks.isdecimal() and int(tasks) > 1)
 
@@ -48,7 +51,7 @@ def train(run: RequestedRun, launch: LaunchOptions, display: Display, was_starte
     aside: Path | None = None
     status = errors.INTERNAL
     try:
-        run, has_ended = _continued(run)
+        run, has_ended = _continued(run, launch)
         if has_ended:
             if is_head and not display.is_quiet:
                 _say_done(run)
@@ -68,7 +71,7 @@ def train(run: RequestedRun, launch: LaunchOptions, display: Display, was_starte
 
 
 def _begin(run: RequestedRun, launch: LaunchOptions, display: Display) -> int:
-    if is_rank():
+    if is_rank(launch):
         train_here(run, display)
         return errors.DONE
     ranks = run.ranks or launch.ranks_of_place()
@@ -109,7 +112,7 @@ def _drawn(run: RequestedRun, launch: LaunchOptions, display: Display, path: Pat
         status.remove()
 
 
-def _continued(run: RequestedRun) -> tuple[RequestedRun, bool]:
+def _continued(run: RequestedRun, launch: LaunchOptions) -> tuple[RequestedRun, bool]:
     """Return the run as it goes on in its folder, checked, and whether there is nothing left to do.
 
     All ranks of a job that somebody else has started come to the same answer, while one prepares the folder.
@@ -121,7 +124,7 @@ def _continued(run: RequestedRun) -> tuple[RequestedRun, bool]:
             return run, True
     run.check()
     begins = begins_anew or steps_saved(run.of_train()["checkpoint_dir"]) is None
-    if begins and not is_rank() and run.settings["seed"] is None:
+    if begins and not is_rank(launch) and run.settings["seed"] is None:
         from dist_classicrl._random import fresh_seed
 
         run = run.with_settings(seed=fresh_seed())
