@@ -83,7 +83,7 @@ def launched() -> bool:
 def _numbers(names: Iterable[str], environ: Mapping[str, str] | None = None) -> Iterator[int]:
     """Yield those of the variables that are whole numbers."""
     values = ((os.environ if environ is None else environ).get(name, "") for name in names)
-    return (int(value) for value in values if value.isdigit())
+    return (int(value) for value in values if value.isdecimal())
 
 
 def bound_cores() -> list[int]:

@@ -76,16 +76,18 @@ def typed(monkeypatch):
     return call
 
 
-def test_train_types_the_command_with_an_environment_and_ranks_where_none_are_named(typed):
-    lake = "FrozenLake8x8-v1"
-    assert typed(ranks="5") == [lake, "--ranks", "5"]
-    assert typed("--lr", "0.5", ranks="1") == [lake, "--lr", "0.5", "--ranks", "1"]
-    assert typed("Taxi-v4", "-q", ranks="2") == ["Taxi-v4", "-q", "--ranks", "2"]
-    for named in (["--env", "Taxi-v4"], ["--environment=Taxi-v4"], ["-c", "x.toml"], ["--config=x.toml"]):
-        assert typed(*named, ranks="2") == [*named, "--ranks", "2"]
-    for ranks in (["--ranks", "4"], ["--ranks=4"], ["-n", "4"], ["-n4"]):
-        assert typed("Taxi-v4", *ranks, ranks="2") == ["Taxi-v4", *ranks]
-    assert typed()[:2] == [lake, "--ranks"] and int(typed()[2]) >= 3
+def test_train_passes_all_arguments_on_after_what_holds_without_them(typed):
+    lake = ["--env-if-none", "FrozenLake8x8-v1"]
+    assert typed(ranks="5") == [*lake, "--ranks", "5"]
+    for given in (
+        ["--lr", "0.5"],
+        ["--total-steps", "1e6", "Taxi-v4"],
+        ["--processes", "4"],
+        ["-c", "x.toml"],
+    ):
+        *words, ranks = typed(*given)[:4]
+        assert words == [*lake, "--ranks-if-none"] and int(ranks) >= 3
+        assert typed(*given)[4:] == given and typed(*given, ranks="2") == [*lake, "--ranks", "2", *given]
 
 
 def test_after_train_the_commands_of_the_readme_find_the_run(typed, run_python, tmp_path):

@@ -639,7 +639,7 @@ def test_lonely_because_mpi_cannot_be_loaded(monkeypatch):
     assert DistAsyncQLearning(allow_singletons=True).train(env=GARNET, steps=100).steps == 100
 
 
-@pytest.mark.parametrize("value", ["1", "", "many"])
+@pytest.mark.parametrize("value", ["1", "", "many", "²"])
 def test_one_task_promises_nothing(monkeypatch, value):
     monkeypatch.setitem(sys.modules, "mpi4py", world_of(1))
     monkeypatch.setenv("SLURM_NTASKS", value)

@@ -3,6 +3,7 @@ import logging
 import math
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -311,3 +312,12 @@ def test_what_processes_of_a_job_write_appears_above_the_bar_and_the_end_below(t
     assert last_bar < shown.index("a summary") < shown.index("afterwards")
     assert "\x1b[31man error" in shown
     assert "summary\r\n\r\n" not in shown
+
+
+def test_a_terminal_without_a_width_shows_what_processes_of_a_job_write(tmp_path):
+    """As that of mpirun's ranks, whose input is none."""
+    environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-c", DRAWS, str(tmp_path / "status"), "print('a summary')"]
+    where = {"stdin": subprocess.DEVNULL, "env": environment}
+    status, shown = run_on_terminal(command, lambda process, got: None, columns=0, **where)
+    assert (status, "a summary" in shown) == (0, True), shown

@@ -44,10 +44,21 @@ def module(tmp_path, monkeypatch):
 
 
 def test_words_are_arguments():
-    words = ["a=1", "b=8x8", "c=False", "d=true", 'e=["SF", "HG"]', "f='x=y'", "g=1e3", "h=", "i=x=y"]
+    words = [
+        "a=1",
+        "b=8x8",
+        "c=False",
+        "d=true",
+        'e=["SF", "HG"]',
+        "f='x=y'",
+        "g=1e3",
+        "h=",
+        "i=x=y",
+        "j={[1]: 2}",
+    ]
     assert parse_arguments(words) == {
         **{"a": 1, "b": "8x8", "c": False, "d": True, "e": ["SF", "HG"], "f": "x=y", "g": 1000.0},
-        **{"h": "", "i": "x=y"},
+        **{"h": "", "i": "x=y", "j": "{[1]: 2}"},
     }
     assert parse_arguments(["pair=(3, (4, 5))", "map={'a': (1,)}", "text='None'"]) == {
         "pair": [3, [4, 5]],
@@ -113,6 +124,8 @@ def test_a_module_may_name_what_is_ready_to_be_learned_in(module, name):
         ("garnet", {"states": 5}, "Did you mean 'n_states'?"),
         ("nowhere_at_all:f", {}, "no module 'nowhere_at_all'"),
         ("nowhere_at_all:F-v0", {}, "no module 'nowhere_at_all'"),
+        (".worlds_to_test:model", {}, "'.worlds_to_test' is relative to no package"),
+        (".worlds_to_test:Mine-v0", {}, "'.worlds_to_test' is relative to no package"),
         ("worlds_to_test:Mnie-v0", {}, "'worlds_to_test:Mnie-v0'. Did you mean 'Mine-v0'?"),
         ("worlds_to_test:modle", {}, "has no 'modle'. Did you mean 'model'?"),
         ("worlds_to_test:number", {}, "is neither an environment nor a function that returns one, but 3"),

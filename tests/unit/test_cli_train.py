@@ -482,7 +482,11 @@ def test_a_run_with_checkpoints_elsewhere_is_shown_and_begun_anew(monkeypatch, p
         elsewhere.chdir("runs")
         assert load("FrozenLake-v1").agent.steps == stopped.value.steps
     capsys.readouterr()
-    words = (*LAKE, "--checkpoint-dir", "ck", "--learning-rate", "0.5")
+    words = (*LAKE, "--learning-rate", "0.5")
+    assert train(*words, "--resume", "never", "--checkpoint-dir", "ck") == 2  # it would go on with those
+    made = f"There are checkpoints of another run in ck already, at {stopped.value.steps:,} steps"
+    assert made in capsys.readouterr().err and not (place / "runs" / "FrozenLake-v1-before").exists()
+    words = (*words, "--checkpoint-dir", "ck-2")
     assert train(*words, "--resume", "never") == 0
     assert "is now in runs/FrozenLake-v1-before" in capsys.readouterr().err
     assert steps_of(place / "runs" / "FrozenLake-v1") == 20_000
@@ -518,12 +522,125 @@ def test_a_run_that_ended_early_goes_on_to_another_number_of_steps(place, capsys
     folder = place / "runs" / "FrozenLake-v1"
     made = steps_of(folder)
     capsys.readouterr()
-    assert train(*LAKE, "--total-steps", "1e12") == 0
+    assert train(*LAKE, *early) == 0
     assert f"more --total-steps than {made:,} it goes on, unless they are 1,000,000,000,000 again" in (
         capsys.readouterr().out
     )
     assert train(*LAKE, "--total-steps", made + 1000) == 0
     assert steps_of(folder) == made + 1000
+
+
+@pytest.mark.parametrize(
+    "before, after, why",
+    [
+        (["--total-episodes", 20], ["--total-episodes", 60], "all --total-episodes 20 have ended"),
+        (["--total-episodes", 20, "--stop-at-return", 0.99], [], "all --total-episodes 20 have ended"),
+        (["--stop-at-return", 0.001], ["--stop-at-return", 2], "has reached --stop-at-return 0.001"),
+    ],
+)
+def test_a_run_that_ended_early_says_why_and_goes_on_to_another_end(before, after, why, place, capsys):
+    words = (*LAKE, "--progress-interval", "0.02")
+    assert train(*words, *before) == 0
+    made = steps_of(place / LAKE_RUN)
+    assert why in capsys.readouterr().out
+    assert train(*words, *before) == 0
+    assert "is done" in capsys.readouterr().out
+    assert train(*words, *after) == 2
+    assert "it goes on to another number of steps alone. Add for instance --total-steps 20001." in (
+        capsys.readouterr().err
+    )
+    assert train(*words, *after, "--total-steps", 20_001) == 0
+    assert "resumed from" in capsys.readouterr().out and steps_of(place / LAKE_RUN) > made
+
+
+@pytest.mark.parametrize(
+    "more", [["--total-steps", "4e4"], ["--total-steps", "4e4", "--checkpoint-dir", "b"]]
+)
+def test_a_run_whose_checkpoints_are_not_found_is_not_begun_again(more, place, capsys):
+    assert train(*LAKE, "--checkpoint-dir", "a") == 0
+    model = place / LAKE_RUN / "model.npz"
+    before = model.read_bytes()
+    capsys.readouterr()
+    for lost in (lambda: None, lambda: shutil.rmtree("a"), (place / LAKE_RUN / "result.json").unlink):
+        lost()
+        assert train(*LAKE, *more) == 2
+        said = capsys.readouterr().err
+        assert (
+            f"saved in {place / 'a'}" in said and "Give --checkpoint-dir as before, or --resume never" in said
+        )
+    assert model.read_bytes() == before
+    assert train(*LAKE, *more, "--resume", "never") == 0
+    assert steps_of(place / LAKE_RUN) == 40_000
+
+
+def test_a_stopped_run_whose_checkpoints_are_not_found_says_how_far_it_was(place, capsys):
+    with pytest.raises(TrainingStopped) as stopped:
+        train("FrozenLake-v1", "--total-steps", "1e12", "--time-limit", "300ms", "--checkpoint-dir", "a")
+    assert train("FrozenLake-v1", "--total-steps", "1e12") == 2
+    assert f"has made {stopped.value.steps:,} steps and saved in " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["Taxi-v4", "--out", "lake"], ["--config", "lake/config.toml", "--out", "lake"]]
+)
+def test_a_file_of_somebody_else_is_not_taken_for_a_run(words, place, no_training, capsys):
+    file = place / "lake" / "config.toml"
+    file.parent.mkdir()
+    file.write_text('environment = "FrozenLake-v1"\n')
+    for more in ([], ["--resume", "never"]):
+        assert train(*words, *more) == 2
+        assert "lake/config.toml was not written by" in capsys.readouterr().err
+    assert [path.name for path in place.iterdir()] == ["lake"] and file.read_text().startswith("environment")
+
+
+@pytest.mark.parametrize("out", ["", "s3://bucket/run"])
+def test_a_run_needs_a_folder_of_its_own(out, place, no_training, capsys):
+    assert train(*LAKE, "--out", out) == 2
+    assert f"{out!r} is not the path of a folder" in capsys.readouterr().err
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize("out, here", [(".", "x"), ("..", "x/y")])
+def test_the_current_folder_may_hold_a_run_but_gets_no_other_name(out, here, place, monkeypatch, capsys):
+    (place / "x" / "y").mkdir(parents=True)
+    monkeypatch.chdir(here)
+    assert train(*LAKE, "--seed", 3, "--out", out) == 0
+    assert train(*LAKE, "--seed", 4, "--out", out) == 2
+    assert f"--out {place / 'x-2'} for a run of its own" in capsys.readouterr().err
+    assert train(*LAKE, "--seed", 4, "--out", out, "--resume", "never") == 2
+    assert f"{place / 'x'} is the current one or above it" in capsys.readouterr().err
+    monkeypatch.chdir(place)
+    assert train(*LAKE, "--seed", 4, "--out", "x/y/..", "--resume", "never") == 0
+    assert steps_of(place / "x-before") == steps_of(place / "x") == 20_000
+
+
+@pytest.mark.parametrize("line", ["environment = 3", "environment_arguments = 3", "checkpoint_dir = 3"])
+def test_settings_of_a_run_that_somebody_has_edited_are_told(line, place, capsys):
+    assert train(*LAKE) == 0
+    file = place / LAKE_RUN / "config.toml"
+    kept = [each for each in file.read_text().splitlines() if each.split()[0] != line.split()[0]]
+    file.write_text("\n".join([*kept, line]))
+    for words in (["train", *LAKE], ["show", LAKE_RUN], ["report", LAKE_RUN, "--html", "x.html"]):
+        capsys.readouterr()
+        assert main(words) == 2
+        assert f"{file.relative_to(place)}: {line.split()[0]} must be " in capsys.readouterr().err
+
+
+def test_a_run_without_its_number_of_steps_is_done_with_those_that_it_made(place, capsys):
+    assert train(*LAKE) == 0
+    file = place / LAKE_RUN / "config.toml"
+    file.write_text("\n".join(line for line in file.read_text().splitlines() if "total_steps" not in line))
+    assert train(*LAKE) == 0
+    assert "is done. With more --total-steps than 20,000 it goes on." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("told", ["{}", '{"steps": "many"}', "[]"])
+def test_a_result_that_somebody_has_edited_is_made_again(told, place, capsys):
+    assert train(*LAKE) == 0
+    result = place / LAKE_RUN / "result.json"
+    result.write_text(told)
+    assert train(*LAKE) == 0
+    assert steps_of(place / LAKE_RUN) == 20_000
 
 
 def test_a_checkpoint_that_has_to_be_there_is_looked_for_at_once(no_training, place, capsys):
@@ -665,6 +782,11 @@ def test_a_terminal_that_goes_stops_a_run_in_order(place, monkeypatch, handler, 
     assert (signal.SIGHUP in asked) == is_heard and "SIGTERM" in asked
 
 
+def test_names_of_signals_need_no_sig(place):
+    assert train(*LAKE, "--stop-signals", "USR1,TERM", "-q") == 0
+    assert steps_of(place / LAKE_RUN) == 20_000
+
+
 # Where it runs
 
 
@@ -677,6 +799,9 @@ def test_a_terminal_that_goes_stops_a_run_in_order(place, monkeypatch, handler, 
         ({"SLURM_NTASKS": "5", "SLURM_PROCID": "0"}, ["-n", "1"], 1),
         ({"SLURM_NTASKS": "5", "SLURM_STEP_NUM_TASKS": "5", "SLURM_PROCID": "3"}, [], "rank"),
         ({"PMIX_RANK": "0"}, [], "rank"),
+        ({"PMIX_RANK": "0"}, ["-n", "1"], "rank"),
+        ({"PMIX_RANK": "0"}, ["-n", "4"], 4),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, ["-n", "4"], 4),
         ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}, ["-n", "3"], "rank"),
     ],
 )
@@ -696,6 +821,42 @@ def test_it_starts_ranks_unless_it_is_one(variables, words, ranks, monkeypatch):
         assert (found.settings["seed"] is None) == (ranks == "rank")
     else:
         assert found == ranks
+
+
+@pytest.mark.parametrize(
+    "words, env, ranks",
+    [
+        ([], "FrozenLake-v1", 3),
+        (["--total-steps", "1e6", "Taxi-v4"], "Taxi-v4", 3),
+        (["--env-id", "Taxi-v4"], "Taxi-v4", 3),
+        (["--processes", "5"], "FrozenLake-v1", 5),
+        (["--hostfile", "hosts"], "FrozenLake-v1", 2),
+        (["--config", "a.toml"], "Taxi-v4", 4),
+    ],
+)
+def test_what_holds_without_a_word_gives_way_to_all_that_say_it(words, env, ranks, place, monkeypatch):
+    (place / "hosts").write_text("localhost slots=2\n")
+    (place / "a.toml").write_text('environment = "Taxi-v4"\nranks = 4\n')
+    monkeypatch.delenv("SLURM_NTASKS", raising=False)
+    asked = []
+    monkeypatch.setattr(
+        start, "_start_ranks", lambda job, launch, *others: asked.append((job.environment, launch.ranks)) or 0
+    )
+    assert train("--env-if-none", "FrozenLake-v1", "--ranks-if-none", "3", *words) == 0
+    assert asked == [(env, ranks)]
+
+
+@pytest.mark.parametrize("words", [["--hostfile", "hosts"], ["--network", "eth1"], ["--mca", "btl", "self"]])
+def test_what_is_for_mpirun_is_never_left_out(words, place, monkeypatch, capsys):
+    (place / "hosts").write_text("localhost\n")
+    monkeypatch.delenv("SLURM_NTASKS", raising=False)
+    monkeypatch.setattr(start, "train_here", None)
+    assert train(*LAKE, *words) == 2
+    assert "How many ranks? Write for instance -n 4" in capsys.readouterr().err
+    asked = []
+    monkeypatch.setattr(start, "_start_ranks", lambda job, launch, *others: asked.append(launch.ranks) or 0)
+    assert train(*LAKE, *words, "--ranks", "1") == 0
+    assert asked == [1]
 
 
 @pytest.mark.parametrize("words", [["--ranks", "4"], ["--max-restarts", "3"], ["--no-ulfm"]])

@@ -288,6 +288,16 @@ def test_more_threads_than_cores_are_found():
     assert status_of(cores.examine_threads(PLAN, one_each))["threads"] == "ok"
 
 
+@pytest.mark.parametrize("text", ["1.5", "4x", "many", "²"])
+def test_a_number_of_threads_that_is_none_is_found(text):
+    (finding, _) = cores.examine_threads(PLAN, [rank_report(0, OMP_NUM_THREADS=text)])
+    assert finding.status == "warning" and f"OMP_NUM_THREADS={text}" in finding.found
+    for fine in ("", "1,4"):
+        assert (
+            status_of(cores.examine_threads(PLAN, [rank_report(0, OMP_NUM_THREADS=fine)]))["threads"] == "ok"
+        )
+
+
 def test_threads_are_looked_at_where_no_rank_could_be_started(monkeypatch):
     monkeypatch.setattr(cores, "usable_cores", lambda: 2)
     monkeypatch.setenv("MKL_NUM_THREADS", "16")

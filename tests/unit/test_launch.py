@@ -590,7 +590,7 @@ def hostfile(folder, text):
 def test_hostfiles_of_both_kinds_are_read(tmp_path):
     text = "# mine\n\nnode1 slots=4\nnode-2.cluster slots = 2 max_slots=8 # big\n10.0.0.3:5\nnode4\n"
     assert read_hostfile(hostfile(tmp_path, text)) == (
-        *(Host("node1", 4), Host("node-2.cluster", 2), Host("10.0.0.3", 5), Host("node4", None)),
+        *(Host("node1", 4), Host("node-2.cluster", 2, 8), Host("10.0.0.3", 5), Host("node4", None)),
     )
 
 
@@ -600,6 +600,7 @@ def test_hostfiles_of_both_kinds_are_read(tmp_path):
         ("node1 slots=4\nnode2 lots=3\n", "Line 2 of the hostfile .*'node2 lots=3'"),
         ("node1 slots=four\n", "Line 1"),
         ("node1 node2\n", "Line 1"),
+        ("node1 slots=4 max_slots=many\n", "Line 1"),
         ("node1 slots=0\n", "no slots"),
         ("# nobody\n", "names no host"),
     ],
@@ -620,6 +621,15 @@ def test_the_hostfile_has_the_form_of_the_launcher(tmp_path, family, line):
     write_hostfile(path, [Host("node1", 4), Host("node2", None)], family)
     assert path.read_text().splitlines() == [line, "node2"]
     assert read_hostfile(path) == (Host("node1", 4), Host("node2", None))
+
+
+def test_most_slots_reach_open_mpi_and_are_refused_for_who_knows_none(tmp_path):
+    path, hosts = tmp_path / "written", (Host("node1", 4, 8), Host("node2", None, 2))
+    write_hostfile(path, hosts, "openmpi")
+    assert path.read_text().splitlines() == ["node1 slots=4 max_slots=8", "node2 max_slots=2"]
+    assert read_hostfile(path) == hosts
+    with pytest.raises(LauncherError, match="'node1' max_slots=8, which MPICH and its kin do not know"):
+        write_hostfile(path, hosts, "hydra")
 
 
 def test_ranks_fit_on_the_hosts_that_are_left():

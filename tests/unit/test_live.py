@@ -193,7 +193,7 @@ def test_without_a_terminal_it_is_refused_by_name(command, tmp_path, capsys):
     more = [] if words[0] == "show" else ["--out", str(tmp_path / "out")]
     status, _, err = run_command(capsys, *words, *more, "--live")
     assert status == 2 and "--live draws on a terminal" in err and "show --live FOLDER" in err
-    assert not (tmp_path / "out" / "metrics.jsonl").exists()
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_is_quiet_or_a_rank_is_not_live():

@@ -153,6 +153,7 @@ def test_an_observation_as_python_and_as_json_has_it(tmp_path, capsys, text):
     [
         ("(20, 99, 1)", "none of the observations, which are Tuple(Discrete(32)"),
         ("(20, 10", "neither JSON nor a Python literal"),
+        ("{[1]: 2}", "neither JSON nor a Python literal"),
         ("7", "none of the observations"),
     ],
 )

@@ -416,6 +416,8 @@ def test_runs_and_studies_have_folders_of_their_own(tmp_path, capsys):
     assert main(["sweep", str(file), "--out", str(run)]) == 2
     assert f"{run} is the folder of a run, and a study needs one of its own" in capsys.readouterr().err
     assert [path.name for path in run.iterdir()] == ["config.toml"]
+    assert main(["sweep", str(file), "--out", "s3://bucket/study"]) == 2
+    assert "'s3://bucket/study' is not the path of a folder" in capsys.readouterr().err
 
     study = tmp_path / "made"
     Sweep("FrozenLake-v1", total_steps=200, folder=study).begin()
@@ -747,6 +749,11 @@ def test_a_study_is_shown_as_a_table_and_named_where_a_run_is_asked_for(whole, c
     text = capsys.readouterr().out
     assert text.startswith(f"{folder}: 12 of 12 runs done\n")
     assert all(each["settings"] in text for each in whole.summary())
+    for words in (["--observation", "3"], ["--states", "5"], ["--env", "Taxi-v4"], ["--env-arg", "a=1"]):
+        assert main(["show", folder, *words]) == 2
+        assert f"Leave them out of {folder}, which is a study" in capsys.readouterr().err
+    assert main(["show", folder, "--live", "--json"]) == 2
+    assert "--json writes for programs: give one of them" in capsys.readouterr().err
     assert main(["show", folder, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["done"], told["failed"], told["runs"]) == (12, 0, 12)

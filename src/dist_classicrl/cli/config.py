@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dist_classicrl._files import open_regular, read_regular, whole_file
 from dist_classicrl._urls import without_password
 from dist_classicrl._words import nearest
 from dist_classicrl.cli.synonyms import SYNONYMS
 from dist_classicrl.errors import SettingsError
+
+if TYPE_CHECKING:
+    from dist_classicrl.cli.option_types import Kind
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -44,16 +47,28 @@ def read_settings(path: Path) -> dict[str, Any]:
     return {name: _checked(path, name, data) for name, data in read(path).items()}
 
 
-def _checked(path: Path, name: str, data: Any) -> Any:
+def read_of_run(path: Path) -> dict[str, Any]:
+    """Return what the file of a run holds, checked as far as its settings are known: others may be older."""
+    data = read(path)
+    for name in data.keys() & {*_kinds(), ENVIRONMENT_ARGUMENTS}:
+        _checked(path, name, data[name])
+    return data
+
+
+def _kinds() -> dict[str, Kind]:
     from dist_classicrl.cli.option_types import Text, Whole
     from dist_classicrl.cli.options import OPTIONS
 
+    kinds = {option.name: option.kind for option in OPTIONS.values()}
+    return {**kinds, ENVIRONMENT: Text(), RANKS: Whole(1)}
+
+
+def _checked(path: Path, name: str, data: Any) -> Any:
     if name == ENVIRONMENT_ARGUMENTS:
         if not isinstance(data, dict):
             raise SettingsError(f"{path}: {name} must be a table, got {_shown(data)}.")
         return data
-    kinds = {option.name: option.kind for option in OPTIONS.values()}
-    kinds |= {ENVIRONMENT: Text(), RANKS: Whole(1)}
+    kinds = _kinds()
     if name not in kinds and SYNONYMS.get(name) in kinds:
         raise SettingsError(f"{path}: {name} is called {SYNONYMS[name]} here. Write {SYNONYMS[name]} = ...")
     if name not in kinds:

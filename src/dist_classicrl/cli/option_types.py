@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,6 +15,7 @@ import click
 from dist_classicrl import durations
 from dist_classicrl._urls import has_password, without_password
 from dist_classicrl._words import nearest
+from dist_classicrl.checks import as_float
 
 _MOST = 2**63 - 1
 
@@ -89,7 +92,8 @@ class Whole(Kind):
         """Take a whole number, also one that is written as a float."""
         if isinstance(data, float) and data.is_integer():
             data = int(data)
-        if isinstance(data, bool) or not isinstance(data, int) or (self._least or data) > data:
+        is_whole = isinstance(data, int) and not isinstance(data, bool)
+        if not is_whole or (self._least is not None and data < self._least):
             raise ValueError(_quotes(data))
         if abs(data) > self._most:
             raise ValueError(f"It is too large: the most is {self._most}.")
@@ -113,7 +117,7 @@ class Real(Kind):
 
     def of_data(self, data: Any) -> float:
         """Take a number."""
-        if isinstance(data, bool) or not isinstance(data, (int, float)) or not math.isfinite(data):
+        if isinstance(data, bool) or not isinstance(data, (int, float)) or not math.isfinite(as_float(data)):
             raise ValueError(_quotes(data))
         if data < self._least:
             raise ValueError
@@ -290,6 +294,18 @@ class Folder(Text):
     def complaint(self, value: Any, error: ValueError) -> str:
         """Return what is wrong with `value`, without its password."""
         return super().complaint(without_password(str(value)), error)
+
+
+class OutFolder(click.Path):
+    """The folder of a run or a study, on a file system."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the path."""
+        text = os.fspath(value)
+        if not text or "://" in text:
+            what = without_password(text)
+            self.fail(f"{what!r} is not the path of a folder. Write for instance runs/lake.", param, ctx)
+        return Path(text)
 
 
 SCHEDULES = {

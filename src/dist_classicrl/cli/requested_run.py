@@ -75,7 +75,25 @@ class RequestedRun:
         log_dir = self.settings["log_dir"]
         if log_dir is not None and Path(log_dir).exists() and not Path(log_dir).is_dir():
             raise SettingsError(f"--log-dir {log_dir} is no folder. Give one, or leave it out.")
-        place = self.of_train()["checkpoint_dir"]
+        self._check_resume()
+
+    def _check_resume(self) -> None:
+        """Find what is wrong with how the run is to begin or go on, where its checkpoints are to be."""
+        place, path = self.of_train()["checkpoint_dir"], Path(os.path.abspath(self.folder.path))
+        if self.settings["resume"] == "never":
+            is_renamed = self.folder.exists()
+            if is_renamed and Path.cwd().is_relative_to(path.parent.resolve() / path.name):
+                raise SettingsError(
+                    f"--resume never gives the folder of the run before another name, and {path} is the "
+                    "current one or above it. Type the command elsewhere, or give --out another folder."
+                )
+            is_inner = Path(os.path.abspath(place)).is_relative_to(path)
+            made = None if is_renamed and is_inner else steps_saved(place)
+            if made is not None:
+                raise SettingsError(
+                    f"There are checkpoints of another run in {place} already, at {made:,} steps, and "
+                    "--resume never begins anew. Give --checkpoint-dir another folder, or remove them."
+                )
         if self.settings["resume"] == "must" and steps_saved(place) is None:
             raise CheckpointError(
                 f"There is no checkpoint in {place}, but --resume must asks for one. "
@@ -153,19 +171,26 @@ def gather(
     given: Mapping[str, Any],
     file: Path | None,
     out: Path | None,
+    otherwise: str | None = None,
 ) -> RequestedRun:
     """Return the run that a command line and a file ask for; what the command line says wins.
 
-    `name` and `arguments`, of the form ``name=value``, are those of the environment. `given` has the settings
+    `name` and `arguments`, of the form ``name=value``, are those of the environment, which is `otherwise`
+    where neither command line nor file names one. `given` has the settings
     of the command line, None where there is none. The folder of the run, `out`, is by default named after the
     environment. The settings of a run in another folder are taken over without the places where that one
     saves and logs.
     """
     said = {} if file is None else config.read_settings(file)
-    folder = RunFolder(out or folder_of(name or said.get(ENVIRONMENT, "")))
+    chosen = name or said.get(ENVIRONMENT) or otherwise
+    folder = RunFolder(out or folder_of(chosen or ""))
+    if folder.exists() and not config.is_of_run(folder.config):
+        raise SettingsError(
+            f"{folder.config} was not written by `dist-classicrl train`, which keeps settings of a run under "
+            "that name. Give --out another folder."
+        )
     if file is not None and config.is_of_run(file) and file.resolve().parent != folder.path.resolve():
         said = _without_places(said, file)
-    chosen = name or said.get(ENVIRONMENT)
     if chosen is None:
         raise SettingsError(
             "Which environment? Write for instance `dist-classicrl train FrozenLake-v1`, or environment = "
@@ -215,18 +240,51 @@ def _identity(data: Mapping[str, Any]) -> dict[str, Any]:
 def is_done(run: RequestedRun) -> bool:
     """Return whether the run in the folder has made all steps that are asked for, or has ended before.
 
-    SettingsError if it has not ended, and has made more steps than are asked for.
+    SettingsError if it has not ended, and has made more steps than are asked for; if it is to go on to the
+    same steps after an early end; or if there is no checkpoint to go on from where it is to save now.
     """
-    asked, result = run.settings["total_steps"], run.folder.read_result()
-    if result is not None and run.folder.model.exists():
-        return asked == run.folder.read_config().get("total_steps") or asked <= result["steps"]
-    made = steps_saved(run.of_train()["checkpoint_dir"])
-    if made is not None and made > asked:
+    asked, folder, ended = run.settings["total_steps"], run.folder, run.folder.ended()
+    if ended is not None and folder.model.exists():
+        before, now = folder.read_config(), run.data()
+        is_same_call = asked == before.get("total_steps")  # which `train` makes no more of
+        changed = [name for name in _EARLY_ENDS if before.get(name) != now.get(name)]
+        if asked > ended[0].steps and is_same_call and changed:
+            raise SettingsError(
+                f"The run in {folder.path} has ended at {ended[0].steps:,} of {asked:,} steps, and with "
+                f"another --{changed[0].replace('_', '-')} it goes on to another number of steps alone. Add "
+                f"for instance --total-steps {asked + 1}."
+            )
+        if is_same_call or asked <= ended[0].steps:
+            return True
+    place = run.of_train()["checkpoint_dir"]
+    made = steps_saved(place)
+    if made is None:
+        _refuse_to_lose(folder, place, None if ended is None else ended[0].steps)
+    elif made > asked:
         raise SettingsError(
-            f"The run in {run.folder.path} has made {made:,} steps, more than --total-steps {asked:,}. Give "
-            f"more, or --out {other_folder(run.folder.path)} for a run of its own."
+            f"The run in {folder.path} has made {made:,} steps, more than --total-steps {asked:,}. Give "
+            f"more, or --out {other_folder(folder.path)} for a run of its own."
         )
     return False
+
+
+_EARLY_ENDS = ("total_episodes", "stop_at_return")
+
+
+def _refuse_to_lose(folder: RunFolder, place: str | Path, made: int | None) -> None:
+    """Raise SettingsError where a run has learned something that no checkpoint in `place` holds.
+
+    One that was killed before its first checkpoint has learned nothing that is left.
+    """
+    before = folder.place_of_checkpoints()
+    made = steps_saved(before) if made is None else made
+    if made is None and not folder.model.exists():
+        return
+    raise SettingsError(
+        f"The run in {folder.path} has made {'its' if made is None else f'{made:,}'} steps and saved in "
+        f"{before}, and there is no checkpoint in {place} to go on from. Give --checkpoint-dir as before, or "
+        "--resume never to begin anew and keep what is there under another name."
+    )
 
 
 def _other(folder: Path, name: str, then: Any, now: Any) -> str:

@@ -10,11 +10,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dist_classicrl._files import read_regular, whole_file
 from dist_classicrl._words import nearest
 from dist_classicrl.cli import config
+
+if TYPE_CHECKING:
+    from dist_classicrl.agent.result import TrainingResult
 
 GREEDY = "greedy"  # what the result has besides the fields of `TrainingResult`
 ROOT = Path("runs")  # where folders of runs lie by default
@@ -101,8 +104,8 @@ class RunFolder:
                 folder.rmdir()
 
     def read_config(self) -> dict[str, Any]:
-        """Return the configuration of the run; nothing where there is none."""
-        return config.read(self.config) if self.config.exists() else {}
+        """Return the configuration of the run; nothing where there is none. SettingsError if it is wrong."""
+        return config.read_of_run(self.config) if self.config.exists() else {}
 
     def write_result(self, result: Mapping[str, Any], greedy: Mapping[str, Any] | None = None) -> None:
         """Write down the result of the run; `greedy` is what its greedy policy is worth, if that is known."""
@@ -116,6 +119,17 @@ class RunFolder:
         except (OSError, ValueError, RecursionError):
             return None
         return data if isinstance(data, dict) else None
+
+    def ended(self) -> tuple[TrainingResult, dict[str, Any] | None] | None:
+        """Return the result of the run, and what its greedy policy is worth, if that is known.
+
+        None where the run has not ended, or somebody has edited the file.
+        """
+        from dist_classicrl.agent.result import TrainingResult
+
+        found = self.read_result() or {}
+        greedy = found.pop(GREEDY, None)  # runs of earlier versions have none
+        return (TrainingResult.from_dict(found), greedy) if TrainingResult.is_described_by(found) else None
 
 
 def steps_saved(place: str | Path) -> int | None:
@@ -149,8 +163,9 @@ def folder_around(run: str | os.PathLike[str]) -> Path:
 
 def other_folder(path: Path) -> Path:
     """Return a folder beside `path` that is not there yet, for a run of its own."""
-    others = (path.with_name(f"{path.name}-{number}") for number in count(2))
-    return next(other for other in others if not other.exists())
+    own = Path(os.path.abspath(path))  # "." and ".." are no names
+    others = (own.with_name(f"{own.name}-{number}") for number in count(2))
+    return Path(short_path(next(other for other in others if not other.exists())))
 
 
 def short_path(path: str | os.PathLike[str]) -> str:

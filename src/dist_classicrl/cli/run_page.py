@@ -10,7 +10,7 @@ import numpy as np
 
 from dist_classicrl._words import shown_name
 from dist_classicrl.cli.config import ENVIRONMENT, ENVIRONMENT_ARGUMENTS
-from dist_classicrl.cli.run_folder import GREEDY, RunFolder, folder_around
+from dist_classicrl.cli.run_folder import RunFolder, folder_around
 from dist_classicrl.cli.several import groups
 from dist_classicrl.cli.trained_agent import TrainedAgent, load
 from dist_classicrl.errors import CheckpointError, DistClassicRLError, MetricsError, PlotError
@@ -26,7 +26,6 @@ def facts_of(run: str) -> RunFacts:
 
     FileNotFoundError where there is nothing.
     """
-    from dist_classicrl.agent.result import TrainingResult
     from dist_classicrl.report.sections import RunFacts
 
     folder = RunFolder(folder_around(run))
@@ -38,11 +37,9 @@ def facts_of(run: str) -> RunFacts:
             raise
     known: dict[str, Any] = {}
     if folder.path.is_dir() and folder.exists():
-        told = folder.read_result() or {}
-        evaluation = told.pop(GREEDY, None)
-        is_result = TrainingResult.is_described_by(told)
-        if is_result:
-            known |= {"result": told, "evaluation": evaluation}
+        ended = folder.ended()
+        if ended is not None:
+            known |= {"result": ended[0].to_dict(), "evaluation": ended[1]}
         of_run = folder.read_config().items()
         known["settings"] = {name: value for name, value in of_run if name not in _OF_ENVIRONMENT}
     if trained is not None and not known.get("settings"):

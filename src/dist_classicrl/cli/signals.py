@@ -38,7 +38,7 @@ class Ended(BaseException):
 
 
 @contextmanager
-def ended_after(seconds: float, signals: Iterable[str | int]) -> Iterator[None]:
+def ended_after(seconds: float, signals: Iterable[int]) -> Iterator[None]:
     """Let the work in this block end by `Ended` after so many seconds, or with one of the signals, or Ctrl-C.
 
     In a thread of its own, where Python hears no signals, it goes on to its end.
@@ -46,13 +46,12 @@ def ended_after(seconds: float, signals: Iterable[str | int]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = {signal.Signals[each] if isinstance(each, str) else each for each in signals}
 
     def end(number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
         raise Ended(f"it took {seconds:g} s" if number == signal.SIGALRM else f"ended by {name}")
 
-    with handled({*numbers, signal.SIGINT, signal.SIGALRM}, end):
+    with handled({*signals, signal.SIGINT, signal.SIGALRM}, end):
         try:
             signal.setitimer(signal.ITIMER_REAL, seconds)
             yield

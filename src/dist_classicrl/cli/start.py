@@ -13,7 +13,7 @@ import click
 from dist_classicrl._hints import promised_size, rank_of_environment
 from dist_classicrl.cli import errors
 from dist_classicrl.cli.requested_run import RequestedRun, continued, is_done
-from dist_classicrl.cli.run_folder import GREEDY, RunFolder, other_folder, short_path, steps_saved
+from dist_classicrl.cli.run_folder import RunFolder, other_folder, short_path, steps_saved
 from dist_classicrl.cli.summary import summary
 from dist_classicrl.cli.terminal import bar_of_a_job, has_terminal
 from dist_classicrl.cli.training import Display, train_here
@@ -23,11 +23,14 @@ from dist_classicrl.launch.restart import Supervisor
 _STEP_TASKS = "SLURM_STEP_NUM_TASKS"
 
 
-def is_rank() -> bool:
+def is_rank(launch: LaunchOptions) -> bool:
     """Return whether this process was started as a rank.
 
-    A batch script of SLURM has variables of its job, too, but is no rank.
+    A batch script of SLURM has variables of its job, too, but is no rank. Nor is a rank alone, such as an
+    interactive shell of SLURM, that is told to start some.
     """
+    if promised_size() == 1 and (launch.is_for_mpirun or (launch.ranks or 1) > 1):
+        return False
     tasks = os.environ.get(_STEP_TASKS, "")
     return rank_of_environment() is not None or (tasks.isdecimal() and int(tasks) > 1)
 
@@ -48,7 +51,7 @@ def train(run: RequestedRun, launch: LaunchOptions, display: Display, was_starte
     aside: Path | None = None
     status = errors.INTERNAL
     try:
-        run, has_ended = _continued(run)
+        run, has_ended = _continued(run, launch)
         if has_ended:
             if is_head and not display.is_quiet:
                 _say_done(run)
@@ -68,12 +71,12 @@ def train(run: RequestedRun, launch: LaunchOptions, display: Display, was_starte
 
 
 def _begin(run: RequestedRun, launch: LaunchOptions, display: Display) -> int:
-    if is_rank():
+    if is_rank(launch):
         train_here(run, display)
         return errors.DONE
-    ranks = run.ranks or launch.ranks_of_place() or 1
+    ranks = run.ranks or launch.ranks_of_place()
     has_bar = has_terminal() and not display.is_quiet
-    if ranks > 1:
+    if launch.is_for_mpirun or (ranks or 1) > 1:
         return _start_ranks(run, replace(launch, ranks=ranks), display, has_bar)
     if promised_size() > 1:  # by the variables of a batch script
         run = run.with_settings(allow_singletons=True)
@@ -109,7 +112,7 @@ def _drawn(run: RequestedRun, launch: LaunchOptions, display: Display, path: Pat
         status.remove()
 
 
-def _continued(run: RequestedRun) -> tuple[RequestedRun, bool]:
+def _continued(run: RequestedRun, launch: LaunchOptions) -> tuple[RequestedRun, bool]:
     """Return the run as it goes on in its folder, checked, and whether there is nothing left to do.
 
     All ranks of a job that somebody else has started come to the same answer, while one prepares the folder.
@@ -121,7 +124,7 @@ def _continued(run: RequestedRun) -> tuple[RequestedRun, bool]:
             return run, True
     run.check()
     begins = begins_anew or steps_saved(run.of_train()["checkpoint_dir"]) is None
-    if begins and not is_rank() and run.settings["seed"] is None:
+    if begins and not is_rank(launch) and run.settings["seed"] is None:
         from dist_classicrl._random import fresh_seed
 
         run = run.with_settings(seed=fresh_seed())
@@ -132,7 +135,7 @@ def _prepare(run: RequestedRun) -> Path | None:
     """Make the folder; return where the run is that was there, if another one begins."""
     aside: Path | None = None
     if run.settings["resume"] == "never" and run.folder.exists():
-        path = run.folder.path
+        path = Path(os.path.abspath(run.folder.path))
         aside = path.with_name(f"{path.name}-before")
         aside = other_folder(aside) if aside.exists() else aside
         path.rename(aside)
@@ -142,12 +145,11 @@ def _prepare(run: RequestedRun) -> Path | None:
 
 
 def _say_done(run: RequestedRun) -> None:
-    from dist_classicrl.agent.result import TrainingResult
-
-    found = run.folder.read_result() or {}
-    greedy = found.pop(GREEDY, None)  # runs of earlier versions have none
-    result = TrainingResult.from_dict(found)
-    asked = run.folder.read_config()["total_steps"]
+    ended = run.folder.ended()
+    if ended is None:  # another process has begun to go on with it
+        return
+    result, greedy = ended
+    asked = run.folder.read_config().get("total_steps", result.steps)
     more = f"With more --total-steps than {result.steps:,} it goes on"
     more += "." if result.steps >= asked else f", unless they are {asked:,} again: it ended before those."
     click.echo(f"The run in {short_path(run.folder.path)} is done. {more}")

@@ -27,7 +27,7 @@ def summary(
     rate = f"{result.steps_per_second:,.0f} steps/s on {counted(result.workers, 'worker')}"
     rows = {"trained": f"{result.steps:,} steps in {result.seconds:.3g} s, {rate}"}
     if result.steps < asked:
-        rows["ended early"] = f"of {asked:,} steps{_why_early(folder)}"
+        rows["ended early"] = f"of {asked:,} steps{_why_early(folder, result)}"
     rows["mean return"] = "no episode has ended"
     if result.episodes:
         rows["mean return"] = f"{result.mean_return:.4g} while exploring, {result.episodes:,} episodes"
@@ -57,8 +57,11 @@ def _program() -> str:
     return f"{shlex.quote(short_path(sys.executable))} -m dist_classicrl"
 
 
-def _why_early(folder: RunFolder) -> str:
-    threshold = folder.read_config().get("stop_at_return")
+def _why_early(folder: RunFolder, result: TrainingResult) -> str:
+    config = folder.read_config()
+    most, threshold = config.get("total_episodes"), config.get("stop_at_return")
+    if most is not None and result.episodes >= most:
+        return f": all --total-episodes {most:,} have ended"
     return "" if threshold is None else f": the mean return has reached --stop-at-return {threshold:g}"
 
 

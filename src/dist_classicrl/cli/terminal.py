@@ -50,8 +50,8 @@ def console_of_terminal() -> Iterator[Console]:
     from rich.console import Console
 
     with os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors="replace") as terminal:
-        # rich asks the standard streams for the width, of which only the input may still be the terminal.
-        width = None if os.isatty(0) else os.get_terminal_size(terminal.fileno()).columns
+        # rich asks the standard streams, of which only the input may still be it. mpirun gives it no width.
+        width = None if os.isatty(0) else os.get_terminal_size(terminal.fileno()).columns or None
         yield Console(file=terminal, highlight=False, width=width)
 
 

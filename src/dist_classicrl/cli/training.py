@@ -12,6 +12,7 @@ import click
 
 from dist_classicrl._hints import rank_of_environment
 from dist_classicrl.callbacks.base import BaseCallback
+from dist_classicrl.checkpoint.plan import checked_signals
 from dist_classicrl.cli.requested_run import RequestedRun
 from dist_classicrl.cli.run_folder import short_path
 from dist_classicrl.cli.signals import Ended, ended_after
@@ -135,7 +136,7 @@ def _finish(
 def _evaluated(run: RequestedRun, agent: DistAsyncQLearning, env: Any) -> EvaluationResult | str:
     """Return what the greedy policy is worth, or why that is not known."""
     try:
-        with ended_after(_EVALUATION_SECONDS, run.settings["stop_signals"]):
+        with ended_after(_EVALUATION_SECONDS, checked_signals("stop_signals", run.settings["stop_signals"])):
             return agent.evaluate(env, episodes=run.settings["eval_episodes"], max_steps=_LONGEST_EPISODE)
     except Ended as end:
         return f"not known: {end}; see `dist-classicrl evaluate {shlex.quote(short_path(run.folder.path))}`"

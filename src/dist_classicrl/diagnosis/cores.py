@@ -65,8 +65,16 @@ def examine_threads(plan: TrainingPlan, reports: list[dict[str, Any]]) -> Iterat
     by_host = defaultdict(list)
     for report in reports or _expected(plan):
         by_host[str(report["host"])].append(report)
+    everywhere = [report["threads"].items() for each in by_host.values() for report in each]
+    odd = {
+        f"{name}={value}" for items in everywhere for name, value in items if value and _number(value) is None
+    }
     crowded = [text for host, each in by_host.items() if (text := _crowd(host, each))]
-    if crowded:
+    if odd:
+        yield warning(
+            "threads", f"no number of threads: {', '.join(sorted(odd))}", "Write a number, such as 1."
+        )
+    elif crowded:
         yield warning(
             "threads",
             f"more threads than cores: {'; '.join(crowded)}",
@@ -99,8 +107,13 @@ def _crowd(host: str, reports: list[dict[str, Any]]) -> str:
 
 def _threads(variables: Mapping[str, str]) -> tuple[int, str]:
     """Return the most threads that a variable asks for, and its name."""
-    asked = [(int(value.split(",")[0]), name) for name, value in variables.items() if value[:1].isdigit()]
-    return max(asked, default=(1, ""))
+    return max(((_number(value) or 1, name) for name, value in variables.items()), default=(1, ""))
+
+
+def _number(value: str) -> int | None:
+    """Return a number of threads, the first one of such as 4,2, which are for levels; None if it is none."""
+    first = value.split(",")[0].strip()
+    return int(first) if first.isdecimal() else None
 
 
 def _binding(by_host: dict[str, list[dict[str, Any]]]) -> Finding:

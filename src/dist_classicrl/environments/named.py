@@ -55,7 +55,7 @@ def _value(name: str, text: str) -> Any:
         return _WORDS[text.lower()]
     try:
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return text
     return _plain(value, f"{name}={text}")
 
@@ -235,6 +235,10 @@ def _named(path: str) -> Any:
 
 def _imported(name: str) -> Any:
     """Return a module, which may also lie in the current folder, as under `python -m`."""
+    if name.startswith("."):
+        raise EnvError(
+            f"{name!r} is relative to no package. Write the whole name of the module, without a dot."
+        )
     _look_here()
     try:
         return importlib.import_module(name)

@@ -28,6 +28,7 @@ class Host:
 
     name: str
     slots: int | None  # how many ranks it takes; None where the file does not say
+    max_slots: int | None = None  # how many at most, where there are more ranks than slots; likewise
 
 
 def read_hostfile(path: str | Path) -> tuple[Host, ...]:
@@ -60,7 +61,7 @@ def _each_once(hosts: Sequence[Host], path: str) -> tuple[Host, ...]:
     if max(lines.values()) == 1:
         return tuple(hosts)
     for host in hosts:
-        if host.slots is not None and lines[host.name] > 1:
+        if lines[host.name] > 1 and (host.slots, host.max_slots) != (None, None):
             total = sum(each.slots or 1 for each in hosts if each.name == host.name)
             raise LauncherError(
                 f"The hostfile {path!r} names {host.name!r} {lines[host.name]} times. Write one line for it, "
@@ -74,19 +75,35 @@ def _host(text: str, where: str) -> Host:
     found = re.fullmatch(r"(\w[\w.-]*)(?::(\d+))?((?:\s+\w+\s*=\s*\S+)*)", text)
     settings = {} if found is None else dict(re.findall(r"(\w+)\s*=\s*(\S+)", found[3]))
     slots = None if found is None else found[2] or settings.get("slots")
-    if found is None or not settings.keys() <= {"slots", "max_slots"} or not (slots or "1").isdecimal():
+    most = settings.get("max_slots")
+    are_numbers = all(number is None or number.isdecimal() for number in (slots, most))
+    if found is None or not settings.keys() <= {"slots", "max_slots"} or not are_numbers:
         raise LauncherError(
             f"{where[0].upper()}{where[1:]} is {text!r}. Write `node1 slots=4`, `node1:4`, or `node1` alone."
         )
     if slots is not None and int(slots) == 0:
         raise LauncherError(f"{where[0].upper()}{where[1:]} gives {found[1]!r} no slots. Leave the host out.")
-    return Host(found[1], None if slots is None else int(slots))
+    return Host(found[1], *(None if number is None else int(number) for number in (slots, most)))
 
 
 def write_hostfile(path: Path, hosts: Sequence[Host], family: str) -> None:
-    """Write a hostfile for the launchers of a `family`, as in `Launcher.family`."""
+    """Write a hostfile for the launchers of a `family`, as in `Launcher.family`.
+
+    LauncherError if it has no word for something that is to be in it.
+    """
+    capped = [host for host in hosts if host.max_slots is not None]
+    if capped and family == "hydra":
+        raise LauncherError(
+            f"The hostfile gives {capped[0].name!r} max_slots={capped[0].max_slots}, which MPICH and its kin "
+            "do not know. Write slots alone."
+        )
     separator = ":" if family == "hydra" else " slots="
-    lines = [host.name if host.slots is None else f"{host.name}{separator}{host.slots}" for host in hosts]
+    lines = [
+        host.name
+        + ("" if host.slots is None else f"{separator}{host.slots}")
+        + ("" if host.max_slots is None else f" max_slots={host.max_slots}")
+        for host in hosts
+    ]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -41,6 +41,11 @@ class LaunchOptions:
     mca: tuple[tuple[str, str], ...] = ()  # parameters of Open MPI
     mpirun_options: str = ""  # further words for mpirun
 
+    @property
+    def is_for_mpirun(self) -> bool:
+        """Whether they say what mpirun alone can do, also for one rank."""
+        return any((self.hostfile, self.agent, self.network, self.mca, self.mpirun_options))
+
     def hosts(self) -> tuple[Host, ...] | None:
         """Return the hosts of the hostfile; None without one."""
         return None if self.hostfile is None else read_hostfile(self.hostfile)

@@ -70,13 +70,22 @@ def command(
     from dist_classicrl.model.policy import policy_of
     from dist_classicrl.sweep.study import is_study
 
+    is_of_one = env is not None or env_args or states is not None or observations
+    if live and as_json:
+        raise click.UsageError(
+            "--live draws on the screen, and --json writes for programs: give one of them."
+        )
+    if is_of_one and (live or is_study(run)):
+        raise click.UsageError(
+            "--env, --env-arg, --states and --observation are for the policy of one run. Leave them out of "
+            + ("--live." if live else f"{run}, which is a study.")
+        )
     if live:
         _show_live(Path(run))
         return
     if is_study(run):
         _show_study(run, as_json)
         return
-    is_of_one = env is not None or env_args or states is not None or observations
     if not is_of_one and (found := runs_in(Path(run))):
         _show_runs(found, as_json)
         return
@@ -163,7 +172,7 @@ def observation_of(text: str) -> Any:
     for read in (json.loads, ast.literal_eval):
         try:
             return read(text)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             continue
     raise click.BadParameter(
         f"{text!r} is neither JSON nor a Python literal. Write for instance 12, [3, 1] "

@@ -10,7 +10,7 @@ import click
 
 from dist_classicrl._hints import task_of_environment
 from dist_classicrl.cli import errors
-from dist_classicrl.cli.option_types import option
+from dist_classicrl.cli.option_types import OutFolder, option
 from dist_classicrl.cli.run_folder import RunFolder
 from dist_classicrl.errors import StudyError
 
@@ -46,7 +46,7 @@ and costs only itself; the command says so when the others are done.
 @option(
     "-o",
     "--out",
-    type=click.Path(path_type=Path),
+    type=OutFolder(),
     metavar="FOLDER",
     help="The folder of the study.",
     shown="studies/ and the name of FILE",
@@ -70,6 +70,10 @@ def command(
     from dist_classicrl.sweep.study import Study
     from dist_classicrl.sweep.sweep import Sweep
 
+    if live:
+        from dist_classicrl.cli.live.screen import check_screen
+
+        check_screen(quiet, task_of_environment() is not None)
     folder = out or Path("studies") / file.stem
     if RunFolder(folder).exists():
         raise StudyError(
@@ -83,7 +87,7 @@ def command(
         click.echo(
             f"{sweep.plan.n_runs:,} runs of {sweep.plan.total_steps:,} steps each, in {folder}", err=True
         )
-    with _shown(folder, quiet, live, is_speaker):
+    with _shown(folder, live, is_speaker):
         try:
             study = sweep.run(processes, teller() if is_speaker and not live else None, retry_failed)
         except KeyboardInterrupt:
@@ -103,22 +107,21 @@ def command(
         )
 
 
-def _shown(folder: Path, quiet: bool, live: bool, is_speaker: bool) -> AbstractContextManager[None]:
+def _shown(folder: Path, live: bool, is_speaker: bool) -> AbstractContextManager[None]:
     """Return what shows the study while it is entered, besides lines now and then."""
     from dist_classicrl.cli.shown_study import telling_of_compilation
 
     if live:
-        return _on_screen(folder, quiet)
+        return _on_screen(folder)
     return telling_of_compilation() if is_speaker else nullcontext()
 
 
 @contextmanager
-def _on_screen(folder: Path, quiet: bool) -> Iterator[None]:
+def _on_screen(folder: Path) -> Iterator[None]:
     """Show the study while this is entered."""
-    from dist_classicrl.cli.live.screen import check_screen, full_screen
+    from dist_classicrl.cli.live.screen import full_screen
     from dist_classicrl.cli.live.study_view import StudyView
     from dist_classicrl.cli.signals import cleaned_up
 
-    check_screen(quiet, task_of_environment() is not None)
     with cleaned_up(), full_screen(StudyView(folder, "Ctrl-C ends it; typed again, it goes on")):
         yield

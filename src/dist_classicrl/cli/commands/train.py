@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from click.core import ParameterSource
 from dist_classicrl._hints import promised_size
 from dist_classicrl.cli import errors, options
 from dist_classicrl.cli.launch_options import is_of_launch, taken_from, takes_launch
-from dist_classicrl.cli.option_types import option
+from dist_classicrl.cli.option_types import OutFolder, Whole, option
 from dist_classicrl.cli.synonyms import own_word
 
 _HELP = """\
@@ -82,7 +83,7 @@ def _section(param: click.Parameter) -> str:
 @option(
     "-o",
     "--out",
-    type=click.Path(path_type=Path),
+    type=OutFolder(),
     metavar="FOLDER",
     help="The folder of the run.",
     shown="runs/ENV",
@@ -92,6 +93,8 @@ def _section(param: click.Parameter) -> str:
 @click.option("-q", "--quiet", is_flag=True, help="Nothing but warnings and errors.")
 @click.option("--status", type=click.Path(path_type=Path), hidden=True)
 @click.option("--started", is_flag=True, hidden=True)
+@click.option("--env-if-none", hidden=True)  # of scripts/train
+@click.option("--ranks-if-none", type=Whole(1), hidden=True)
 @takes_launch("the hostfile's slots, SLURM's tasks, or 1: this process alone")
 def command(
     env: str | None,
@@ -104,6 +107,8 @@ def command(
     quiet: bool,
     status: Path | None,
     started: bool,
+    env_if_none: str | None,
+    ranks_if_none: int | None,
     **others: Any,
 ) -> int:
     """Train on one core or on many ranks; typed again, it goes on."""
@@ -113,14 +118,16 @@ def command(
 
     if env is not None and other_env is not None:
         raise click.UsageError("ENV and --environment are the same: give one of them.")
-    if is_rank() and not started:
-        _check_for_rank(others["ranks"])
+    launch = taken_from(others)
+    if promised_size() > 1 and is_rank(launch) and not started:
+        _check_for_rank(launch.ranks)
     if live:
         from dist_classicrl.cli.live.screen import check_screen
 
-        check_screen(quiet, is_rank())
-    launch = taken_from(others)
-    run = gather(env or other_env, env_args, {**others, "ranks": launch.ranks}, file, out)
+        check_screen(quiet, is_rank(launch))
+    run = gather(env or other_env, env_args, {**others, "ranks": launch.ranks}, file, out, env_if_none)
+    if run.ranks is None and ranks_if_none is not None:
+        run = replace(run, ranks=launch.ranks_of_place() or ranks_if_none)
     return train(run, launch, Display(quiet, verbose, is_live=live, status=status), started)
 
 
