@@ -235,6 +235,20 @@ def test_undiscounted_policy_value_with_loops_that_pay_nothing(monkeypatch, dens
     np.testing.assert_allclose(model.policy_value(np.zeros(3, dtype=int), 1.0), [3.0, 0.0, 4.0], rtol=1e-12)
 
 
+@pytest.mark.parametrize("dense_states", [2_000, -1])
+def test_undiscounted_states_that_no_episode_comes_to_need_no_value(monkeypatch, dense_states):
+    monkeypatch.setattr(policy_value, "DENSE_STATES", dense_states)
+    # 0 costs 1 and ends, or leads to 1, which costs 1 for ever.
+    P = {0: [[(1.0, 0, -1.0, True)], [(1.0, 1, -1.0, False)]], 1: [[(1.0, 1, -1.0, False)]] * 2}
+    model = TabularMDP.from_dict(P, [1.0, 0.0])
+    v = model.policy_value(np.array([0, 0]), 1.0, from_start=True)
+    np.testing.assert_array_equal(v, [-1.0, 0.0])
+    with pytest.raises(ConvergenceError, match="no value in state 1"):
+        model.policy_value(np.array([0, 0]), 1.0)
+    with pytest.raises(ConvergenceError, match="no value in state 0"):
+        model.policy_value(np.array([1, 0]), 1.0, from_start=True)
+
+
 def test_optimal_policy_is_worth_the_optimal_value():
     for seed in range(5):
         model = random_model(seed)

@@ -44,7 +44,7 @@ class EvalCallback(EventCallback):
 
     Where the environment's model is known, it also computes the exact value of that policy, discounted, from
     the start states and without a time limit; then this decides which model is the best, else the mean
-    return does. Evaluation takes nothing from the random streams of the training. It runs on the server, so
+    return does, and so it does for a policy whose episodes may go on for ever. Evaluation takes nothing from the random streams of the training. It runs on the server, so
     it should be short.
 
     Parameters
@@ -225,19 +225,19 @@ class EvalCallback(EventCallback):
         best, found = -math.inf, []
         for mean, exact in zip(self.log.means, self.log.exact_values, strict=True):
             score = self._score(mean, exact)
-            found.append(score > best)  # NaN is not
+            found.append(score > best)
             best = score if found[-1] else best
         return found
 
     def _score(self, mean: float, exact: float) -> float:
-        return exact if self._model is not None else mean
+        # Values are infinite at discount factor 1 alone, where the mean return is on the same scale.
+        return mean if math.isnan(exact) else exact
 
     def _compare(self, mean: float, exact: float) -> bool:
         """Take in an evaluation, and return whether it is the best."""
         self.last_mean_reward, self.last_exact_value = mean, exact
         score = self._score(mean, exact)
-        # NaN: the policy never ends an episode, and no other can be worse.
-        is_best = not math.isnan(score) and score > self._best_score
+        is_best = score > self._best_score
         if is_best:
             self._best_score, self.best_mean_reward, self.best_exact_value = score, mean, exact
         return is_best

@@ -327,7 +327,9 @@ class TabularMDP(Making):
 
         return average.solve(self, tolerance, method, max_iterations)
 
-    def policy_value(self, policy: np.ndarray, discount_factor: float) -> np.ndarray:
+    def policy_value(
+        self, policy: np.ndarray, discount_factor: float, from_start: bool = False
+    ) -> np.ndarray:
         """Return the exact value of a policy; see `environments.solvers.policy_value.policy_value`.
 
         `policy` is an action per state, int, shape (S,), or probabilities, float, shape (S, A). The values,
@@ -335,7 +337,7 @@ class TabularMDP(Making):
         """
         from dist_classicrl.environments.solvers import policy_value
 
-        return policy_value.policy_value(self, policy, discount_factor)
+        return policy_value.policy_value(self, policy, discount_factor, from_start)
 
     def policy_gain(
         self, policy: np.ndarray, tolerance: float = 1e-10, max_iterations: int = 100_000

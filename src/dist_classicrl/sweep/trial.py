@@ -223,7 +223,7 @@ def judged(
 def _random_value(model: FiniteModel, discount: float) -> float:
     legal = model.legal_pairs().astype(np.float64)
     legal[legal.sum(axis=1) == 0.0] = 1.0
-    return model.start_value(model.policy_value(legal / legal.sum(axis=1, keepdims=True), discount))
+    return model.start_value(model.policy_value(legal / legal.sum(axis=1, keepdims=True), discount, True))
 
 
 def _is_of_signal(error: BaseException) -> bool:
