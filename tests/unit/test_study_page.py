@@ -33,7 +33,7 @@ def study(tmp_path_factory):
             raise RuntimeError("<script>alert(1)</script> at s3://me:secret@store")
         return real(self, trial)
 
-    vary = {"learning_rate": [0.1, 0.4], "discount_factor": [0.8, 0.9]}
+    vary = {"learning_rate": [0.1, 0.4], "epsilon": [0.1, 0.3]}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Laboratory, "_trained", trained)
         return Sweep({"one": GARNET, "two": GARNET}, seeds=3, vary=vary, folder=folder, **FEW).run(1)

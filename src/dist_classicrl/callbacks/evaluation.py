@@ -244,13 +244,13 @@ class EvalCallback(EventCallback):
 
     def _exact_value(self) -> float:
         """Return the value of the policy that is played: greedy, ties broken at random."""
-        from dist_classicrl.evaluation.exact import exact_value
+        from dist_classicrl.evaluation.exact import greedy_value
 
         if self._model is None:
             return math.nan
         try:
             settings = self.model.settings
-            return exact_value(self._model, self.model.q_table, settings.discount_factor).value
+            return greedy_value(self._model, self.model.q_table, settings.discount_factor)
         except ConvergenceError:
             return math.nan
 

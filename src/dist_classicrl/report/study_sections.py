@@ -153,6 +153,9 @@ def _summary(study: Study, rows: Sequence[Mapping[str, Any]]) -> Section:
     score = (
         "A score is 0 for a random policy and 1 for the best one."
         if study.bounds is not None
+        else "A score is the mean return of the greedy policy, as settings differ in discount_factor, and so "
+        "in what the best policy is worth."
+        if "discount_factor" in study.varied
         else "A score is the mean return of the greedy policy, or where the model is known 0 for a random "
         "policy and 1 for the best one."
     )
@@ -315,7 +318,7 @@ def _numbers(words: list[str]) -> list[Any]:
 def _exact(groups: Sequence[_Group]) -> Section | None:
     rows = []
     for group in groups:
-        known = [row for row in group.well if row["optimal_value"] is not None]
+        known = [row for row in group.well if None not in (row["optimal_value"], row["exact_value"])]
         if not known:
             continue
         gaps = [max(0.0, row["optimal_value"] - row["exact_value"]) for row in known]  # rounding may be below
@@ -325,7 +328,7 @@ def _exact(groups: Sequence[_Group]) -> Section | None:
             [
                 group.name + (" (stopped early)" if group.stopped else ""),
                 group.environment,
-                f"{known[0]['random_value']:.6g}",
+                "-" if known[0]["random_value"] is None else f"{known[0]['random_value']:.6g}",
                 f"{best:.6g}",
                 f"{math.fsum(row['exact_value'] for row in known) / len(known):.6g}",
                 f"{mean:.3g}" + (f" ({mean / abs(best):.2%})" if best else ""),

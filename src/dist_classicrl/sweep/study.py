@@ -7,7 +7,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,7 +138,7 @@ class Study:
         best_return (largest of the curve), exact_value, optimal_value and random_value (discounted, of the
         start states; None where the model is not known), score, stopped (whether early stopping ended it) and
         error. A score is 0 for a random policy and 1 for the best where these are known, and else the
-        final_return.
+        final_return; so it is where discount_factor differs, with which these values are others.
         """
         return [dict(row) for row in self._rows()]
 
@@ -175,7 +175,7 @@ class Study:
         row |= {name: record.get(name) for name in (*_RESULTS, *_TIMES)}
         returns = [point[1] for point in record.get("curve", ()) if point[1] is not None]
         row["best_return"] = max(returns, default=None)
-        row["score"] = None if record["error"] is not None else score_of(record)
+        row["score"] = None if record["error"] is not None else score_of(record, self.varied)
         row["stopped"] = stopped
         return row
 
@@ -242,7 +242,8 @@ class Study:
     @property
     def bounds(self) -> dict[str, tuple[float, float]] | None:
         """What `compare` takes as bounds of `scores`: 0 and 1, or None where some scores are returns."""
-        if any(row["optimal_value"] is None for row in self._rows() if row["error"] is None):
+        well = [row for row in self._rows() if row["error"] is None]
+        if not all(_has_scale(row, self.varied) for row in well):
             return None
         return dict.fromkeys(self.plan.environments, (0.0, 1.0))
 
@@ -305,17 +306,26 @@ def is_study(folder: str | os.PathLike[str]) -> bool:
     return (Path(folder) / PLAN).is_file()
 
 
-def score_of(record: Mapping[str, Any]) -> float:
+def score_of(record: Mapping[str, Any], varied: Sequence[str]) -> float:
     """Return the score of a run: 0 for a random policy, 1 for the best; NaN for one that failed.
 
-    Where these are not known, or are the same, the mean return of the greedy policy.
+    Where these are not known, or are the same, the mean return of the greedy policy. So it is where
+    discount_factor is `varied`: a smaller one makes the best value easier to come near to.
     """
     if record["error"] is not None:
         return math.nan
     value, best, random = (record[name] for name in ("exact_value", "optimal_value", "random_value"))
-    if value is None or not best - random > 1e-9 * abs(best):
+    if not _has_scale(record, varied) or not best - random > 1e-9 * abs(best):
         return float(record["final_return"])
+    # An infinite value there is at discount factor 1 alone, where returns are on the same scale.
+    value = record["final_return"] if value is None else value
     return float((value - random) / (best - random))
+
+
+def _has_scale(record: Mapping[str, Any], varied: Sequence[str]) -> bool:
+    """Whether values of a random policy and the best are known, and the same ones for all settings."""
+    bounds = record["optimal_value"], record["random_value"]
+    return None not in bounds and "discount_factor" not in varied
 
 
 def _short(text: str) -> str:

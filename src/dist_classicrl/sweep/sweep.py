@@ -470,7 +470,7 @@ def next_rung(
         name: {variant: [] for variant in numbers} for name, numbers in alive.items()
     }
     for trial in trials_of(plan, alive, steps):
-        scores[trial.environment][trial.variant].append(score_of(records[trial.key]))
+        scores[trial.environment][trial.variant].append(score_of(records[trial.key], plan.varied))
     return {name: stopping.survivors(each) for name, each in scores.items()}
 
 

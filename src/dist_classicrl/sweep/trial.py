@@ -23,7 +23,7 @@ from dist_classicrl.callbacks.base import BaseCallback
 from dist_classicrl.environments.finite_model import FiniteModel
 from dist_classicrl.environments.resolve import Source, resolve
 from dist_classicrl.errors import DistClassicRLError, TrainingStopped, WorkerLeft
-from dist_classicrl.evaluation.exact import exact_value
+from dist_classicrl.evaluation.exact import greedy_value, optimal_value
 from dist_classicrl.settings import Settings
 from dist_classicrl.sweep.compiling import kind_of
 from dist_classicrl.sweep.plan import Plan, Trial, checked_settings
@@ -206,17 +206,19 @@ def judged(
 ) -> dict[str, float | None]:
     """Return the exact discounted value of the greedy policy, of the best, and of a random one.
 
-    None each where the model is not known, or too large, or a value is infinite; then nobody asks for the
-    table.
+    None where a value is infinite, and each where the model is not known, or too large; then nobody asks for
+    the table.
     """
+    known: dict[str, float | None] = dict.fromkeys(("exact_value", "optimal_value", "random_value"))
     if model is None or model.n_states * model.n_actions > MOST_PAIRS:
-        return {"exact_value": None, "optimal_value": None, "random_value": None}
-    try:
-        exact = exact_value(model, q_table(), discount)
-        random = _random_value(model, discount)
-    except DistClassicRLError:
-        return {"exact_value": None, "optimal_value": None, "random_value": None}
-    return {"exact_value": exact.value, "optimal_value": exact.optimum, "random_value": random}
+        return known
+    with suppress(DistClassicRLError):
+        known["exact_value"] = greedy_value(model, q_table(), discount)
+    with suppress(DistClassicRLError):
+        known["optimal_value"] = optimal_value(model, discount)
+    with suppress(DistClassicRLError):
+        known["random_value"] = _random_value(model, discount)
+    return known
 
 
 @lru_cache(maxsize=64)
