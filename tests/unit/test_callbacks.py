@@ -1,5 +1,6 @@
 """Callbacks: who is called when, what ends a training, evaluations and early stopping."""
 
+import errno
 import logging
 import math
 import subprocess
@@ -561,6 +562,28 @@ def test_where_nothing_can_be_written(tmp_path, caplog):
     learner.run.start(100)
     assert learner.plays(ON, 200)
     assert "cannot be saved" in caplog.text
+
+
+def test_a_best_model_that_could_not_be_saved_gives_way_to_the_next_best(tmp_path, monkeypatch):
+    evaluation = EvalCallback(corridor(), eval_freq=100, best_model_save_path=tmp_path)
+    learner = Learner(evaluation)
+    learner.run.start()
+    learner.plays(TWICE, 100)
+
+    def full(path):
+        raise OSError(errno.ENOSPC, "no room")
+
+    saved = []
+    with monkeypatch.context() as patch:
+        patch.setattr(learner.run.agent, "save_model", full)
+        learner.plays(END, 200)
+        with np.load(tmp_path / "evaluations.npz", allow_pickle=False) as log:
+            assert log["timesteps"].tolist() == [100, 200]
+    for steps, actions in ((300, TWICE), (400, TIE), (500, END), (600, ON)):
+        learner.plays(actions, steps)
+        saved.append(DistAsyncQLearning.load_model(tmp_path / "best_model.npz").steps)
+        assert not evaluation.has_improved
+    assert saved == [100, 400, 500, 500]
 
 
 def test_callbacks_of_an_evaluation():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,7 +141,7 @@ class EvalCallback(EventCallback):
     def _forget_best(self) -> None:
         self.last_mean_reward = self.best_mean_reward = -math.inf
         self.last_exact_value = self.best_exact_value = math.nan
-        self._best_score = -math.inf
+        self._best_score = self._saved_score = -math.inf  # the latter of the model that is on disk
         self.has_improved = False
 
     def _next_step(self, after: int) -> int:
@@ -205,6 +205,8 @@ class EvalCallback(EventCallback):
         self._forget_best()
         for mean, exact in zip(log.means, log.exact_values, strict=True):
             self._compare(mean, exact)
+        if self.best_model_file is not None and self.best_model_file.exists():
+            self._saved_score = self._best_score
         return True
 
     def _on_step(self) -> bool:
@@ -273,12 +275,21 @@ class EvalCallback(EventCallback):
             )  # fmt: skip
 
     def _save(self) -> None:
-        try:
-            if self.has_improved and self.best_model_file is not None:
-                self.best_model_file.parent.mkdir(parents=True, exist_ok=True)
-                self.model.save_model(self.best_model_file)
-            if self.log_file is not None:
-                self.log_file.parent.mkdir(parents=True, exist_ok=True)
-                self.log.write(self.log_file)
-        except OSError as error:
-            logger.warning("What EvalCallback found cannot be saved: %s.", error)
+        score = self._score(self.last_mean_reward, self.last_exact_value)
+        # Not by `has_improved`: what could not be saved is lost, and the next best takes its place.
+        if self.best_model_file is not None and score > self._saved_score:
+            if _is_written(self.best_model_file, self.model.save_model):
+                self._saved_score = score
+        if self.log_file is not None:
+            _is_written(self.log_file, self.log.write)
+
+
+def _is_written(file: Path, write: Callable[[Path], Any]) -> bool:
+    """Write a file, and say whether that could be done."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write(file)
+    except OSError as error:
+        logger.warning("What EvalCallback found cannot be saved: %s.", error)
+        return False
+    return True
