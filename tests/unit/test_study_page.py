@@ -83,6 +83,17 @@ def test_tables_have_the_figures_of_the_runs(page, study):
 
 
 @pytest.mark.slow
+def test_settings_with_a_run_that_failed_have_no_middle_and_come_last(page, study):
+    (name,) = {each["settings"] for each in study.summary() if each["failed"]}
+    (found,) = [each for each in study.summary() if each["failed"]]
+    assert found["mean_score"] is None and found["standard_error"] is None
+    (compared,) = re.findall("Settings compared</h2>.*?</table>", page.read_text(), re.DOTALL)
+    rows = re.findall("<tr>(.*?)</tr>", compared, re.DOTALL)
+    (place,) = [place for place, row in enumerate(rows) if name in row and ">one<" in row]
+    assert rows[place].count("<td>-</td>") == 2 and ">two<" in rows[place + 1]
+
+
+@pytest.mark.slow
 def test_a_study_of_one_seed_that_is_under_way_or_was_stopped_early_has_a_page(tmp_path):
     sweep = Sweep(GARNET, seeds=1, vary={"learning_rate": [0.1, 0.4]}, folder=tmp_path, **FEW)
     StudyFolder(tmp_path).begin(sweep.plan.to_dict())

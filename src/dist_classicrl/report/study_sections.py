@@ -35,7 +35,7 @@ _THRESHOLDS = 101
 
 @dataclass(frozen=True)
 class _Group:
-    """The runs of one setting in one environment; `middle` is of the scores of those that ended well."""
+    """The runs of one setting in one environment; `middle` is of their scores, None where a run failed."""
 
     environment: str
     variant: int
@@ -86,19 +86,25 @@ def study_sections(study: Study, resamples: int = RESAMPLES) -> list[Section]:
 
 
 def _groups(study: Study, rows: Iterable[Mapping[str, Any]], resamples: int) -> list[_Group]:
-    """Return the settings of each environment, the best interquartile mean first, early stopped ones last."""
+    """Return the settings of each environment, the best interquartile mean first.
+
+    Last come those that were stopped early, and before them those with a run that failed: of the others alone
+    their mean would flatter them.
+    """
     of: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
     for row in rows:
         of.setdefault((row["environment"], row["variant"]), []).append(row)
     rng = np.random.default_rng(0)
     groups = []
     for (environment, variant), theirs in of.items():
-        scores = np.array([row["score"] for row in theirs if row["score"] is not None])
+        scores = [row["score"] for row in theirs]
         middle = None
-        if len(scores) >= FEWEST:
-            middle = bootstrap([scores], interquartile_mean, resamples, rng)
-        elif len(scores):
-            middle = Estimate(float(scores[0]), math.nan, math.nan)
+        if None not in scores:
+            middle = (
+                bootstrap([np.array(scores)], interquartile_mean, resamples, rng)
+                if len(scores) >= FEWEST
+                else Estimate(float(scores[0]), math.nan, math.nan)
+            )
         groups.append(_Group(environment, variant, study.name_of(variant), tuple(theirs), middle))
     order = {name: place for place, name in enumerate(study.plan.environments)}
 
@@ -166,8 +172,8 @@ def _settings(groups: Sequence[_Group], study: Study) -> Section | None:
     if not groups:
         return None
     section = Section("Settings compared").add_text(
-        "Interquartile mean of the scores of all seeds with its 95 % bootstrap interval, best first. "
-        "Whether a difference is more than chance, dist-classicrl compare says."
+        "Interquartile mean of the scores of all runs with its 95 % bootstrap interval, best first. Where a "
+        "run failed there is none: without it the others would flatter the setting. Whether a difference is more than chance, dist-classicrl compare says."
     )
     if any(group.stopped for group in groups):
         section.add_text(
@@ -226,7 +232,7 @@ def _curves(study: Study, groups: Sequence[_Group], resamples: int) -> Section |
     drawn = 0
     for name, theirs in _by_environment(groups, _best(groups, _MOST_LINES)).items():
         lines = {}
-        for group in [each for each in theirs if each.well and not each.stopped]:
+        for group in [each for each in theirs if each.middle is not None and not each.stopped]:
             steps, band = _curve([points.get(row["run"], {}) for row in group.well], resamples)
             if len(steps):
                 lines[group.name] = (steps, band)

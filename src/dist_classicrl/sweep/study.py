@@ -254,7 +254,8 @@ class Study:
     def summary(self) -> list[dict[str, Any]]:
         """Return a dict for each environment and settings: runs, failed, mean and spread of the scores.
 
-        `standard_error` is that of the mean score; None for a single run.
+        `standard_error` is that of the mean score; None for a single run. Where a run failed both are None:
+        of the others alone the mean would flatter the settings.
         """
         groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
         for row in self._rows():
@@ -266,7 +267,7 @@ class Study:
                 "runs": len(rows),
                 "failed": sum(row["error"] is not None for row in rows),
                 "stopped": rows[0]["stopped"],
-                **_spread([row["score"] for row in rows if row["score"] is not None]),
+                **_spread([row["score"] for row in rows]),
             }
             for (name, variant), rows in groups.items()
         ]
@@ -336,9 +337,10 @@ def _short(text: str) -> str:
         return text
 
 
-def _spread(scores: list[float]) -> dict[str, float | None]:
+def _spread(found: list[float | None]) -> dict[str, float | None]:
+    scores = [score for score in found if score is not None]
     n = len(scores)
-    if n == 0:
+    if n < len(found):
         return {"mean_score": None, "standard_error": None}
     mean = math.fsum(scores) / n
     variance = math.fsum((score - mean) ** 2 for score in scores) / (n - 1) if n > 1 else math.nan
