@@ -12,7 +12,7 @@ from dist_classicrl.environments import reachability
 from dist_classicrl.environments.finite_model import ArrayModel, Pairs
 from dist_classicrl.environments.model_checks import PROBABILITY_TOLERANCE
 from dist_classicrl.environments.solution import check_finite
-from dist_classicrl.environments.solvers.process import Sweeps, checked_discount, error_bound
+from dist_classicrl.environments.solvers.process import Changes, Sweeps, checked_discount
 from dist_classicrl.environments.solvers.rows import OngoingRows, RowsProcess
 from dist_classicrl.errors import ConvergenceError, SettingsError
 
@@ -183,12 +183,11 @@ def _value_by_sweeps(
 
 def to_value(sweeps: Sweeps, max_sweeps: int = MOST_SWEEPS) -> None:
     """Sweep until the values are those of the policy."""
-    previous = 0.0
+    changes = Changes(sweeps.discount)
     for _ in range(max_sweeps):
         change = sweeps.evaluate()
-        if error_bound(change, previous, sweeps.discount) < POLICY_TOLERANCE or sweeps.is_rounding(change):
+        if changes.bound(change) < POLICY_TOLERANCE or sweeps.is_rounding(change):
             return
-        previous = change
     raise ConvergenceError(
         f"the policy's values at discount factor {sweeps.discount} still changed by {change:.3g} in sweep "
         f"{max_sweeps}; use a smaller discount factor"
