@@ -569,9 +569,11 @@ def test_a_long_run_goes_on_from_its_checkpoint_to_the_same_record(tmp_path, mon
             with monkeypatch.context() as patch:
                 patch.setattr(trial_module.Curve, "_on_step", interrupt)
                 assert "Interrupted on purpose" in laboratory.run(sweep.plan.trial(0))["error"]
-        return laboratory.run(sweep.plan.trial(0))
+            with open(folder / "checkpoints" / "0-40000" / "curve.jsonl", "a") as file:
+                file.write("[25000, 0.")  # the power fails
+        return laboratory.run(sweep.plan.trial(0)), laboratory
 
-    plain = made(tmp_path / "plain")
+    plain, _ = made(tmp_path / "plain")
     real = trial_module.Curve._on_step
 
     def interrupt(self):
@@ -581,12 +583,31 @@ def test_a_long_run_goes_on_from_its_checkpoint_to_the_same_record(tmp_path, mon
 
     monkeypatch.setattr(trial_module, "LONG_STEPS", 1_000)
     monkeypatch.setattr(trial_module, "_CHECKPOINT_INTERVAL", 7_000)
-    resumed = made(tmp_path / "long", interrupt)
+    resumed, laboratory = made(tmp_path / "long", interrupt)
     times = ("seconds", "train_seconds")
     assert {k: v for k, v in resumed.items() if k not in times} == {
         k: v for k, v in plain.items() if k not in times
     }
-    assert not (tmp_path / "long" / "checkpoints" / "0-40000").exists()
+    # Until its record is on disk: what has no record is made again, from there.
+    place = tmp_path / "long" / "checkpoints" / "0-40000"
+    assert place.exists()
+    laboratory.tidy()
+    assert not place.exists()
+
+
+def test_checkpoints_of_a_long_run_are_there_until_its_record_is_on_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(trial_module, "LONG_STEPS", 1_000)
+    seen = []
+    real = Member.make_durable
+
+    def make_durable(self):
+        seen.append(sorted(path.name for path in (tmp_path / "checkpoints").iterdir()))
+        real(self)
+
+    monkeypatch.setattr(Member, "make_durable", make_durable)
+    Sweep(GARNET, 2_000, seeds=2, points=2, eval_episodes=2, folder=tmp_path).run(1)
+    assert sorted(name for names in seen for name in names) == ["0-2000", "1-2000"]
+    assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
 # Claims

@@ -237,7 +237,7 @@ class TabularMDP(Making):
         tolerance : float
             Largest error of a value; above 0. For discount factors g below 1 sweeps stop when the bound on
             the error, ``g / (1 - g)`` times the largest change of a value, is below it, at 1 when the error
-            is that a geometric series predicts from the last two changes.
+            is that a geometric series predicts from the last eight changes.
         method : str
             "modified_policy_iteration", "value_iteration" or "policy_iteration" (Puterman 1994, sections
             6.3 to 6.5). The first is the fastest for large models; the last is exact to rounding up to

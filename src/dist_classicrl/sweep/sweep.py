@@ -374,6 +374,7 @@ class Sweep:
             member.keep(record)
             tick()
         member.make_durable()
+        making.tidy()
         return True
 
     def _make_as_they_come(
