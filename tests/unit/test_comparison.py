@@ -1,6 +1,7 @@
 """Comparisons of trainings: figures against rliable's and closed forms, levels and power by simulation."""
 
 import math
+import tracemalloc
 from itertools import permutations, product
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from dist_classicrl import plotting
 from dist_classicrl.errors import PlotError, StudyError
+from dist_classicrl.sweep import comparison
 from dist_classicrl.sweep.comparison import (
     compare,
     compare_all,
@@ -74,6 +76,18 @@ def test_figures_are_those_of_rliable():
 
 
 @pytest.mark.slow
+def test_the_probability_of_improvement_needs_no_memory_for_all_pairs():
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(50, size=(4, n)).astype(float) for n in (900, 1100))  # with many ties
+    tracemalloc.start()
+    found = comparison._improvement([a], [b])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    above = a[:, :, None] - b[:, None, :]
+    np.testing.assert_array_equal(found, ((above > 0) + (above == 0) / 2).mean(axis=(1, 2)))
+    assert peak < above.nbytes / 20
+
+
 def test_figures_by_hand():
     assert interquartile_mean([100.0, 1.0, 2.0, -50.0]) == 1.5
     assert optimality_gap([0.5, 3.0]) == 0.25  # not (1 - 1.75)
