@@ -77,6 +77,13 @@ def test_random_draws_are_in_their_ranges_and_the_first_ones_stay():
     assert all(isinstance(each["b"], int) and -1.0 <= each["d"] <= 0.5 for each in many)
 
 
+def test_whole_numbers_of_a_logarithmic_range_stand_for_what_is_rounded_to_them():
+    drawn = [each["a"] for each in variants({"a": Range(1, 4, log=True)}, "random", 4_000)]
+    shares = np.bincount(drawn)[1:] / 4_000
+    expected = np.diff(np.log([0.5, 1.5, 2.5, 3.5, 4.5])) / math.log(9)
+    np.testing.assert_allclose(shares, expected, atol=4 * math.sqrt(0.25 / 4_000))
+
+
 @pytest.mark.parametrize(
     "vary, more, word",
     [
@@ -160,6 +167,7 @@ def test_more_runs_than_a_study_may_have_are_counted_and_not_listed(tmp_path, ch
         ({"vary": {"learning_rate": [0.1, 2.0]}}, "learning_rate"),
         ({"settings": {"learning_rate": 0.2}}, "settings and in vary"),
         ({"early_stopping": 3}, "SuccessiveHalving"),
+        ({"early_stopping": SuccessiveHalving(3, 8)}, "Give 2,187 steps or more, or fewer rungs"),
     ],
 )
 def test_a_study_that_cannot_be_is_refused_before_anything_is_made(tmp_path, changes, word):
@@ -185,10 +193,12 @@ def test_a_single_environment_that_cannot_be_made_again_is_refused(tmp_path):
 
 
 def test_a_score_is_between_a_random_policy_and_the_best():
-    record = {"error": None, "exact_value": 3.0, "optimal_value": 4.0, "random_value": 2.0, "final_return": 9.0}
+    values = {"exact_value": 3.0, "optimal_value": 4.0, "random_value": 2.0}
+    record = {"error": None, "final_return": 9.0, **values}
     assert score_of(record, ("epsilon",)) == 0.5
     assert score_of(record, ("epsilon", "discount_factor")) == 9.0
-    assert score_of(record | {"optimal_value": None}, ()) == score_of(record | {"random_value": None}, ()) == 9.0
+    for unknown in ("optimal_value", "random_value"):
+        assert score_of(record | {unknown: None}, ()) == 9.0
     # Undiscounted, of a policy that never ends: what it was paid until it was cut off, on the same scale.
     assert score_of(record | {"exact_value": None, "final_return": -96.0}, ()) == -49.0
     assert math.isnan(score_of(record | {"error": "no luck"}, ()))

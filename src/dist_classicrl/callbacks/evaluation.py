@@ -44,8 +44,8 @@ class EvalCallback(EventCallback):
 
     Where the environment's model is known, it also computes the exact value of that policy, discounted, from
     the start states and without a time limit; then this decides which model is the best, else the mean
-    return does, and so it does for a policy whose episodes may go on for ever. Evaluation takes nothing from the random streams of the training. It runs on the server, so
-    it should be short.
+    return does, and so it does for a policy whose episodes may go on for ever. Evaluation takes nothing from
+    the random streams of the training. It runs on the server, so it should be short.
 
     Parameters
     ----------

@@ -173,7 +173,8 @@ def _settings(groups: Sequence[_Group], study: Study) -> Section | None:
         return None
     section = Section("Settings compared").add_text(
         "Interquartile mean of the scores of all runs with its 95 % bootstrap interval, best first. Where a "
-        "run failed there is none: without it the others would flatter the setting. Whether a difference is more than chance, dist-classicrl compare says."
+        "run failed there is none: without it the others would flatter the setting. Whether a difference is "
+        "more than chance, dist-classicrl compare says."
     )
     if any(group.stopped for group in groups):
         section.add_text(

@@ -22,8 +22,8 @@ def solve(
 ) -> Solution:
     """Do what `discounted.solve` does by this method, with arguments that are checked.
 
-    The first policy is `start`, if there is one. A state keeps its action unless another is better by more than rounding, so that no two policies follow
-    each other for ever.
+    The first policy is `start`, if there is one. A state keeps its action unless another is better by more
+    than rounding, so that no two policies follow each other for ever.
     """
     legal, states = process.legal, np.arange(model.n_states)
     best, policy = best_of(process.values(0.0, np.zeros(model.n_states + 1)), legal)
