@@ -1,5 +1,6 @@
 """Callbacks: who is called when, what ends a training, evaluations and early stopping."""
 
+import errno
 import logging
 import math
 import subprocess
@@ -362,21 +363,37 @@ def test_each_evaluation_has_episodes_of_its_own_and_the_same_ones_when_made_aga
 
 
 def test_a_policy_that_never_ends(caplog):
-    """At discount factor 1 its value is minus infinity, which no policy is worse than."""
+    """At discount factor 1 its value is minus infinity: the mean of what was played counts instead."""
     transition = np.zeros((2, 2, 2))
     transition[0, 0, 0] = transition[0, 1, 1] = transition[1, :, 1] = 1.0
     model = TabularMDP.from_arrays(transition, -np.ones((2, 2, 2)), [1.0, 0.0], terminated=[False, True])
     evaluation = EvalCallback(model, n_eval_episodes=2, eval_freq=1, max_steps=50, verbose=1)
     run = Reports(evaluation, discount_factor=1.0).start()
     with caplog.at_level(logging.INFO):
-        for step, action, improved in ((1, 0, False), (2, 1, True), (3, 0, False)):
+        for step, action, improved in ((1, 0, True), (2, 1, True), (3, 0, False)):
             run.agent.q_table[:] = 0.0
             run.agent.q_table[0, action] = 1.0
             run.report(step)
             assert evaluation.has_improved is improved
     assert [each.tolist() for each in evaluation.log.ep_lengths] == [[50, 50], [1, 1], [50, 50]]
     np.testing.assert_array_equal(evaluation.log.exact_values, [math.nan, -1.0, math.nan])
-    assert caplog.text.count("Evaluation after") == 3 and caplog.text.count("the best so far") == 1
+    assert caplog.text.count("Evaluation after") == 3 and caplog.text.count("the best so far") == 2
+    assert evaluation.improvements() == [True, True, False]
+
+
+def test_undiscounted_values_of_a_policy_whose_episodes_end(tmp_path):
+    """It may go round in states that its episodes never come to."""
+    transition = np.zeros((3, 2, 3))
+    transition[0, 0, 2] = transition[0, 1, 1] = transition[1, 0, 1] = transition[1, 1, 2] = 1.0
+    transition[2, :, 2] = 1.0
+    model = TabularMDP.from_arrays(
+        transition, -np.ones((3, 2, 3)), [1.0, 0.0, 0.0], terminated=[False, False, True]
+    )
+    evaluation = EvalCallback(model, eval_freq=1, best_model_save_path=tmp_path)
+    run = Reports(evaluation, discount_factor=1.0).start()
+    run.agent.q_table[:3] = [[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]
+    run.report(1)
+    assert evaluation.best_exact_value == -1.0 and (tmp_path / "best_model.npz").exists()
 
 
 def test_an_environment_that_does_not_fit_is_refused_at_the_start():
@@ -545,6 +562,28 @@ def test_where_nothing_can_be_written(tmp_path, caplog):
     learner.run.start(100)
     assert learner.plays(ON, 200)
     assert "cannot be saved" in caplog.text
+
+
+def test_a_best_model_that_could_not_be_saved_gives_way_to_the_next_best(tmp_path, monkeypatch):
+    evaluation = EvalCallback(corridor(), eval_freq=100, best_model_save_path=tmp_path)
+    learner = Learner(evaluation)
+    learner.run.start()
+    learner.plays(TWICE, 100)
+
+    def full(path):
+        raise OSError(errno.ENOSPC, "no room")
+
+    saved = []
+    with monkeypatch.context() as patch:
+        patch.setattr(learner.run.agent, "save_model", full)
+        learner.plays(END, 200)
+        with np.load(tmp_path / "evaluations.npz", allow_pickle=False) as log:
+            assert log["timesteps"].tolist() == [100, 200]
+    for steps, actions in ((300, TWICE), (400, TIE), (500, END), (600, ON)):
+        learner.plays(actions, steps)
+        saved.append(DistAsyncQLearning.load_model(tmp_path / "best_model.npz").steps)
+        assert not evaluation.has_improved
+    assert saved == [100, 400, 500, 500]
 
 
 def test_callbacks_of_an_evaluation():

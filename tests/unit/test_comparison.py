@@ -1,6 +1,7 @@
 """Comparisons of trainings: figures against rliable's and closed forms, levels and power by simulation."""
 
 import math
+import tracemalloc
 from itertools import permutations, product
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from dist_classicrl import plotting
 from dist_classicrl.errors import PlotError, StudyError
+from dist_classicrl.sweep import comparison
 from dist_classicrl.sweep.comparison import (
     compare,
     compare_all,
@@ -74,6 +76,19 @@ def test_figures_are_those_of_rliable():
 
 
 @pytest.mark.slow
+def test_the_probability_of_improvement_needs_no_memory_for_all_pairs():
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(50, size=(4, n)).astype(float) for n in (900, 1100))  # with many ties
+    comparison.stats()
+    tracemalloc.start()
+    found = comparison._improvement([a], [b])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    above = a[:, :, None] - b[:, None, :]
+    np.testing.assert_array_equal(found, ((above > 0) + (above == 0) / 2).mean(axis=(1, 2)))
+    assert peak < above.nbytes / 20
+
+
 def test_figures_by_hand():
     assert interquartile_mean([100.0, 1.0, 2.0, -50.0]) == 1.5
     assert optimality_gap([0.5, 3.0]) == 0.25  # not (1 - 1.75)
@@ -239,6 +254,27 @@ def test_holm_makes_many_equal_variants_no_different_ones():
         (lambda: curve_with_interval(np.ones((1, 5))), "2 seeds at least"),
         (lambda: curve_with_interval(np.ones((2, 5)), "median"), "average must be 'iqm' or 'mean'"),
         (lambda: sensitivity({"lr": [1]}, [1.0, 2.0]), "has 1 values, and there are 2 scores"),
+        (lambda: compare(SCORES, "a", "b", bounds=dict.fromkeys("xyz", (0, 1, 2))), "two finite numbers"),
+        (lambda: compare(SCORES, "a", "b", bounds=dict.fromkeys("xyz", ("0", "1"))), "two finite numbers"),
+        (lambda: compare(SCORES, "a", "b", bounds=dict.fromkeys("xyz", 1.0)), "two finite numbers"),
+        (lambda: compare(SCORES, "a", "b", bounds=[(0, 1)]), "bounds must be a dict of tasks, got list"),
+        (lambda: compare([[1.0, 2.0]], "a", "b"), "must be a dict of tasks.*got list"),
+        (lambda: compare_all([1, 2]), "must be a dict of tasks.*got list"),
+        (lambda: compare_all({"a": [1.0, 2.0]}), "a dict of variants"),
+        (lambda: curve_with_interval([[1.0, 2.0], [1.0]]), "Curves must be numbers"),
+        (lambda: curve_with_interval([["a", "b"], ["c", "d"]]), "Curves must be numbers"),
+        (lambda: curve_with_interval(np.ones((2, 5)), seed=-1), "seed must be a whole number"),
+        (lambda: performance_profile(SCORES, "a", [0.5], seed="x"), "seed must be a whole number"),
+        (lambda: performance_profile(SCORES, "a", ["x"]), "Thresholds must be numbers"),
+        (lambda: performance_profile(SCORES, "a", [[0.5]]), r"in a row, got shape \(1, 1\)"),
+        (lambda: performance_profile(SCORES, "a", [math.nan]), "Thresholds must be finite"),
+        (lambda: sensitivity([1, 2], [1.0, 2.0]), "settings must be a dict of lists, got list"),
+        (lambda: sensitivity({"lr": [[1], [2]]}, [1.0, 2.0]), "must be words or finite numbers"),
+        (lambda: sensitivity({"lr": [1.0, math.nan]}, [1.0, 2.0]), "must be words or finite numbers"),
+        (lambda: sensitivity({"lr": 3}, [1.0, 2.0]), "must be words or finite numbers"),
+        (lambda: compare_until_significant(3), "must be a function"),
+        (lambda: compare_until_significant(lambda seeds: None), "must return the scores of both"),
+        (lambda: compare_until_significant(print, first_seed="x"), "first_seed must be a whole number"),
     ],
 )
 def test_what_cannot_be_compared_is_said(call, words):

@@ -3,6 +3,9 @@
 import numpy as np
 import pytest
 
+from dist_classicrl import DistAsyncQLearning
+from dist_classicrl.agent.agent import state_of
+from dist_classicrl.agent.divided_model import save_divided
 from dist_classicrl.checkpoint.arrays import ArrayEntry
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.checkpoint.location import open_storage
@@ -63,6 +66,18 @@ def parts_of(n_rows, n_parts):
     counts = rng.integers(1 << 31, size=(n_rows, 3), dtype=np.uint32)
     whose = rng.integers(n_parts, size=n_rows // 8 + 1).repeat(8)[:n_rows]
     return values, counts, [stretches_of(np.flatnonzero(whose == part)) for part in range(n_parts)]
+
+
+def test_a_model_in_a_folder_takes_the_place_of_the_one_before(tmp_path):
+    agent = DistAsyncQLearning(seed=1)
+    for n in (1, 2):
+        agent.train("FrozenLake-v1", total_steps=100 * n)
+        save_divided(tmp_path / "model", state_of(agent))
+    (name,) = CheckpointFolder(tmp_path, "model").names()
+    assert len([each for each in (tmp_path / "model").iterdir() if each.is_dir()]) == 1
+    loaded = DistAsyncQLearning.load_model(tmp_path / "model")
+    assert loaded.steps == agent.steps
+    np.testing.assert_array_equal(loaded.q_table, agent.q_table)
 
 
 @pytest.mark.parametrize("is_local", [True, False])

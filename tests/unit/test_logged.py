@@ -479,6 +479,12 @@ def test_weights_beyond_all_numbers_are_refused():
             estimate(long, policy, 0.9, np.array(["a", "b"]), even)
 
 
+def test_an_interval_of_two_episodes_is_as_wide_as_students_t():
+    episodes = [[(0, 0, 1.0, 1, True)], [(0, 0, 0.0, 1, True)]]
+    found = estimate_value(episodes, np.array([0, 0]), 0.9, "model", confidence=0.99)
+    assert (found.high - found.value) / found.standard_error == pytest.approx(63.65674)
+
+
 def test_estimates_refuse_what_does_not_tell():
     episodes = [[(0, 0, 1.0, 1, True)], [(0, 0, 0.0, 1, True)]]
     with pytest.raises(DataError, match="action 1 in state 0, which it comes to"):

@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from dist_classicrl import DistAsyncQLearning
+from dist_classicrl import DistAsyncQLearning, Sweep
 from dist_classicrl._arguments import OURS
 from dist_classicrl.callbacks import EvalCallback
 from dist_classicrl.environments import TabularMDP
@@ -56,6 +56,7 @@ ENV = "FrozenLake-v1"
             lambda: AGENT.train(ENV, total_steps=5, learning_rate=0.1),
             r"learning_rate is one of DistAsyncQLearning\(\)",
         ),
+        (lambda: Sweep(ENV, 100, n_seeds=3), r"n_seeds is called seeds here: write Sweep\(seeds=3\)"),
         (lambda: AGENT.evaluate(ENV, n_eval_episodes=3), r"n_eval_episodes is called episodes here"),
         (lambda: AGENT.predict(0, state=None), r"no argument state: nothing is recurrent here.*leave it out"),
         (lambda: AGENT.predict(observation=0, state=None), "no argument state: nothing is recurrent"),

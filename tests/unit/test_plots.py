@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 from matplotlib.colors import to_rgba
 
+from dist_classicrl._student import t_quantile
 from dist_classicrl.callbacks import EvalCallback, MetricsCallback
 from dist_classicrl.cli.commands.plot import command
 from dist_classicrl.environments.model import TabularMDP
@@ -26,7 +27,6 @@ from dist_classicrl.plotting import (
     plot_timeline,
     save,
 )
-from dist_classicrl.plotting.intervals import t_quantile
 from dist_classicrl.plotting.timeline import Timeline, draw_timeline
 
 
@@ -184,7 +184,15 @@ def test_runs_without_a_common_range_and_single_ones_are_refused(tmp_path):
     ("freedom", "expected"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (9, 2.2622), (30, 2.0423)]
 )
 def test_t_quantiles_are_those_of_the_tables(freedom, expected):
-    assert t_quantile(freedom) == pytest.approx(expected, abs=5e-5)
+    assert t_quantile(freedom, 0.95) == pytest.approx(expected, abs=5e-5)
+
+
+def test_t_quantiles_of_other_shares_and_many_degrees():
+    assert t_quantile(1, 0.5) == pytest.approx(1.0) and t_quantile(2, 0.99) == pytest.approx(9.92484)
+    for confidence in (0.5, 0.95, 0.9999):
+        series = [t_quantile(freedom, confidence) for freedom in (999, 1000, 1001, 1002)]
+        assert np.all(np.diff(series) < 0) and np.diff(series, 3) == pytest.approx(0.0, abs=1e-9)
+    assert t_quantile(10**9, 0.95) == pytest.approx(1.959964, abs=1e-6)
 
 
 # Timelines

@@ -18,6 +18,7 @@ from dist_classicrl.agent.agent import state_of
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.checkpoint.local import LocalStorage
 from dist_classicrl.checkpoint.plan import checkpoint_plan
+from dist_classicrl.checkpoint.writer import Writer
 from dist_classicrl.engines import loops as alone
 from dist_classicrl.engines import saving
 from dist_classicrl.engines.outcome import Outcome, Tally
@@ -382,6 +383,37 @@ def test_a_request_to_stop_is_found(clock):
     stop = Stop(75, "another rank")
     saver.ask_to_stop(stop)
     assert saver.look(60) == saver.asked_to_stop == watch.stop == stop
+
+
+def saver_with_parts(tmp_path, clock, write_parts):
+    folder = CheckpointFolder(tmp_path, "agent-0")
+    folder.fence.claim()
+    saver, _, _ = make_saver(clock)
+    saver.writer = Writer(folder)
+    saver.write_parts = lambda name: write_parts(folder, name)
+    return saver
+
+
+def test_a_server_that_was_replaced_does_not_go_on_where_parts_are_written(tmp_path, clock):
+    saver = saver_with_parts(tmp_path, clock, lambda folder, name: {})
+    CheckpointFolder(tmp_path, "agent-0").fence.claim()
+    with pytest.raises(CheckpointFencedError):
+        saver.save(VALUES, COUNTS, position())
+
+
+def test_parts_of_a_checkpoint_that_failed_are_removed(tmp_path, clock):
+    names = []
+
+    def fails(folder, name):
+        names.append(name)
+        folder.storage.write(f"{name}/part.npy", [b"some rows"])
+        raise OSError(errno.ENOSPC, "rank 2 has no room")
+
+    saver = saver_with_parts(tmp_path, clock, fails)
+    for _ in range(2):
+        saver.save(VALUES, COUNTS, position())
+    assert saver.writer.failed and len(set(names)) == 2  # who is late writes to nobody else's
+    assert not any((tmp_path / "agent-0" / name).exists() for name in names)
 
 
 # A disk that fails

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dist_classicrl.environments.model import TabularMDP
-from dist_classicrl.environments.solvers import policy_value
+from dist_classicrl.environments.solvers import policy_value, process
 from dist_classicrl.errors import ConvergenceError, DivergenceError, SettingsError
 
 
@@ -175,6 +175,27 @@ def test_undiscounted_policy_does_not_go_round_for_nothing():
     np.testing.assert_allclose(model.policy_value(solution.policy, 1.0), solution.v, atol=1e-12)
 
 
+@pytest.mark.parametrize("method", ["modified_policy_iteration", "value_iteration", "policy_iteration"])
+@pytest.mark.parametrize("chance, cost, other", [(1e-3, 1e-3, 1e6), (1e-3, 1e-3, 1.0), (1e-3, 1e-10, 1e6)])
+def test_a_state_that_moves_slowly_beside_one_that_is_settled_at_once(method, chance, cost, other):
+    P = {
+        0: [[(chance, 0, -cost, True), (1.0 - chance, 0, -cost, False)]],
+        1: [[(1.0, 1, other, True)]],
+    }
+    solution = TabularMDP.from_dict(P, [0.5, 0.5]).solve(1.0, method=method)
+    np.testing.assert_allclose(solution.v, [-cost / chance, other], atol=1e-9)
+
+
+def test_where_sweeps_stop_too_early_the_value_of_their_policy_decides(monkeypatch):
+    monkeypatch.setattr(process, "RATES", 1)
+    P = {
+        0: [[(1e-6, 0, -1e-6, True), (1.0 - 1e-6, 0, -1e-6, False)]],
+        1: [[(1.0, 1, 1.0, True)]],
+    }
+    solution = TabularMDP.from_dict(P, [0.5, 0.5]).solve(1.0)
+    np.testing.assert_allclose(solution.v, [-1.0, 1.0], rtol=1e-9)
+
+
 def test_infinite_values_are_an_error_at_discount_one():
     model = TabularMDP.from_dict({0: [[(1.0, 0, 1.0, False)], [(1.0, 0, 0.0, True)]]}, [1.0])
     with pytest.raises(ConvergenceError, match="discount factor below 1"):
@@ -233,6 +254,20 @@ def test_undiscounted_policy_value_with_loops_that_pay_nothing(monkeypatch, dens
     }
     model = TabularMDP.from_dict(P, [1.0, 0.0, 0.0])
     np.testing.assert_allclose(model.policy_value(np.zeros(3, dtype=int), 1.0), [3.0, 0.0, 4.0], rtol=1e-12)
+
+
+@pytest.mark.parametrize("dense_states", [2_000, -1])
+def test_undiscounted_states_that_no_episode_comes_to_need_no_value(monkeypatch, dense_states):
+    monkeypatch.setattr(policy_value, "DENSE_STATES", dense_states)
+    # 0 costs 1 and ends, or leads to 1, which costs 1 for ever.
+    P = {0: [[(1.0, 0, -1.0, True)], [(1.0, 1, -1.0, False)]], 1: [[(1.0, 1, -1.0, False)]] * 2}
+    model = TabularMDP.from_dict(P, [1.0, 0.0])
+    v = model.policy_value(np.array([0, 0]), 1.0, from_start=True)
+    np.testing.assert_array_equal(v, [-1.0, 0.0])
+    with pytest.raises(ConvergenceError, match="no value in state 1"):
+        model.policy_value(np.array([0, 0]), 1.0)
+    with pytest.raises(ConvergenceError, match="no value in state 0"):
+        model.policy_value(np.array([1, 0]), 1.0, from_start=True)
 
 
 def test_optimal_policy_is_worth_the_optimal_value():

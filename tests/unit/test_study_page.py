@@ -33,7 +33,7 @@ def study(tmp_path_factory):
             raise RuntimeError("<script>alert(1)</script> at s3://me:secret@store")
         return real(self, trial)
 
-    vary = {"learning_rate": [0.1, 0.4], "discount_factor": [0.8, 0.9]}
+    vary = {"learning_rate": [0.1, 0.4], "epsilon": [0.1, 0.3]}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Laboratory, "_trained", trained)
         return Sweep({"one": GARNET, "two": GARNET}, seeds=3, vary=vary, folder=folder, **FEW).run(1)
@@ -80,6 +80,17 @@ def test_tables_have_the_figures_of_the_runs(page, study):
         assert re.search(f"<td>{re.escape(name)}</td><td>{environment}</td>.*?<td>{middle:.4g}</td>", text)
         gap = np.mean([row["optimal_value"] - row["exact_value"] for row in rows])
         assert re.search(rf"<td>{re.escape(name)}</td><td>{environment}</td>.*?<td>{gap:.3g} \(", text)
+
+
+@pytest.mark.slow
+def test_settings_with_a_run_that_failed_have_no_middle_and_come_last(page, study):
+    (name,) = {each["settings"] for each in study.summary() if each["failed"]}
+    (found,) = [each for each in study.summary() if each["failed"]]
+    assert found["mean_score"] is None and found["standard_error"] is None
+    (compared,) = re.findall("Settings compared</h2>.*?</table>", page.read_text(), re.DOTALL)
+    rows = re.findall("<tr>(.*?)</tr>", compared, re.DOTALL)
+    (place,) = [place for place, row in enumerate(rows) if name in row and ">one<" in row]
+    assert rows[place].count("<td>-</td>") == 2 and ">two<" in rows[place + 1]
 
 
 @pytest.mark.slow

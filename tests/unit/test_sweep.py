@@ -30,7 +30,8 @@ from dist_classicrl.sweep.plan import Plan
 from dist_classicrl.sweep.progress import SweepProgress
 from dist_classicrl.sweep.records import is_record
 from dist_classicrl.sweep.search import variants
-from dist_classicrl.sweep.trial import THIS_PROCESS, Laboratory
+from dist_classicrl.sweep.study import score_of
+from dist_classicrl.sweep.trial import THIS_PROCESS, Laboratory, judged
 
 GARNET = TabularMDP.garnet(n_states=20, n_actions=3, branching=3, seed=1)
 VARY = {"learning_rate": [0.1, PerVisit(0.7)], "discount_factor": [0.8, 0.9]}
@@ -74,6 +75,13 @@ def test_random_draws_are_in_their_ranges_and_the_first_ones_stay():
     assert abs(logs.mean() + 1.5) < 4 * 3.0 / math.sqrt(12 * 2_000)  # uniform: a variance of 9/12
     assert {each["b"] for each in many} == {2, 3, 4, 5} and {each["c"] for each in many} == {7, 8}
     assert all(isinstance(each["b"], int) and -1.0 <= each["d"] <= 0.5 for each in many)
+
+
+def test_whole_numbers_of_a_logarithmic_range_stand_for_what_is_rounded_to_them():
+    drawn = [each["a"] for each in variants({"a": Range(1, 4, log=True)}, "random", 4_000)]
+    shares = np.bincount(drawn)[1:] / 4_000
+    expected = np.diff(np.log([0.5, 1.5, 2.5, 3.5, 4.5])) / math.log(9)
+    np.testing.assert_allclose(shares, expected, atol=4 * math.sqrt(0.25 / 4_000))
 
 
 @pytest.mark.parametrize(
@@ -159,6 +167,7 @@ def test_more_runs_than_a_study_may_have_are_counted_and_not_listed(tmp_path, ch
         ({"vary": {"learning_rate": [0.1, 2.0]}}, "learning_rate"),
         ({"settings": {"learning_rate": 0.2}}, "settings and in vary"),
         ({"early_stopping": 3}, "SuccessiveHalving"),
+        ({"early_stopping": SuccessiveHalving(3, 8)}, "Give 2,187 steps or more, or fewer rungs"),
     ],
 )
 def test_a_study_that_cannot_be_is_refused_before_anything_is_made(tmp_path, changes, word):
@@ -183,6 +192,26 @@ def test_a_single_environment_that_cannot_be_made_again_is_refused(tmp_path):
     assert [(row["environment"], row["score"]) for row in study.rows()] == [("mine", 1.0)] * 2
 
 
+def test_a_score_is_between_a_random_policy_and_the_best():
+    values = {"exact_value": 3.0, "optimal_value": 4.0, "random_value": 2.0}
+    record = {"error": None, "final_return": 9.0, **values}
+    assert score_of(record, ("epsilon",)) == 0.5
+    assert score_of(record, ("epsilon", "discount_factor")) == 9.0
+    for unknown in ("optimal_value", "random_value"):
+        assert score_of(record | {unknown: None}, ()) == 9.0
+    # Undiscounted, of a policy that never ends: what it was paid until it was cut off, on the same scale.
+    assert score_of(record | {"exact_value": None, "final_return": -96.0}, ()) == -49.0
+    assert math.isnan(score_of(record | {"error": "no luck"}, ()))
+
+
+def test_a_policy_without_a_value_leaves_the_scale_to_the_others():
+    transition = np.zeros((2, 2, 2))
+    transition[0, 0, 0] = transition[0, 1, 1] = transition[1, :, 1] = 1.0
+    model = TabularMDP.from_arrays(transition, -np.ones((2, 2, 2)), [1.0, 0.0], terminated=[False, True])
+    known = judged(lambda: np.array([[1.0, 0.0], [0.0, 0.0]]), model, 1.0)
+    assert known == {"exact_value": None, "optimal_value": -1.0, "random_value": -2.0}
+
+
 # Runs
 
 
@@ -199,7 +228,8 @@ def test_a_run_is_a_training_with_these_settings_and_this_seed(whole):
     best = GARNET.start_value(GARNET.solve(0.9).v)
     random = GARNET.start_value(GARNET.policy_value(np.full((20, 3), 1 / 3), 0.9))
     assert row["exact_value"] == pytest.approx(value) and row["optimal_value"] == pytest.approx(best)
-    assert row["score"] == pytest.approx((value - random) / (best - random))
+    assert row["random_value"] == pytest.approx(random) and whole.bounds is None
+    assert row["score"] == row["final_return"]  # with another discount factor other values are the best
 
 
 @pytest.mark.slow
@@ -330,7 +360,7 @@ def test_a_torn_or_foreign_line_costs_its_run_only(whole, tmp_path):
         {"final_return": None},
         {"steps": "many"},
         {"exact_value": "high"},
-        {"optimal_value": None},
+        {"optimal_value": "low"},
         {"curve": [1, 2]},
         {"curve": [[500, "x", 2]]},
         {"curve": None},
@@ -551,9 +581,11 @@ def test_a_long_run_goes_on_from_its_checkpoint_to_the_same_record(tmp_path, mon
             with monkeypatch.context() as patch:
                 patch.setattr(trial_module.Curve, "_on_step", interrupt)
                 assert "Interrupted on purpose" in laboratory.run(sweep.plan.trial(0))["error"]
-        return laboratory.run(sweep.plan.trial(0))
+            with open(folder / "checkpoints" / "0-40000" / "curve.jsonl", "a") as file:
+                file.write("[25000, 0.")  # the power fails
+        return laboratory.run(sweep.plan.trial(0)), laboratory
 
-    plain = made(tmp_path / "plain")
+    plain, _ = made(tmp_path / "plain")
     real = trial_module.Curve._on_step
 
     def interrupt(self):
@@ -563,12 +595,31 @@ def test_a_long_run_goes_on_from_its_checkpoint_to_the_same_record(tmp_path, mon
 
     monkeypatch.setattr(trial_module, "LONG_STEPS", 1_000)
     monkeypatch.setattr(trial_module, "_CHECKPOINT_INTERVAL", 7_000)
-    resumed = made(tmp_path / "long", interrupt)
+    resumed, laboratory = made(tmp_path / "long", interrupt)
     times = ("seconds", "train_seconds")
     assert {k: v for k, v in resumed.items() if k not in times} == {
         k: v for k, v in plain.items() if k not in times
     }
-    assert not (tmp_path / "long" / "checkpoints" / "0-40000").exists()
+    # Until its record is on disk: what has no record is made again, from there.
+    place = tmp_path / "long" / "checkpoints" / "0-40000"
+    assert place.exists()
+    laboratory.tidy()
+    assert not place.exists()
+
+
+def test_checkpoints_of_a_long_run_are_there_until_its_record_is_on_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(trial_module, "LONG_STEPS", 1_000)
+    seen = []
+    real = Member.make_durable
+
+    def make_durable(self):
+        seen.append(sorted(path.name for path in (tmp_path / "checkpoints").iterdir()))
+        real(self)
+
+    monkeypatch.setattr(Member, "make_durable", make_durable)
+    Sweep(GARNET, 2_000, seeds=2, points=2, eval_episodes=2, folder=tmp_path).run(1)
+    assert sorted(name for names in seen for name in names) == ["0-2000", "1-2000"]
+    assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
 # Claims
@@ -771,7 +822,7 @@ def test_settings_are_compared_by_a_command(whole, capsys):
     assert len(told) == 6 and {one["first"]["name"] for one in told} <= set(names)
     middle = interquartile_mean(whole.scores()[GARNET.name][names[0]])
     assert told[0]["first"]["iqm"]["value"] == pytest.approx(middle)
-    assert told[0]["first"]["optimality_gap"]["value"] >= 0.0  # scores between a random policy and the best
+    assert told[0]["first"]["optimality_gap"] is None  # scores are returns, as discount_factor is varied
     assert main(["compare", str(whole.folder), names[0], names[3]]) == 0
     assert "interquartile mean" in capsys.readouterr().out
     assert main(["compare", str(whole.folder), names[0], "nothing"]) == 2

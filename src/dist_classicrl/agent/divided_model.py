@@ -17,6 +17,7 @@ from dist_classicrl.errors import SettingsError
 from dist_classicrl.model.agent_state import AgentState
 
 _SLICE_STATES = 1 << 16
+_RUN = "0" * 8  # of all models, so that one takes the place of another, and of no checkpoint of a training
 
 
 class _Asked(InSlices):
@@ -38,7 +39,10 @@ class _Asked(InSlices):
 
 
 def save_divided(path: str | os.PathLike[str], state: AgentState) -> Path:
-    """Write the model into the folder `path`, for `load_model`, as a checkpoint after the last step made."""
+    """Write the model into the folder `path`, for `load_model`, as a checkpoint after the last step made.
+
+    A model that was there is removed after that.
+    """
     target = Path(path).absolute()
     if target.is_file():
         raise SettingsError(
@@ -51,8 +55,7 @@ def save_divided(path: str | os.PathLike[str], state: AgentState) -> Path:
         "q_table": _Asked(state, 0, state.settings.dtype),
         "visits": _Asked(state, 1, np.int64),
     }
-    run = os.urandom(4).hex()
-    folder.write(arrays, {**_body(state), "run": run}, run)
+    folder.write(arrays, {**_body(state), "run": _RUN}, _RUN)
     return target
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,8 +44,8 @@ class EvalCallback(EventCallback):
 
     Where the environment's model is known, it also computes the exact value of that policy, discounted, from
     the start states and without a time limit; then this decides which model is the best, else the mean
-    return does. Evaluation takes nothing from the random streams of the training. It runs on the server, so
-    it should be short.
+    return does, and so it does for a policy whose episodes may go on for ever. Evaluation takes nothing from
+    the random streams of the training. It runs on the server, so it should be short.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ class EvalCallback(EventCallback):
     def _forget_best(self) -> None:
         self.last_mean_reward = self.best_mean_reward = -math.inf
         self.last_exact_value = self.best_exact_value = math.nan
-        self._best_score = -math.inf
+        self._best_score = self._saved_score = -math.inf  # the latter of the model that is on disk
         self.has_improved = False
 
     def _next_step(self, after: int) -> int:
@@ -205,6 +205,8 @@ class EvalCallback(EventCallback):
         self._forget_best()
         for mean, exact in zip(log.means, log.exact_values, strict=True):
             self._compare(mean, exact)
+        if self.best_model_file is not None and self.best_model_file.exists():
+            self._saved_score = self._best_score
         return True
 
     def _on_step(self) -> bool:
@@ -225,32 +227,32 @@ class EvalCallback(EventCallback):
         best, found = -math.inf, []
         for mean, exact in zip(self.log.means, self.log.exact_values, strict=True):
             score = self._score(mean, exact)
-            found.append(score > best)  # NaN is not
+            found.append(score > best)
             best = score if found[-1] else best
         return found
 
     def _score(self, mean: float, exact: float) -> float:
-        return exact if self._model is not None else mean
+        # Values are infinite at discount factor 1 alone, where the mean return is on the same scale.
+        return mean if math.isnan(exact) else exact
 
     def _compare(self, mean: float, exact: float) -> bool:
         """Take in an evaluation, and return whether it is the best."""
         self.last_mean_reward, self.last_exact_value = mean, exact
         score = self._score(mean, exact)
-        # NaN: the policy never ends an episode, and no other can be worse.
-        is_best = not math.isnan(score) and score > self._best_score
+        is_best = score > self._best_score
         if is_best:
             self._best_score, self.best_mean_reward, self.best_exact_value = score, mean, exact
         return is_best
 
     def _exact_value(self) -> float:
         """Return the value of the policy that is played: greedy, ties broken at random."""
-        from dist_classicrl.evaluation.exact import exact_value
+        from dist_classicrl.evaluation.exact import greedy_value
 
         if self._model is None:
             return math.nan
         try:
             settings = self.model.settings
-            return exact_value(self._model, self.model.q_table, settings.discount_factor).value
+            return greedy_value(self._model, self.model.q_table, settings.discount_factor)
         except ConvergenceError:
             return math.nan
 
@@ -273,12 +275,21 @@ class EvalCallback(EventCallback):
             )  # fmt: skip
 
     def _save(self) -> None:
-        try:
-            if self.has_improved and self.best_model_file is not None:
-                self.best_model_file.parent.mkdir(parents=True, exist_ok=True)
-                self.model.save_model(self.best_model_file)
-            if self.log_file is not None:
-                self.log_file.parent.mkdir(parents=True, exist_ok=True)
-                self.log.write(self.log_file)
-        except OSError as error:
-            logger.warning("What EvalCallback found cannot be saved: %s.", error)
+        score = self._score(self.last_mean_reward, self.last_exact_value)
+        # Not by `has_improved`: what could not be saved is lost, and the next best takes its place.
+        if self.best_model_file is not None and score > self._saved_score:
+            if _is_written(self.best_model_file, self.model.save_model):
+                self._saved_score = score
+        if self.log_file is not None:
+            _is_written(self.log_file, self.log.write)
+
+
+def _is_written(file: Path, write: Callable[[Path], Any]) -> bool:
+    """Write a file, and say whether that could be done."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write(file)
+    except OSError as error:
+        logger.warning("What EvalCallback found cannot be saved: %s.", error)
+        return False
+    return True

@@ -60,6 +60,7 @@ class CheckpointFolder:
         self.storage = open_storage(location, agent, mode)
         self.fence = Fence(self.storage)
         self._warned: set[CheckpointName | str] = set()  # what was skipped, and "rotation"
+        self._discarded = 0  # the last sequence number of those that were
         # Complete checkpoints that stay, with the run and the rule of keeping for which that was found.
         self._settled: tuple[tuple[Any, ...], set[CheckpointName]] = ((), set())
 
@@ -209,8 +210,13 @@ class CheckpointFolder:
     def next_name(self, steps: int, run: str) -> CheckpointName:
         """Return the name of the next checkpoint; CheckpointFencedError as for `write`."""
         fence = self.fence.check()
-        sequence = max((other.sequence for other in self._checkpoints()), default=0) + 1
+        sequence = max([self._discarded, *(other.sequence for other in self._checkpoints())]) + 1
         return CheckpointName(fence, sequence, steps, run)
+
+    def discard(self, name: CheckpointName) -> None:
+        """Remove the parts of a checkpoint that is not written; its name is not taken again."""
+        self._discarded = max(self._discarded, name.sequence)  # somebody who is late may still write there
+        self._remove(name)
 
     def _write(
         self,

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,8 +100,13 @@ class Writer:
         """Return the name of a checkpoint to which others write parts first; CheckpointFencedError."""
         return self._folder.next_name(steps, run)
 
-    def fail(self, error: Exception) -> None:
-        """Take note that no checkpoint could be written, because of parts that others were to write."""
+    def fail(self, error: Exception, name: CheckpointName | None) -> None:
+        """Take note that others could not write their parts to `name`, and remove those that are there."""
+        if name is not None:
+            with suppress(
+                Exception
+            ):  # backends raise errors of many kinds; what is left the next one removes
+                self._folder.discard(name)
         self._note_failure(error)
 
     def submit(

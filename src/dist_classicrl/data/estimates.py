@@ -9,11 +9,11 @@ efficient off-policy evaluation in Markov decision processes", JMLR 21, 2020.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from dist_classicrl._student import t_quantile
 from dist_classicrl.checks import as_array, as_float, is_real
 from dist_classicrl.data.empirical import empirical_model
 from dist_classicrl.data.transitions import Transitions
@@ -128,7 +128,7 @@ def estimate_value(
             influence = _less_what_was_counted(data, model, influence)
     n = data.starts.size
     error = float(np.sqrt((influence**2).sum() / (n * (n - 1.0))))
-    reach = _t_quantile(0.5 + float(confidence) / 2, n - 1) * error
+    reach = t_quantile(n - 1, float(confidence)) * error
     total = weights.sum()
     effective = float(total**2 / (weights**2).sum()) if total > 0 else 0.0
     return ValueEstimate(value, value - reach, value + reach, error, n, effective, method, float(confidence))
@@ -310,14 +310,3 @@ def _occupancy(
         f"at discount factor {discount} the policy has not ended after {_MOST_STEPS:,} steps in the model "
         "that the transitions suggest; use a smaller discount factor"
     )
-
-
-def _t_quantile(chance: float, degrees: int) -> float:
-    """Return a quantile of Student's t, by that of the normal: Abramowitz and Stegun (1964), 26.7.5."""
-    z = NormalDist().inv_cdf(chance)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return z + sum(term / degrees ** (k + 1) for k, term in enumerate(terms))

@@ -151,7 +151,8 @@ class Saver:
     def save(self, values: np.ndarray, counts: np.ndarray, position: Position) -> None:
         """Write a checkpoint in the background.
 
-        `values` and `counts` (S * A,) must not change before `is_due` says yes again.
+        `values` and `counts` (S * A,) must not change before `is_due` says yes again. CheckpointFencedError
+        where parts are written, if another server has taken over the folder.
         """
         self._submitted = position.steps
         self._next = math.inf
@@ -159,11 +160,14 @@ class Saver:
         if self.write_parts is None:
             self.writer.submit(self._arrays(values, counts, position), body, run)
             return
+        name = None
         try:
             name = self.writer.next_name(position.steps, run)
             parts = self.write_parts(str(name))
+        except CheckpointFencedError:  # a ValueError as well
+            raise
         except (OSError, ValueError) as error:
-            self.writer.fail(error)
+            self.writer.fail(error, name)
             return
         self.writer.submit({**self.constant, **position.learners}, body, run, name, parts)
 

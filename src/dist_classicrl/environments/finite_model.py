@@ -57,8 +57,10 @@ class FiniteModel(Pairs, Protocol):
     ) -> Solution:
         """Return the optimal values and a policy that attains them."""
 
-    def policy_value(self, policy: np.ndarray, discount_factor: float) -> np.ndarray:
-        """Return the value of a policy, float64, shape (S,)."""
+    def policy_value(
+        self, policy: np.ndarray, discount_factor: float, from_start: bool = False
+    ) -> np.ndarray:
+        """Return the value of a policy, float64, shape (S,); at discount factor 1 if need be `from_start`."""
 
     def start_value(self, v: np.ndarray) -> float:
         """Return the mean of the state values `v`, shape (S,), over the start distribution."""

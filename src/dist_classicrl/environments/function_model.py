@@ -369,7 +369,9 @@ class FunctionMDP:
             return self._process(), actions.astype(np.int64)
         return self._process(checked_policy(self, actions)), np.zeros(0, np.int64)
 
-    def policy_value(self, policy: np.ndarray, discount_factor: float) -> np.ndarray:
+    def policy_value(
+        self, policy: np.ndarray, discount_factor: float, from_start: bool = False
+    ) -> np.ndarray:
         """Return the value of a policy, as `TabularMDP.policy_value` does; for discounts see `solve`."""
         return function_process.policy_value(*self._policy(policy), discount_factor)
 

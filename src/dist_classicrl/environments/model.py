@@ -237,7 +237,7 @@ class TabularMDP(Making):
         tolerance : float
             Largest error of a value; above 0. For discount factors g below 1 sweeps stop when the bound on
             the error, ``g / (1 - g)`` times the largest change of a value, is below it, at 1 when the error
-            is that a geometric series predicts from the last two changes.
+            is that a geometric series predicts from the last eight changes.
         method : str
             "modified_policy_iteration", "value_iteration" or "policy_iteration" (Puterman 1994, sections
             6.3 to 6.5). The first is the fastest for large models; the last is exact to rounding up to
@@ -327,7 +327,9 @@ class TabularMDP(Making):
 
         return average.solve(self, tolerance, method, max_iterations)
 
-    def policy_value(self, policy: np.ndarray, discount_factor: float) -> np.ndarray:
+    def policy_value(
+        self, policy: np.ndarray, discount_factor: float, from_start: bool = False
+    ) -> np.ndarray:
         """Return the exact value of a policy; see `environments.solvers.policy_value.policy_value`.
 
         `policy` is an action per state, int, shape (S,), or probabilities, float, shape (S, A). The values,
@@ -335,7 +337,7 @@ class TabularMDP(Making):
         """
         from dist_classicrl.environments.solvers import policy_value
 
-        return policy_value.policy_value(self, policy, discount_factor)
+        return policy_value.policy_value(self, policy, discount_factor, from_start)
 
     def policy_gain(
         self, policy: np.ndarray, tolerance: float = 1e-10, max_iterations: int = 100_000

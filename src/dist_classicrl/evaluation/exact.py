@@ -54,8 +54,15 @@ def exact_value(model: FiniteModel, q_table: np.ndarray, discount_factor: float)
     """Return the exact value of the greedy policy of `q_table` in `model`, and the optimum.
 
     The table, of shape (states, actions), is at least as large as the model; what is beyond it is not used.
-    ConvergenceError if the discount factor is 1 and a value is infinite.
+    ConvergenceError if the discount factor is 1 and a value is infinite, of a state that its episodes come to
+    or the best of any state.
     """
+    value = greedy_value(model, q_table, discount_factor)
+    return ExactValue(discount_factor, value, optimal_value(model, discount_factor))
+
+
+def greedy_value(model: FiniteModel, q_table: np.ndarray, discount_factor: float) -> float:
+    """Return the `value` of `exact_value` without the optimum."""
     size = (model.n_states, model.n_actions)
     if q_table.shape[0] < size[0] or q_table.shape[1] < size[1]:
         raise SettingsError(
@@ -64,10 +71,11 @@ def exact_value(model: FiniteModel, q_table: np.ndarray, discount_factor: float)
         )
     values = np.where(model.legal_pairs(), q_table[: size[0], : size[1]], -np.inf)
     best = values == values.max(axis=1, keepdims=True)  # all actions, where none is legal
-    greedy = model.policy_value(best / best.sum(axis=1, keepdims=True), discount_factor)
-    return ExactValue(discount_factor, model.start_value(greedy), _optimum(model, discount_factor))
+    policy = best / best.sum(axis=1, keepdims=True)
+    return model.start_value(model.policy_value(policy, discount_factor, from_start=True))
 
 
 @lru_cache(maxsize=8)
-def _optimum(model: FiniteModel, discount_factor: float) -> float:
+def optimal_value(model: FiniteModel, discount_factor: float) -> float:
+    """Return the `optimum` of `exact_value`."""
     return model.start_value(model.solve(discount_factor).v)

@@ -163,7 +163,7 @@ def _solved(
 
     for iteration in range(1, max_iterations + 1):
         change = swept(sweeps.process.improve)
-        residual = error_bound(change, change, sweeps.discount)
+        residual = error_bound(change, sweeps.discount)
         if residual < tolerance or sweeps.is_rounding(change):
             with rooted.operation():
                 policy = _joined(rooted, _Part(sweeps.policy[low:high], 0.0)).numbers

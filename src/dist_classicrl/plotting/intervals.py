@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from dist_classicrl._student import t_quantile
 from dist_classicrl.errors import PlotError
 
 CONFIDENCE = 0.95
@@ -49,25 +50,5 @@ def t_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     such runs in 95 % of all experiments, where the values are about normal.
     """
     n = len(values)
-    half = t_quantile(n - 1) * values.std(axis=0, ddof=1) / math.sqrt(n)
+    half = t_quantile(n - 1, CONFIDENCE) * values.std(axis=0, ddof=1) / math.sqrt(n)
     return values.mean(axis=0), half
-
-
-def t_quantile(freedom: int) -> float:
-    """Return the t with P(abs(T) < t) = 0.95 for Student's T with `freedom` >= 1 degrees of freedom."""
-    low, high = 0.0, math.pi / 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _within(middle, freedom) < CONFIDENCE else (low, middle)
-    return math.sqrt(freedom) * math.tan(low)
-
-
-def _within(angle: float, freedom: int) -> float:
-    """Return P(abs(T) < sqrt(freedom) tan(angle)), by its finite series of powers of the cosine."""
-    sine, cosine = math.sin(angle), math.cos(angle)
-    odd = freedom % 2
-    term, total = (cosine if odd else 1.0), 0.0
-    for k in range(1 + odd, freedom, 2):
-        total += term
-        term *= k / (k + 1) * cosine**2
-    return 2 / math.pi * (angle + sine * total) if odd else sine * total

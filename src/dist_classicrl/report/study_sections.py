@@ -35,7 +35,7 @@ _THRESHOLDS = 101
 
 @dataclass(frozen=True)
 class _Group:
-    """The runs of one setting in one environment; `middle` is of the scores of those that ended well."""
+    """The runs of one setting in one environment; `middle` is of their scores, None where a run failed."""
 
     environment: str
     variant: int
@@ -86,19 +86,25 @@ def study_sections(study: Study, resamples: int = RESAMPLES) -> list[Section]:
 
 
 def _groups(study: Study, rows: Iterable[Mapping[str, Any]], resamples: int) -> list[_Group]:
-    """Return the settings of each environment, the best interquartile mean first, early stopped ones last."""
+    """Return the settings of each environment, the best interquartile mean first.
+
+    Last come those that were stopped early, and before them those with a run that failed: of the others alone
+    their mean would flatter them.
+    """
     of: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
     for row in rows:
         of.setdefault((row["environment"], row["variant"]), []).append(row)
     rng = np.random.default_rng(0)
     groups = []
     for (environment, variant), theirs in of.items():
-        scores = np.array([row["score"] for row in theirs if row["score"] is not None])
+        scores = [row["score"] for row in theirs]
         middle = None
-        if len(scores) >= FEWEST:
-            middle = bootstrap([scores], interquartile_mean, resamples, rng)
-        elif len(scores):
-            middle = Estimate(float(scores[0]), math.nan, math.nan)
+        if None not in scores:
+            middle = (
+                bootstrap([np.array(scores)], interquartile_mean, resamples, rng)
+                if len(scores) >= FEWEST
+                else Estimate(float(scores[0]), math.nan, math.nan)
+            )
         groups.append(_Group(environment, variant, study.name_of(variant), tuple(theirs), middle))
     order = {name: place for place, name in enumerate(study.plan.environments)}
 
@@ -153,6 +159,9 @@ def _summary(study: Study, rows: Sequence[Mapping[str, Any]]) -> Section:
     score = (
         "A score is 0 for a random policy and 1 for the best one."
         if study.bounds is not None
+        else "A score is the mean return of the greedy policy, as settings differ in discount_factor, and so "
+        "in what the best policy is worth."
+        if "discount_factor" in study.varied
         else "A score is the mean return of the greedy policy, or where the model is known 0 for a random "
         "policy and 1 for the best one."
     )
@@ -163,8 +172,9 @@ def _settings(groups: Sequence[_Group], study: Study) -> Section | None:
     if not groups:
         return None
     section = Section("Settings compared").add_text(
-        "Interquartile mean of the scores of all seeds with its 95 % bootstrap interval, best first. "
-        "Whether a difference is more than chance, dist-classicrl compare says."
+        "Interquartile mean of the scores of all runs with its 95 % bootstrap interval, best first. Where a "
+        "run failed there is none: without it the others would flatter the setting. Whether a difference is "
+        "more than chance, dist-classicrl compare says."
     )
     if any(group.stopped for group in groups):
         section.add_text(
@@ -223,7 +233,7 @@ def _curves(study: Study, groups: Sequence[_Group], resamples: int) -> Section |
     drawn = 0
     for name, theirs in _by_environment(groups, _best(groups, _MOST_LINES)).items():
         lines = {}
-        for group in [each for each in theirs if each.well and not each.stopped]:
+        for group in [each for each in theirs if each.middle is not None and not each.stopped]:
             steps, band = _curve([points.get(row["run"], {}) for row in group.well], resamples)
             if len(steps):
                 lines[group.name] = (steps, band)
@@ -315,7 +325,7 @@ def _numbers(words: list[str]) -> list[Any]:
 def _exact(groups: Sequence[_Group]) -> Section | None:
     rows = []
     for group in groups:
-        known = [row for row in group.well if row["optimal_value"] is not None]
+        known = [row for row in group.well if None not in (row["optimal_value"], row["exact_value"])]
         if not known:
             continue
         gaps = [max(0.0, row["optimal_value"] - row["exact_value"]) for row in known]  # rounding may be below
@@ -325,7 +335,7 @@ def _exact(groups: Sequence[_Group]) -> Section | None:
             [
                 group.name + (" (stopped early)" if group.stopped else ""),
                 group.environment,
-                f"{known[0]['random_value']:.6g}",
+                "-" if known[0]["random_value"] is None else f"{known[0]['random_value']:.6g}",
                 f"{best:.6g}",
                 f"{math.fsum(row['exact_value'] for row in known) / len(known):.6g}",
                 f"{mean:.3g}" + (f" ({mean / abs(best):.2%})" if best else ""),

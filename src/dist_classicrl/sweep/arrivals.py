@@ -116,5 +116,5 @@ class Arrivals:
             made = [record for record in theirs if record is not None]
             if len(made) < len(theirs):
                 return None
-            self._complete[job] = math.fsum(map(score_of, made)) / len(made)
+            self._complete[job] = math.fsum(score_of(each, self._plan.varied) for each in made) / len(made)
         return self._complete[job]

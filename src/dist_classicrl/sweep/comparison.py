@@ -7,14 +7,14 @@ the Edge of the Statistical Precipice" (2021). A higher score is a better one.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 
-from dist_classicrl.checks import is_real
+from dist_classicrl.checks import as_float, is_real
 from dist_classicrl.errors import MissingExtraError, StudyError
 
 Scores = Mapping[str, Mapping[str, Any]]
@@ -146,7 +146,8 @@ def compare(
     Raises
     ------
     StudyError
-        If a variant is unknown, lacks a task, or has fewer than 2 scores or one that is no finite number.
+        If a variant is unknown, lacks a task, or has fewer than 2 scores or one that is no finite number, or
+        an argument is none of those above.
     MissingExtraError
         If scipy is not installed.
     """
@@ -193,6 +194,7 @@ def compare_all(
     MissingExtraError
         If scipy is not installed.
     """
+    check_mapping(scores)
     names = list(dict.fromkeys(name for task in scores.values() for name in task))
     if len(names) < 2:
         raise StudyError(
@@ -321,6 +323,11 @@ def normalized(scores: Scores, bounds: Mapping[str, tuple[float, float]]) -> dic
     StudyError
         If a task has no bounds, or its optimum is not above its random policy.
     """
+    if not isinstance(bounds, Mapping):
+        raise StudyError(
+            f"bounds must be a dict of tasks, got {type(bounds).__name__}. Write bounds={{task: (score of a "
+            "random policy, score of an optimal one), ...}."
+        )
     made = {}
     for task, variants in scores.items():
         if task not in bounds:
@@ -328,12 +335,14 @@ def normalized(scores: Scores, bounds: Mapping[str, tuple[float, float]]) -> dic
                 f"Task {task!r} has no bounds, which are there for {list(bounds)}. Write "
                 f"bounds={{{task!r}: (score of a random policy, score of an optimal one), ...}}."
             )
-        random, optimal = bounds[task]
-        if not (math.isfinite(random) and math.isfinite(optimal) and random < optimal):
+        ends = tuple(bounds[task]) if isinstance(bounds[task], Iterable) else ()
+        is_pair = len(ends) == 2 and all(is_real(end) and math.isfinite(as_float(end)) for end in ends)
+        if not is_pair or not ends[0] < ends[1]:
             raise StudyError(
-                f"The bounds of task {task!r} are {(random, optimal)}: the first must be below the second. "
-                "Give (score of a random policy, score of an optimal one)."
+                f"The bounds of task {task!r} are {bounds[task]!r}: two finite numbers, and the first must "
+                "be below the second. Give (score of a random policy, score of an optimal one)."
             )
+        random, optimal = map(float, ends)
         made[task] = {
             name: (np.asarray(each, float) - random) / (optimal - random) for name, each in variants.items()
         }
@@ -350,6 +359,7 @@ def checked_scores(
     StudyError
         As `compare`.
     """
+    check_mapping(scores)
     known = list(dict.fromkeys(name for task in scores.values() for name in task))
     checked: dict[str, dict[str, np.ndarray]] = {}
     for name in names:
@@ -368,12 +378,27 @@ def checked_scores(
     return checked if bounds is None else normalized(checked, bounds)
 
 
+def check_mapping(scores: Any) -> None:
+    """Raise `StudyError` unless scores are those of variants in tasks."""
+    tasks = scores.values() if isinstance(scores, Mapping) else [None]
+    if not all(isinstance(task, Mapping) for task in tasks):
+        raise StudyError(
+            f"Scores must be a dict of tasks, each a dict of variants, got {type(scores).__name__}. Write "
+            "scores={task: {variant: [one score per seed], ...}, ...}."
+        )
+
+
+def as_numbers(values: Any, what: str) -> np.ndarray:
+    """Return `values` as an array of float64, or raise `StudyError`."""
+    try:
+        return np.asarray(values, float)
+    except (TypeError, ValueError) as error:
+        raise StudyError(f"{what} must be numbers, in rows of the same length: {error}.") from error
+
+
 def checked_values(values: Any, what: str) -> np.ndarray:
     """Return `values` as a 1-D array of at least 2 finite numbers, or raise `StudyError`."""
-    try:
-        array = np.asarray(values, float)
-    except (TypeError, ValueError) as error:
-        raise StudyError(f"{what} must be numbers, one per seed: {error}. Give a list of numbers.") from error
+    array = as_numbers(values, what)
     if array.ndim != 1:
         raise StudyError(f"{what} have shape {array.shape}. Give one number per seed, as a list.")
     if array.size < FEWEST:
@@ -422,11 +447,16 @@ def _middle(groups: Sequence[np.ndarray]) -> Any:
 
 
 def _improvement(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> Any:
-    """Return the Mann-Whitney statistic as a share of pairs, averaged over tasks."""
+    """Return the Mann-Whitney statistic as a share of pairs, averaged over tasks.
+
+    By the sum of ranks, in which those that tie share theirs: Mann and Whitney (1947), equation 1. Comparing
+    each pair would take memory for all pairs of each resample.
+    """
     shares = []
     for a, b in zip(first, second, strict=True):
-        above = a[..., :, None] - b[..., None, :]
-        shares.append(((1.0 + np.sign(above)) / 2).mean(axis=(-2, -1)))
+        n, m = a.shape[-1], b.shape[-1]
+        ranks = stats().rankdata(np.concatenate([a, b], axis=-1), axis=-1)[..., :n]
+        shares.append((ranks.sum(axis=-1) - n * (n + 1) / 2) / (n * m))
     return np.mean(shares, axis=0)
 
 

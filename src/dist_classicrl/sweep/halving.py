@@ -19,8 +19,9 @@ class SuccessiveHalving:
 
     In each environment by itself, after Jamieson and Talwalkar (2016). A run of more steps is a training from
     its beginning: its schedules are those of its own length, so that a setting that goes to the end is what
-    it is in a study without early stopping, bit for bit. That costs 1 / (factor - 1) of the last rung more at
-    most. By default all runs of a rung end before the next begins, so that the result depends on no timing.
+    it is in a study without early stopping, bit for bit. That costs about (rungs - 1) / factor of the last
+    rung more. By default all runs of a rung end before the next begins, so that the result depends on no
+    timing.
 
     Parameters
     ----------
@@ -52,8 +53,8 @@ class SuccessiveHalving:
             )
 
     def steps(self, rung: int, total_steps: int) -> int:
-        """Return the steps of a run in a rung."""
-        return max(1, total_steps // int(self.factor) ** (int(self.rungs) - 1 - rung))
+        """Return the steps of a run in a rung; 0 where there are too few for so many rungs."""
+        return total_steps // int(self.factor) ** (int(self.rungs) - 1 - rung)
 
     def survivors(self, scores: Mapping[int, Sequence[float]]) -> list[int]:
         """Return which settings go on, in order, by the mean score of their seeds; NaN is the worst.

@@ -70,6 +70,10 @@ class Making:
         """See `Laboratory.compile`."""
         self._laboratory.compile(made)
 
+    def tidy(self) -> None:
+        """See `Laboratory.tidy`."""
+        self._laboratory.tidy()
+
     def parcels(self, trials: Sequence[Trial]) -> list[Parcel]:
         """Return the runs in parcels, alike in all processes."""
         return self._plan.parcels(trials, self._costs, self._kind_of)

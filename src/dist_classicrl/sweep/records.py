@@ -9,8 +9,7 @@ from typing import Any
 # Of a run that ended well, besides its curve; those that may be unknown are None then.
 _WHOLE = ("steps", "episodes")
 _NUMBERS = ("final_return", "seconds", "train_seconds")
-_PERHAPS = ("training_return",)
-_EXACT = ("exact_value", "optimal_value", "random_value")  # all of them are known, or none
+_PERHAPS = ("training_return", "exact_value", "optimal_value", "random_value")
 
 
 def records_in(data: bytes) -> Iterator[dict[str, Any]]:
@@ -40,13 +39,11 @@ def is_record(data: Any) -> bool:
 
 def _is_told(data: Mapping[str, Any]) -> bool:
     """Whether what came out of a run that ended well is all there."""
-    exact = [data.get(name, "") for name in _EXACT]
     curve = data.get("curve")
     return (
         all(_is_whole(data.get(name)) for name in _WHOLE)
         and all(_is_number(data.get(name)) for name in _NUMBERS)
         and all(_is_perhaps(data.get(name, "")) for name in _PERHAPS)
-        and (all(each is None for each in exact) or all(map(_is_number, exact)))
         and isinstance(data.get("device", "cpu"), str)  # older ones have none
         and isinstance(curve, list)
         and all(map(_is_point, curve))

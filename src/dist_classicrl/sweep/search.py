@@ -60,7 +60,9 @@ class Range:
     def draw(self, rng: np.random.Generator) -> float | int:
         """Return one of the numbers."""
         if self.log:
-            value = float(np.exp(rng.uniform(math.log(self.low), math.log(self.high))))
+            # A whole number stands for what is rounded to it, those at the ends as well.
+            half = 0.5 if self._is_whole else 0.0
+            value = float(np.exp(rng.uniform(math.log(self.low - half), math.log(self.high + half))))
         elif self._is_whole:
             return int(rng.integers(int(self.low), int(self.high), endpoint=True))
         else:

@@ -330,12 +330,21 @@ def compare_until_significant(
     Raises
     ------
     StudyError
-        As `SequentialComparison`.
+        As `SequentialComparison`, and where `more_runs` does not return two.
     """
     test = SequentialComparison(stages, seeds_per_stage, level, permutations, seed)
+    check_count("first_seed", first_seed, 0)
+    if not callable(more_runs):
+        raise StudyError(f"more_runs must be a function that takes seeds, got {more_runs!r}.")
     begin = first_seed
     while True:
-        verdict = test.add(*more_runs(range(begin, begin + seeds_per_stage)))
+        scores = more_runs(range(begin, begin + seeds_per_stage))
+        if not isinstance(scores, Sequence) or len(scores) != 2:
+            raise StudyError(
+                f"more_runs must return the scores of both variants, got {scores!r}. Write return "
+                "first_scores, second_scores."
+            )
+        verdict = test.add(*scores)
         if verdict.outcome != UNDECIDED:
             return verdict
         begin += seeds_per_stage

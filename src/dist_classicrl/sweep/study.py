@@ -7,7 +7,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,7 +138,7 @@ class Study:
         best_return (largest of the curve), exact_value, optimal_value and random_value (discounted, of the
         start states; None where the model is not known), score, stopped (whether early stopping ended it) and
         error. A score is 0 for a random policy and 1 for the best where these are known, and else the
-        final_return.
+        final_return; so it is where discount_factor differs, with which these values are others.
         """
         return [dict(row) for row in self._rows()]
 
@@ -175,7 +175,7 @@ class Study:
         row |= {name: record.get(name) for name in (*_RESULTS, *_TIMES)}
         returns = [point[1] for point in record.get("curve", ()) if point[1] is not None]
         row["best_return"] = max(returns, default=None)
-        row["score"] = None if record["error"] is not None else score_of(record)
+        row["score"] = None if record["error"] is not None else score_of(record, self.varied)
         row["stopped"] = stopped
         return row
 
@@ -242,7 +242,8 @@ class Study:
     @property
     def bounds(self) -> dict[str, tuple[float, float]] | None:
         """What `compare` takes as bounds of `scores`: 0 and 1, or None where some scores are returns."""
-        if any(row["optimal_value"] is None for row in self._rows() if row["error"] is None):
+        well = [row for row in self._rows() if row["error"] is None]
+        if not all(_has_scale(row, self.varied) for row in well):
             return None
         return dict.fromkeys(self.plan.environments, (0.0, 1.0))
 
@@ -253,7 +254,8 @@ class Study:
     def summary(self) -> list[dict[str, Any]]:
         """Return a dict for each environment and settings: runs, failed, mean and spread of the scores.
 
-        `standard_error` is that of the mean score; None for a single run.
+        `standard_error` is that of the mean score; None for a single run. Where a run failed both are None:
+        of the others alone the mean would flatter the settings.
         """
         groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
         for row in self._rows():
@@ -265,7 +267,7 @@ class Study:
                 "runs": len(rows),
                 "failed": sum(row["error"] is not None for row in rows),
                 "stopped": rows[0]["stopped"],
-                **_spread([row["score"] for row in rows if row["score"] is not None]),
+                **_spread([row["score"] for row in rows]),
             }
             for (name, variant), rows in groups.items()
         ]
@@ -305,17 +307,26 @@ def is_study(folder: str | os.PathLike[str]) -> bool:
     return (Path(folder) / PLAN).is_file()
 
 
-def score_of(record: Mapping[str, Any]) -> float:
+def score_of(record: Mapping[str, Any], varied: Sequence[str]) -> float:
     """Return the score of a run: 0 for a random policy, 1 for the best; NaN for one that failed.
 
-    Where these are not known, or are the same, the mean return of the greedy policy.
+    Where these are not known, or are the same, the mean return of the greedy policy. So it is where
+    discount_factor is `varied`: a smaller one makes the best value easier to come near to.
     """
     if record["error"] is not None:
         return math.nan
     value, best, random = (record[name] for name in ("exact_value", "optimal_value", "random_value"))
-    if value is None or not best - random > 1e-9 * abs(best):
+    if not _has_scale(record, varied) or not best - random > 1e-9 * abs(best):
         return float(record["final_return"])
+    # An infinite value there is at discount factor 1 alone, where returns are on the same scale.
+    value = record["final_return"] if value is None else value
     return float((value - random) / (best - random))
+
+
+def _has_scale(record: Mapping[str, Any], varied: Sequence[str]) -> bool:
+    """Whether values of a random policy and the best are known, and the same ones for all settings."""
+    bounds = record["optimal_value"], record["random_value"]
+    return None not in bounds and "discount_factor" not in varied
 
 
 def _short(text: str) -> str:
@@ -326,9 +337,10 @@ def _short(text: str) -> str:
         return text
 
 
-def _spread(scores: list[float]) -> dict[str, float | None]:
+def _spread(found: list[float | None]) -> dict[str, float | None]:
+    scores = [score for score in found if score is not None]
     n = len(scores)
-    if n == 0:
+    if n < len(found):
         return {"mean_score": None, "standard_error": None}
     mean = math.fsum(scores) / n
     variance = math.fsum((score - mean) ** 2 for score in scores) / (n - 1) if n > 1 else math.nan

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from dist_classicrl.checks import as_float, is_real
 from dist_classicrl.errors import StudyError
 from dist_classicrl.plotting.intervals import t_interval
 from dist_classicrl.sweep.comparison import (
     FEWEST,
     RESAMPLES,
     Scores,
+    as_numbers,
     bootstrap_interval,
     check_count,
     checked_scores,
@@ -88,7 +91,8 @@ def curve_with_interval(
     if average not in AVERAGES:
         raise StudyError(f"average must be {' or '.join(map(repr, AVERAGES))}, got {average!r}.")
     check_count("resamples", resamples, 100)
-    values = np.asarray(curves, float)
+    check_count("seed", seed, 0)
+    values = as_numbers(curves, "Curves")
     if values.ndim != 2 or len(values) < FEWEST or not values.shape[1]:
         raise StudyError(
             f"Curves have shape {values.shape}. Give an array of shape (seeds, points), with {FEWEST} seeds "
@@ -130,12 +134,18 @@ def performance_profile(
     Raises
     ------
     StudyError
-        If the variant is unknown, or its scores are too few or no numbers.
+        If the variant is unknown, or its scores are too few or no numbers, or thresholds are none.
     MissingExtraError
         If scipy is not installed.
     """
     check_count("resamples", resamples, 100)
-    bars = np.atleast_1d(np.asarray(thresholds, float))
+    check_count("seed", seed, 0)
+    bars = np.atleast_1d(as_numbers(thresholds, "Thresholds"))
+    if bars.ndim != 1 or not np.isfinite(bars).all():
+        raise StudyError(
+            f"Thresholds must be finite numbers in a row, got shape {bars.shape}. Write for instance "
+            "thresholds=np.linspace(0, 1, 101)."
+        )
     groups = [task[variant] for task in checked_scores(scores, (variant,), bounds).values()]
     above = [(each[None, :] > bars[:, None]).astype(float) for each in groups]
 
@@ -160,12 +170,22 @@ def sensitivity(settings: Mapping[str, Sequence[Any]], scores: Any, bins: int = 
     Raises
     ------
     StudyError
-        If a setting has not as many values as there are scores, or a score is NaN.
+        If a setting has not as many values as there are scores, or one that is no word or finite number, or
+        a score is NaN.
     """
     check_count("bins", bins, 2)
     values = checked_values(scores, "Scores of runs")
+    if not isinstance(settings, Mapping):
+        raise StudyError(
+            f"settings must be a dict of lists, got {type(settings).__name__}. Write settings={{name: [its "
+            "value in each run], ...}."
+        )
     found = {}
     for name, given in settings.items():
+        if not isinstance(given, Iterable) or not all(map(_is_value, given := list(given))):
+            raise StudyError(
+                f"The values of setting {name!r} must be words or finite numbers, one per run, got {given!r}."
+            )
         if len(given) != len(values):
             raise StudyError(
                 f"Setting {name!r} has {len(given)} values, and there are {len(values)} scores. Give one "
@@ -174,6 +194,10 @@ def sensitivity(settings: Mapping[str, Sequence[Any]], scores: Any, bins: int = 
         labels, group = _groups(given, bins)
         found[name] = _sensitivity(labels, group, values)
     return dict(sorted(found.items(), key=lambda item: -item[1].explained))
+
+
+def _is_value(given: Any) -> bool:
+    return isinstance(given, Hashable) and not (is_real(given) and not math.isfinite(as_float(given)))
 
 
 def _groups(given: Sequence[Any], bins: int) -> tuple[list[str], np.ndarray]:

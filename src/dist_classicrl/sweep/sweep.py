@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
+from dist_classicrl._arguments import named_constructor
 from dist_classicrl._hints import launched, task_of_environment, usable_cores
 from dist_classicrl.checks import checked_path, is_whole
 from dist_classicrl.environments.stepped.description import plain
@@ -54,6 +55,16 @@ _POLL_SECONDS = 0.2
 _MOST_RUNS = 10_000_000
 
 
+@named_constructor(
+    environments="env",
+    grid="vary",
+    n_eval_episodes="eval_episodes",
+    n_points="points",
+    n_seeds="seeds",
+    n_trials="n_variants",
+    num_seeds="seeds",
+    seed="seeds",
+)
 class Sweep:
     """Many trainings: environments times settings times seeds, each alone on one core, or in a card's thread.
 
@@ -93,6 +104,8 @@ class Sweep:
         If these do not fit together, or the folder holds another study.
     EnvError
         If an environment cannot be used.
+    UnknownArgumentError
+        If an argument is called something else here.
     """
 
     def __init__(
@@ -123,6 +136,11 @@ class Sweep:
             )
         if early_stopping is not None and not isinstance(early_stopping, SuccessiveHalving):
             raise StudyError(f"early_stopping must be a SuccessiveHalving or None, got {early_stopping!r}.")
+        if early_stopping is not None and early_stopping.steps(0, total_steps) < 1:
+            raise StudyError(
+                f"The first rung of {early_stopping} has less than one of total_steps={total_steps:,}. Give "
+                f"{early_stopping.factor ** (early_stopping.rungs - 1):,} steps or more, or fewer rungs."
+            )
         for name, told in (("settings", settings), ("vary", vary)):
             if told is not None and not isinstance(told, Mapping):
                 raise StudyError(f"{name} must be a dict of settings by name, got {told!r}.")
@@ -374,6 +392,7 @@ class Sweep:
             member.keep(record)
             tick()
         member.make_durable()
+        making.tidy()
         return True
 
     def _make_as_they_come(
@@ -470,7 +489,7 @@ def next_rung(
         name: {variant: [] for variant in numbers} for name, numbers in alive.items()
     }
     for trial in trials_of(plan, alive, steps):
-        scores[trial.environment][trial.variant].append(score_of(records[trial.key]))
+        scores[trial.environment][trial.variant].append(score_of(records[trial.key], plan.varied))
     return {name: stopping.survivors(each) for name, each in scores.items()}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import signal
 import time
@@ -17,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl._files import read_regular
+from dist_classicrl._files import read_regular, whole_file
 from dist_classicrl.agent.agent import DistAsyncQLearning
 from dist_classicrl.callbacks.base import BaseCallback
 from dist_classicrl.environments.finite_model import FiniteModel
 from dist_classicrl.environments.resolve import Source, resolve
 from dist_classicrl.errors import DistClassicRLError, TrainingStopped, WorkerLeft
-from dist_classicrl.evaluation.exact import exact_value
+from dist_classicrl.evaluation.exact import greedy_value, optimal_value
 from dist_classicrl.settings import Settings
 from dist_classicrl.sweep.compiling import kind_of
 from dist_classicrl.sweep.plan import Plan, Trial, checked_settings
@@ -74,11 +75,15 @@ class Curve(BaseCallback):
     def _on_training_start(self) -> None:
         if self._file is None:
             return
-        with suppress(FileNotFoundError):
-            lines = [json.loads(line) for line in read_regular(self._file).splitlines()]
-            self.points = [point for point in lines if point[0] <= self.reported_timesteps]
+        # ValueError: the last line is half written.
+        with suppress(FileNotFoundError, ValueError):
+            for line in read_regular(self._file).splitlines():
+                point = json.loads(line)
+                if point[0] <= self.reported_timesteps:
+                    self.points.append(point)
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        self._file.write_text("".join(json.dumps(point) + "\n" for point in self.points))
+        with whole_file(self._file) as file:
+            file.write("".join(json.dumps(point) + "\n" for point in self.points).encode())
 
     def _on_step(self) -> bool:
         assert self.progress is not None
@@ -87,6 +92,8 @@ class Curve(BaseCallback):
         if self._file is not None:
             with open(self._file, "a") as file:
                 file.write(json.dumps(point) + "\n")
+                file.flush()
+                os.fsync(file.fileno())  # before a checkpoint that has this step
         return True
 
 
@@ -100,10 +107,17 @@ class Laboratory:
         self._plan, self._environments, self._folder = plan, environments, folder
         self._ready: dict[tuple[str, bool | None], Any] = {}
         self._settings: dict[int, Settings] = {}  # of each variant
+        self._left: list[Path] = []  # checkpoints of runs that have ended well
 
     def run(self, trial: Trial) -> dict[str, Any]:
         """Return the record of a run; what it raised is in there, too."""
         return record_of(trial, lambda: self._trained(trial))
+
+    def tidy(self) -> None:
+        """Remove the checkpoints of the runs that ended well: their records are on disk by now."""
+        for place in self._left:
+            shutil.rmtree(place, ignore_errors=True)
+        self._left.clear()
 
     def compile(self, made: Container[str]) -> None:
         """Make a tiny run of each kind of those that are not `made` yet, so that what they need is compiled.
@@ -171,7 +185,7 @@ class Laboratory:
             "device": result.device,
         }
         if is_long:
-            shutil.rmtree(place, ignore_errors=True)
+            self._left.append(place)
         return told
 
 
@@ -206,24 +220,26 @@ def judged(
 ) -> dict[str, float | None]:
     """Return the exact discounted value of the greedy policy, of the best, and of a random one.
 
-    None each where the model is not known, or too large, or a value is infinite; then nobody asks for the
-    table.
+    None where a value is infinite, and each where the model is not known, or too large; then nobody asks for
+    the table.
     """
+    known: dict[str, float | None] = dict.fromkeys(("exact_value", "optimal_value", "random_value"))
     if model is None or model.n_states * model.n_actions > MOST_PAIRS:
-        return {"exact_value": None, "optimal_value": None, "random_value": None}
-    try:
-        exact = exact_value(model, q_table(), discount)
-        random = _random_value(model, discount)
-    except DistClassicRLError:
-        return {"exact_value": None, "optimal_value": None, "random_value": None}
-    return {"exact_value": exact.value, "optimal_value": exact.optimum, "random_value": random}
+        return known
+    with suppress(DistClassicRLError):
+        known["exact_value"] = greedy_value(model, q_table(), discount)
+    with suppress(DistClassicRLError):
+        known["optimal_value"] = optimal_value(model, discount)
+    with suppress(DistClassicRLError):
+        known["random_value"] = _random_value(model, discount)
+    return known
 
 
 @lru_cache(maxsize=64)
 def _random_value(model: FiniteModel, discount: float) -> float:
     legal = model.legal_pairs().astype(np.float64)
     legal[legal.sum(axis=1) == 0.0] = 1.0
-    return model.start_value(model.policy_value(legal / legal.sum(axis=1, keepdims=True), discount))
+    return model.start_value(model.policy_value(legal / legal.sum(axis=1, keepdims=True), discount, True))
 
 
 def _is_of_signal(error: BaseException) -> bool:

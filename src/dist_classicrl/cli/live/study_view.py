@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,12 +36,12 @@ class _Scores:
     def mean(self) -> float:
         return math.fsum(self.scores) / len(self.scores) if self.scores else -math.inf
 
-    def add(self, record: dict[str, Any]) -> None:
+    def add(self, record: dict[str, Any], varied: Sequence[str]) -> None:
         if record["steps"] < self.steps:
             return
         if record["steps"] > self.steps:
             self.steps, self.scores, self.curve = record["steps"], [], {}
-        self.scores.append(score_of(record))
+        self.scores.append(score_of(record, varied))
         for step, mean, _ in record["curve"]:
             if mean is not None:
                 self.curve.setdefault(step, []).append(mean)
@@ -82,7 +83,7 @@ class StudyView:
                 continue
             self._done += 1
             group = self._study.group_of(record["run"])
-            self._by_settings.setdefault(group, _Scores()).add(record)
+            self._by_settings.setdefault(group, _Scores()).add(record, self._study.varied)
         self._is_first_look = False
         while self._recent and self._recent[0][0] < now - _RATE_SECONDS:
             self._recent.popleft()

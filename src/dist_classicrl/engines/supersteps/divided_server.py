@@ -178,8 +178,13 @@ class DividedServer(RowsServer):
         self._saved = {}
         for number, peer in enumerate(others.values(), 1):
             peer.channel.send(encode(SaveRows(self._attempt, name, number)))
-        entries = self._meanwhile_alive(lambda: self.part.save_rows(name, 0))
-        self._await_saved(others, OSError("a rank was lost that wrote rows of its host"))
+        lost = OSError("a rank was lost that wrote rows of its host")
+        try:
+            entries = self._meanwhile_alive(lambda: self.part.save_rows(name, 0))
+        except (OSError, ValueError):
+            self._await_saved(others, lost)  # else they would seem to answer the next call
+            raise
+        self._await_saved(others, lost)
         for peer in others.values():
             saved = self._saved[peer.rank]
             if saved.error:

@@ -10,20 +10,22 @@ import numpy as np
 from dist_classicrl.environments.finite_model import ArrayModel
 from dist_classicrl.environments.solution import Solution
 from dist_classicrl.environments.solvers import policy_iteration
+from dist_classicrl.environments.solvers.policy_value import DENSE_STATES, value_of_actions
 from dist_classicrl.environments.solvers.process import (
     MOST_SWEEPS,
     ROUNDING,
+    Changes,
     Process,
     Sweeps,
     best_of,
     check_limits,
     check_method,
     checked_discount,
-    error_bound,
     gives_up,
 )
 from dist_classicrl.environments.solvers.progress import progressing_policy
 from dist_classicrl.environments.solvers.rows import RowsProcess
+from dist_classicrl.errors import ConvergenceError
 
 METHODS = ("modified_policy_iteration", "value_iteration", "policy_iteration")
 
@@ -52,9 +54,11 @@ def solve(
     tolerance : float
         Largest error of a value; above 0. For discount factors g below 1 sweeps stop when the bound on the
         error, ``g / (1 - g)`` times the largest change of a value, is below it. There is no such bound at
-        discount factor 1, so they stop when the error that a geometric series predicts from the last two
-        changes is below it. Among actions that are equally good, the policy there takes one that makes
-        progress towards the end of the episode, since one that waits for ever is never paid.
+        discount factor 1, so they stop when the error that a geometric series predicts from the last eight
+        changes is below it; up to 2,000 states the value of the policy that was found is then computed, and
+        where it is another one policy iteration goes on from there. Among actions that are equally good, the
+        policy there takes one that makes progress towards the end of the episode, since one that waits for
+        ever is never paid.
     method : str
         "modified_policy_iteration", "value_iteration" or "policy_iteration" (Puterman 1994, sections 6.3 to
         6.5). The first follows each improving sweep by 20 that keep the policy, at discount factors below 1;
@@ -80,10 +84,22 @@ def solve(
     found = of_process(process, process.legal, discount, tolerance, method, max_iterations)
     if discount < 1.0:
         return found
-    tie = 10 * max(found.residual, ROUNDING * float(np.abs(found.v).max()))
+    rounding = 10 * ROUNDING * float(np.abs(found.v).max())
+    # Where rounding stopped the sweeps there may be no bound.
+    tie = max(10 * found.residual if found.residual < np.inf else 0.0, rounding)
     optimal = process.legal & (found.q >= found.v[:, None] - tie)
     policy = progressing_policy(process.rows, optimal, np.abs(found.v) <= tie, found.policy)
+    if model.n_states <= DENSE_STATES and not _is_of(model, policy, found.v, max(tolerance, rounding)):
+        return policy_iteration.solve(model, process, discount, tolerance, max_iterations, policy)
     return Solution(found.q, found.v, policy, found.iterations, found.residual)
+
+
+def _is_of(model: ArrayModel, policy: np.ndarray, v: np.ndarray, tolerance: float) -> bool:
+    """Say whether values are the undiscounted ones of a policy, so far as it has any."""
+    try:
+        return bool(np.abs(value_of_actions(model, policy, 1.0) - v).max() <= tolerance)
+    except ConvergenceError:
+        return True
 
 
 def of_process(
@@ -105,13 +121,12 @@ def of_process(
 
 def _to_optimum(sweeps: Sweeps, evaluations: int, tolerance: float, max_iterations: int) -> tuple[int, float]:
     """Sweep until the values are optimal; return improving sweeps and residual."""
-    previous = 0.0
+    changes = Changes(sweeps.discount)
     for iteration in range(1, max_iterations + 1):
         change = sweeps.improve()
-        residual = error_bound(change, previous, sweeps.discount)
+        residual = changes.bound(change)
         if residual < tolerance or sweeps.is_rounding(change):
             return iteration, residual
-        previous = change
         held = sweeps.under_policy() if evaluations else sweeps
         for _ in range(evaluations):
             held.evaluate()

@@ -13,16 +13,23 @@ from dist_classicrl.environments.solvers.rows import RowsProcess
 
 
 def solve(
-    model: ArrayModel, process: RowsProcess, discount: float, tolerance: float, max_iterations: int
+    model: ArrayModel,
+    process: RowsProcess,
+    discount: float,
+    tolerance: float,
+    max_iterations: int,
+    start: np.ndarray | None = None,
 ) -> Solution:
     """Do what `discounted.solve` does by this method, with arguments that are checked.
 
-    A state keeps its action unless another is better by more than rounding, so that no two policies follow
-    each other for ever.
+    The first policy is `start`, if there is one. A state keeps its action unless another is better by more
+    than rounding, so that no two policies follow each other for ever.
     """
     legal, states = process.legal, np.arange(model.n_states)
     best, policy = best_of(process.values(0.0, np.zeros(model.n_states + 1)), legal)
-    if discount == 1.0:
+    if start is not None:
+        policy = start
+    elif discount == 1.0:
         policy = progressing_policy(process.rows, legal, np.ones(model.n_states, dtype=bool), policy)
     for iteration in range(1, max_iterations + 1):
         v = value_of_actions(model, policy, discount)
@@ -32,7 +39,7 @@ def solve(
         gain = best - q[states, policy]  # of the last action where there is none; then 0 - 0
         better = gain > 10 * ROUNDING * max(float(np.abs(v).max()), float(np.abs(process.rows.reward).max()))
         change = float(np.abs(best - v).max())
-        residual = change if discount == 1.0 else error_bound(change, 0.0, discount)
+        residual = change if discount == 1.0 else error_bound(change, discount)
         if not better.any() or (discount < 1.0 and residual < tolerance):
             return Solution(q, best, greedy if discount < 1.0 else policy, iteration, residual)
         policy = np.where(better, greedy, policy)

@@ -12,7 +12,7 @@ from dist_classicrl.environments import reachability
 from dist_classicrl.environments.finite_model import ArrayModel, Pairs
 from dist_classicrl.environments.model_checks import PROBABILITY_TOLERANCE
 from dist_classicrl.environments.solution import check_finite
-from dist_classicrl.environments.solvers.process import Sweeps, checked_discount, error_bound
+from dist_classicrl.environments.solvers.process import Changes, Sweeps, checked_discount
 from dist_classicrl.environments.solvers.rows import OngoingRows, RowsProcess
 from dist_classicrl.errors import ConvergenceError, SettingsError
 
@@ -25,7 +25,9 @@ POLICY_TOLERANCE = 1e-10
 MOST_SWEEPS = 1_000_000
 
 
-def policy_value(model: ArrayModel, policy: np.ndarray, discount_factor: float) -> np.ndarray:
+def policy_value(
+    model: ArrayModel, policy: np.ndarray, discount_factor: float, from_start: bool = False
+) -> np.ndarray:
     """Compute the exact value of a policy in every state.
 
     Up to 2,000 states it is the solution of one dense linear system; above, of sweeps until the bound on
@@ -40,6 +42,9 @@ def policy_value(model: ArrayModel, policy: np.ndarray, discount_factor: float) 
         An action for each state, or probabilities; states without legal actions are ignored, and worth 0.
     discount_factor : float
         From 0 to 1.
+    from_start : bool
+        At discount factor 1, leave out the states that no episode of this policy comes to: they need no
+        value, and are worth 0.
 
     Raises
     ------
@@ -50,7 +55,8 @@ def policy_value(model: ArrayModel, policy: np.ndarray, discount_factor: float) 
     """
     discount = checked_discount(discount_factor)
     with np.errstate(over="ignore", invalid="ignore"):  # it is said below
-        v = _value(chain_of(model, checked_policy(model, policy)), discount)
+        chain = chain_of(model, checked_policy(model, policy))
+        v = _value(chain, discount, model.start_prob > 0.0 if from_start else None)
     check_finite(v)
     return v
 
@@ -78,8 +84,8 @@ def _chain_of_pairs(
     return OngoingRows.of_rows(state, model.n_states, weight, outcome, model, keep_ends)
 
 
-def _value(chain: OngoingRows, discount: float) -> np.ndarray:
-    active = np.ones(chain.reward.size, dtype=bool) if discount < 1.0 else _rewarded_states(chain)
+def _value(chain: OngoingRows, discount: float, starts: np.ndarray | None = None) -> np.ndarray:
+    active = np.ones(chain.reward.size, dtype=bool) if discount < 1.0 else _rewarded_states(chain, starts)
     return value_within(chain, active, discount)
 
 
@@ -90,12 +96,17 @@ def value_within(chain: OngoingRows, active: np.ndarray, discount: float) -> np.
     return _value_by_sweeps(chain, active, discount)
 
 
-def _rewarded_states(chain: OngoingRows) -> np.ndarray:
-    """Mark the states that a reward can follow, and make sure that each can get away from the rewards."""
+def _rewarded_states(chain: OngoingRows, starts: np.ndarray | None) -> np.ndarray:
+    """Mark the states that a reward can follow, and make sure that each can get away from the rewards.
+
+    Where `starts` are marked, those that they do not lead to are left out.
+    """
     n_states = chain.reward.size
     source = reachability.rows_of(chain.pointer)
     back_pointer, back = reachability.reverse_edges(source, chain.follow, n_states)
     rewarded = reachability.successors_closure(back_pointer, back, chain.reward != 0.0)
+    if starts is not None:
+        rewarded &= reachability.successors_closure(chain.pointer, chain.follow, starts)
     leaving = chain.ends & rewarded
     leaving[source[~rewarded[chain.follow]]] = True
     escaping = reachability.successors_closure(back_pointer, back, leaving & rewarded)
@@ -172,12 +183,11 @@ def _value_by_sweeps(
 
 def to_value(sweeps: Sweeps, max_sweeps: int = MOST_SWEEPS) -> None:
     """Sweep until the values are those of the policy."""
-    previous = 0.0
+    changes = Changes(sweeps.discount)
     for _ in range(max_sweeps):
         change = sweeps.evaluate()
-        if error_bound(change, previous, sweeps.discount) < POLICY_TOLERANCE or sweeps.is_rounding(change):
+        if changes.bound(change) < POLICY_TOLERANCE or sweeps.is_rounding(change):
             return
-        previous = change
     raise ConvergenceError(
         f"the policy's values at discount factor {sweeps.discount} still changed by {change:.3g} in sweep "
         f"{max_sweeps}; use a smaller discount factor"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from copy import copy
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +20,9 @@ ROUNDING = 4 * np.finfo(np.float64).eps
 #: Improving sweeps before a solver gives up, unless somebody says.
 MOST_SWEEPS = 100_000
 
+
+#: At discount factor 1 the error is predicted from the rates of so many sweeps.
+RATES = 8
 
 #: Up to this many states a sweep is made by one thread, in place: each state reads what those before it have
 #: become (Gauss-Seidel).
@@ -110,14 +115,31 @@ def best_of(q: np.ndarray, legal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.where(acting, q[np.arange(len(q)), policy], 0.0), policy
 
 
-def error_bound(change: float, previous: float, discount: float) -> float:
-    """Return what a geometric series of changes leaves to come; below discount 1 that is a true bound."""
+def error_bound(change: float, rate: float) -> float:
+    """Return what is to come of changes that shrink at least at this rate: the discount factor is one."""
     if change == 0.0:
         return 0.0
-    rate = discount
-    if discount == 1.0:
-        rate = change / previous if previous > 0.0 else 1.0
     return change * rate / (1.0 - rate) if rate < 1.0 else np.inf
+
+
+class Changes:
+    """The largest changes of the last sweeps, and what they leave to come; 0 before the first."""
+
+    def __init__(self, discount: float) -> None:
+        self._discount = discount
+        self._last: deque[float] = deque([0.0] * (RATES + 1), RATES + 1)
+
+    def bound(self, change: float) -> float:
+        """Take in that of the next sweep, and return a bound on the error.
+
+        Below discount factor 1 it is a true one, and at 1 that of a geometric series at the largest rate of
+        late: a state that moves slowly may follow one that was far off and is settled all at once.
+        """
+        self._last.append(change)
+        if self._discount < 1.0:
+            return error_bound(change, self._discount)
+        pairs = pairwise(self._last)
+        return error_bound(change, max(new / old if old > 0.0 else 1.0 for old, new in pairs))
 
 
 def checked_discount(value: Any) -> float:
