@@ -189,6 +189,27 @@ def test_differential_values_and_the_mean_reward():
         learned(DifferentialQLearning(), CHAIN)
 
 
+class OneStep(gym.Env):
+    """An episode is one step, which gives 1 and terminates it; there is one state and one action."""
+
+    observation_space = action_space = gym.spaces.Discrete(1)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return 0, {}
+
+    def step(self, action):
+        return 0, 1.0, True, False, {}
+
+
+@pytest.mark.parametrize("algorithm", [name for name in rules.BUILT_IN if name != "ucb_q_learning"])
+def test_nothing_is_ahead_where_a_time_limit_runs_out_with_the_last_step(algorithm):
+    """Gymnasium says of such a step that it is terminated, and truncated as well."""
+    agent = learned(algorithm, lambda: gym.wrappers.TimeLimit(OneStep(), 1), 2_000, learning_rate=0.5)
+    gain = sum(agent.shared.get("mean_reward", [0.0]))  # values are relative to it, of the rule that learns it
+    np.testing.assert_allclose(agent.q_table + gain, 1.0, rtol=1e-12)
+
+
 def bait(n_actions=4):
     """Give the problem of Sutton and Barto (2018), figure 6.5: what is on the left looks good by chance.
 
