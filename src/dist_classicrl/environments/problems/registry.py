@@ -334,8 +334,8 @@ _add(
     "Blackjack-v0",
     "Hit or stick against a dealer who stands on 17.",
     "blackjack:blackjack",
-    (704, 2),
-    -0.046556,
+    (715, 2),
+    -0.043113,
     "value iteration; the policy of Sutton and Barto, figure 5.2",
     actions=("stick", "hit"),
 )
