@@ -206,6 +206,16 @@ def test_it_is_best_to_join_the_shorter_queue():
         make("Routing", service_rates=[1.0])
 
 
+@pytest.mark.parametrize(
+    "n_servers, free, busy_after", [(4, 1.0, 0.0), (4, 0.0, 4.0), (500, 0.9, 50.0), (1_000, 0.5, 500.0)]
+)
+def test_servers_become_free_by_a_binomial(n_servers, free, busy_after):
+    model = make("AccessControl", n_servers=n_servers, free_probability=free, payments=[1.0])
+    which = slice(*model.outcome_ptr[:2])  # all are busy, and nobody is let in
+    chance, after = model.outcome_prob[which], model.outcome_next[which]
+    assert chance @ (n_servers - after) == pytest.approx(busy_after)
+
+
 def test_a_machine_is_replaced_when_renewals_say_so():
     for wear, price in ((0.3, 20.0), (0.1, 5.0), (0.9, 60.0)):
         k = np.arange(1, 20)
