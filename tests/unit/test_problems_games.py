@@ -73,6 +73,16 @@ def test_wind_keys_and_slips_do_what_they_say():
     )
 
 
+@pytest.mark.parametrize("speed", [10**7, 2**70])
+@pytest.mark.parametrize("stochastic", [False, True])
+def test_no_wind_blows_farther_than_the_board_is_high(speed, stochastic):
+    strong, enough = (
+        make("Gridworld", desc=["G.a", "#..", ".S."], wind=[-wind, wind, wind], stochastic_wind=stochastic)
+        for wind in (speed, 4)
+    )
+    assert strong == enough
+
+
 @pytest.mark.parametrize(
     "wrong, said",
     [
@@ -83,6 +93,7 @@ def test_wind_keys_and_slips_do_what_they_say():
         ({"desc": ["#G"]}, "no cell to begin in"),
         ({"moves": 5}, "moves must be 4, 8 or 9, got 5"),
         ({"wind": [1, 2]}, "each of the 8 columns"),
+        ({"wind": np.array(3)}, "each of the 8 columns"),
         ({"slip": 1.5}, "slip must be a number from 0 to 1"),
     ],
 )
