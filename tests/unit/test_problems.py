@@ -45,7 +45,7 @@ def test_the_registry_says_how_large_they_are(name):
     assert (made.n_states, made.n_actions) == (problem.n_states, problem.n_actions)
     assert made.max_episode_steps == problem.max_episode_steps == problem.arguments["max_episode_steps"]
     # How it is trained in is told, and can be typed.
-    (command,) = re.findall(r"Train: ``dist-classicrl (train [^`]*)``", problem._function.__doc__)
+    (command,) = re.findall(r"Train: ``dist-classicrl (train [^`]*)``", problem.function.__doc__)
     name, *arguments = shlex.split(command)
     context = cli.get_command(click.Context(cli), name).make_context(name, arguments)
     assert context.params["env"] == problem.id and context.params["total_steps"] >= 10**6
@@ -217,6 +217,8 @@ def test_what_is_not_there_is_refused():
     with pytest.raises(SettingsError, match="n_states must be odd"):
         PROBLEMS["dist_classicrl/RandomWalk-v0"].make(n_states=4)
     env = gymnasium.make(problem.id).unwrapped
+    with pytest.raises(SettingsError, match=r"gymnasium.make\('.*RiverSwim-v0', max_episode_steps=3\)"):
+        type(env)(problem.id, max_episode_steps=3)
     with pytest.raises(gymnasium.error.ResetNeeded):
         env.step(0)
     env.reset(seed=1)
