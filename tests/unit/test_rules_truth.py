@@ -206,7 +206,9 @@ class OneStep(gym.Env):
 def test_nothing_is_ahead_where_a_time_limit_runs_out_with_the_last_step(algorithm):
     """Gymnasium says of such a step that it is terminated, and truncated as well."""
     agent = learned(algorithm, lambda: gym.wrappers.TimeLimit(OneStep(), 1), 2_000, learning_rate=0.5)
-    gain = sum(agent.shared.get("mean_reward", [0.0]))  # values are relative to it, of the rule that learns it
+    gain = sum(
+        agent.shared.get("mean_reward", [0.0])
+    )  # values are relative to it, of the rule that learns it
     np.testing.assert_allclose(agent.q_table + gain, 1.0, rtol=1e-12)
 
 

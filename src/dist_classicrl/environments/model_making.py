@@ -190,8 +190,9 @@ class Making:
         fields = garnet.draw(
             n_states, n_actions, branching, seed, reward_std, terminal_states, termination_probability
         )
-        label = name or f"Garnet({n_states}, {n_actions}, {branching}, seed={seed})"
-        return _made(cls, **fields, max_episode_steps=max_episode_steps, name=label)
+        if name is None:
+            name = f"Garnet({n_states}, {n_actions}, {branching}, seed={seed})"
+        return _made(cls, **fields, max_episode_steps=max_episode_steps, name=name)
 
     @classmethod
     def from_function(

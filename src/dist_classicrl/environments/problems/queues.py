@@ -203,7 +203,7 @@ def _numbers(name: str, values: Sequence[float]) -> np.ndarray:
     """Return a sequence of finite numbers as float64."""
     try:
         given = np.array(values, dtype=float)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         given = np.array([])
     if given.ndim != 1 or not given.size or not np.isfinite(given).all():
         raise SettingsError(f"{name} must be a list of finite numbers, such as [1.0, 2.0], got {values!r}.")
