@@ -157,7 +157,7 @@ def _board(axes: Axes, desc: tuple[str, ...], policy: np.ndarray) -> None:
 
 
 def _blackjack(axes: Axes) -> None:
-    policy = _solved("Blackjack-v0")[0].reshape(32, 11, 2)[11:22, 1:]
+    policy = _solved("Blackjack-v0")[0][:704].reshape(32, 11, 2)[11:22, 1:]
     sides = np.hstack((policy[:, :, 0], np.full((11, 1), -1), policy[:, :, 1]))
     _image(axes, np.ma.masked_less(sides, 0), "hit: no ace | usable ace", "dealer's card", "sum", "lower")
     axes.set_yticks(range(0, 11, 2), [str(total) for total in range(11, 22, 2)])

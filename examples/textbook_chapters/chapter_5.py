@@ -23,7 +23,7 @@ _TITLES = {1: "usable ace", 0: "no usable ace"}
 
 
 def _sticks_on_20() -> np.ndarray:
-    actions = np.full(704, HIT)
+    actions = np.full(715, HIT)
     actions[20 * 22 :] = STICK
     return actions
 
@@ -50,7 +50,7 @@ def prediction(quick: bool) -> Drawn:
     for column, episodes in enumerate((10_000, 500_000)):
         result = agent.train(model, total_steps=10 * episodes, total_episodes=episodes - played)
         played += result.episodes
-        values = agent.q_table[np.arange(704), _sticks_on_20()]
+        values = agent.q_table[np.arange(715), _sticks_on_20()]
         for row, (ace, title) in enumerate(_TITLES.items()):
             show_grid(
                 panels[row, column],
@@ -134,8 +134,8 @@ def off_policy(quick: bool) -> Drawn:
     runs = 100
     ends = (2, 10, 100, 1_000) if quick else (2, 4, 10, 30, 100, 300, 1_000, 3_000, 10_000)
     state = int(_STATES[1][1, 1])
-    model = replace(problem("Blackjack"), start_prob=np.eye(704)[state])
-    even, asked = np.full((704, 2), 0.5), np.eye(2)[_sticks_on_20()]
+    model = replace(problem("Blackjack"), start_prob=np.eye(715)[state])
+    even, asked = np.full((715, 2), 0.5), np.eye(2)[_sticks_on_20()]
     truth = float(model.policy_value(asked, 1.0)[state])
     found: dict[str, list[list[float]]] = {"ordinary": [], "weighted": []}
     for run in range(runs):

@@ -29,6 +29,7 @@ ready = model()
 game = CompiledSimulator.from_model(ready)
 env = gymnasium.make("FrozenLake-v1")
 gymnasium.register("Mine-v0", entry_point="gymnasium.envs.toy_text:FrozenLakeEnv")
+gymnasium.register("Any-v0", entry_point=lake)
 """
 
 
@@ -40,7 +41,8 @@ def module(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     yield "worlds_to_test"
     sys.modules.pop("worlds_to_test", None)
-    gymnasium.registry.pop("Mine-v0", None)
+    for name in ("Mine-v0", "Any-v0"):
+        gymnasium.registry.pop(name, None)
 
 
 def test_words_are_arguments():
@@ -93,6 +95,7 @@ def test_built_in_environments_need_no_arguments(name):
 
 def test_arguments_reach_what_makes_the_environment(module):
     assert make(f"{module}:Mine-v0", {"map_name": "8x8"})().observation_space.n == 64
+    assert make(f"{module}:Any-v0", {"size": 8, "is_slippery": False})().observation_space.n == 64
     assert make("garnet", {"n_states": 9}).n_states == 9
     assert make("FrozenLake-v1", {"map_name": "8x8"})().observation_space.n == 64
     assert make("FrozenLake-v1", {"max_episode_steps": 3})().spec.max_episode_steps == 3
@@ -120,6 +123,7 @@ def test_a_module_may_name_what_is_ready_to_be_learned_in(module, name):
         ("FrozenLak", {}, "Did you mean 'FrozenLake-v1'?"),
         ("granet", {}, "Did you mean 'garnet'?"),
         ("FrozenLake-v1", {"slippery": True}, "no argument 'slippery'. Did you mean 'is_slippery'?"),
+        ("worlds_to_test:Any-v0", {"slippery": True}, "cannot be made with {'slippery': True}: TypeError"),
         ("FrozenLake-v1", {"map_name": "9x9"}, "cannot be made with {'map_name': '9x9'}: KeyError"),
         ("garnet", {"states": 5}, "Did you mean 'n_states'?"),
         ("nowhere_at_all:f", {}, "no module 'nowhere_at_all'"),

@@ -501,6 +501,8 @@ def no_truth(data, state, action):
         ({"n_states": 0}, "n_states is 0"),
         ({"n_states": 2**30}, "at most 1073741823 states"),
         ({"n_outcomes": 2.5}, "n_outcomes is 2.5"),
+        ({"n_outcomes": 10**12}, "n_outcomes 1,000,000,000,000; a state can have at most 67,108,864"),
+        ({"n_actions": 2**62}, "a state can have at most 67,108,864 outcomes"),
         ({"n_actions": "5"}, "n_actions is '5'"),
         ({"max_episode_steps": 0}, "max_episode_steps is 0"),
         ({"start": 6}, "start is state 6; states are 0 to 5"),
@@ -524,7 +526,7 @@ def test_other_arguments_are_refused():
         of("stock", legal=[[True]])
     with pytest.raises(SettingsError, match="tables must be"):
         of("stock", tables="no")
-    for states in (range(0, 7), range(-1, 2), np.array([0, 6]), np.array([0.5]), "all"):
+    for states in (range(0, 7), range(-1, 2), np.array([0, 6]), np.array([0.5]), "all", [[1, 2], [3]]):
         with pytest.raises(ModelError, match="states are 0 to 5|give a range, or whole numbers"):
             lazy("stock").part(states)
         with pytest.raises(ModelError, match="states are 0 to 5|give a range, or whole numbers"):

@@ -93,6 +93,9 @@ def test_a_million_entries():
         (dict(termination_probability=1.0), SettingsError, "termination_probability is 1.0"),
         (dict(termination_probability=np.nan), SettingsError, "termination_probability is nan"),
         (dict(reward_std=-1.0), SettingsError, "reward_std is -1.0"),
+        (dict(n_states=2**31), SettingsError, "make 8,589,934,592 outcomes, and at most 4,294,967,296"),
+        (dict(n_states=10**30), SettingsError, "outcomes, and at most 4,294,967,296"),
+        (dict(reward_std=10**400), SettingsError, "reward_std is 10"),
         (dict(reward_std=np.inf), SettingsError, "reward_std is inf"),
         (dict(max_episode_steps=0), ModelError, "max_episode_steps is 0"),
     ],
@@ -100,3 +103,7 @@ def test_a_million_entries():
 def test_refuses(changes, error, message):
     with pytest.raises(error, match=message):
         TabularMDP.garnet(**{**dict(n_states=5, n_actions=2, branching=2, seed=0), **changes})
+
+
+def test_a_name_is_kept_as_text_as_that_of_other_models():
+    assert TabularMDP.garnet(5, 2, 2, seed=0, name=np.array([1, 2])).name == "[1 2]"

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,9 +16,10 @@ import pytest
 from numba.core.registry import CPUDispatcher
 
 import dist_classicrl
-from dist_classicrl import _jit
+from dist_classicrl import _jit, rules
 from dist_classicrl._jit import machine_code
 from dist_classicrl._random import below, mix
+from dist_classicrl.learning.rules import find
 
 pytestmark = pytest.mark.slow  # processes of their own compile anew
 
@@ -373,3 +375,14 @@ def test_a_training_loads_neither_linear_algebra_nor_what_it_does_not_use():
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["False False", "[[8.0, 8.0], [8.0, 8.0]] [[0.5, 1.5], [1.5, 4.5]]"]
+
+
+@pytest.mark.parametrize("name", [*rules.BUILT_IN, "tables.blocks"])
+def test_what_is_kept_is_of_kernels_as_they_are_written_now(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(machine_code, "_PACKAGE", tmp_path)
+    module = find(name)[0].learn.__module__ if name in rules.BUILT_IN else f"dist_classicrl.{name}"
+    source, home = Path(import_module(module).__file__).read_text(), tmp_path / "kernels.py"
+    home.write_text(source)
+    before = machine_code._kernel_sources.__wrapped__()
+    home.write_text(f"{source}# changed")
+    assert machine_code._kernel_sources.__wrapped__() != before

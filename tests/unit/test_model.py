@@ -66,6 +66,7 @@ def two_states(**changes):
         (dict(action_mask=[[1], [1, 0]]), ModelError, "action_mask is no array"),
         (dict(max_episode_steps=2**70), ModelError, r"must be below 2\*\*62, or None"),
         (dict(grid_shape=(3, 1)), ModelError, "grid_shape"),
+        (dict(grid_shape=np.array(3)), ModelError, r"grid_shape is array\(3\); it must be \(rows, columns\)"),
         (dict(grid_shape=2), ModelError, r"grid_shape is 2; it must be \(rows, columns\)"),
         (dict(grid_shape="12"), ModelError, r"grid_shape is '12'; it must be \(rows, columns\)"),
         (dict(grid_shape=(2, 1, 1)), ModelError, "grid_shape"),
@@ -337,6 +338,7 @@ def test_from_dict_keeps_order_and_forbids_what_is_not_listed():
         ({0: {0: [(1.0, 0, True)]}}, r"P\[0\]\[0\] has the outcome"),
         ({0: {-1: [(1.0, 0, 0, True)]}}, r"P\[0\] has an action -1"),
         (None, "P is None; it must be a mapping, or a list"),
+        (np.array(3), r"P is array\(3\); it must be a mapping, or a list"),
         ({0: 5}, r"P\[0\] is 5; it must be a mapping, or a list"),
         ({0: {0: None}}, r"P\[0\]\[0\] is None; it must be a list of outcomes"),
         ({0: {0: [7]}}, r"P\[0\]\[0\] has the outcome 7"),
@@ -355,6 +357,10 @@ def test_from_dict_takes_a_number_of_actions():
     assert TabularMDP.from_dict(P, [1.0], n_actions=3).action_mask.tolist() == [[True, False, False]]
     with pytest.raises(ModelError, match="n_actions is 0; .* or None to take it from P"):
         TabularMDP.from_dict(P, [1.0], n_actions=0)
+    with pytest.raises(
+        ModelError, match="1 states and 300,000,000 actions, .* at most 67,108,864 can be listed"
+    ):
+        TabularMDP.from_dict(P, [1.0], n_actions=3 * 10**8)
 
 
 def test_from_dict_refuses_a_mask_of_another_size():

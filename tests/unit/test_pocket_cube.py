@@ -16,6 +16,7 @@ from dist_classicrl.environments.pocket_cube import (
 )
 from dist_classicrl.environments.pocket_cube import reset as begin
 from dist_classicrl.environments.pocket_cube import turned as turn
+from dist_classicrl.errors import SettingsError
 
 # Known since the 1980s, for instance from Jaap Scherphuis's pages on puzzles.
 QUARTER = [1, 6, 27, 120, 534, 2256, 8969, 33058, 114149, 360508, 930588, 1350852, 782536, 90280, 276]
@@ -45,6 +46,11 @@ def test_each_turn_has_one_back_and_four_of_them_do_nothing():
             assert turn(cube.tables, turn(cube.tables, key, once), back) == key
             two = turn(cube.tables, turn(cube.tables, key, once), once)
             assert two == turn(cube.tables, key, twice) and turn(cube.tables, two, twice) == key
+
+
+def test_half_turns_are_wanted_or_not():
+    with pytest.raises(SettingsError, match="half_turns must be True or False, got 'no'"):
+        pocket_cube(half_turns="no")
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ def test_the_registry_says_how_large_they_are(name):
     assert (made.n_states, made.n_actions) == (problem.n_states, problem.n_actions)
     assert made.max_episode_steps == problem.max_episode_steps == problem.arguments["max_episode_steps"]
     # How it is trained in is told, and can be typed.
-    (command,) = re.findall(r"Train: ``dist-classicrl (train [^`]*)``", problem._function.__doc__)
+    (command,) = re.findall(r"Train: ``dist-classicrl (train [^`]*)``", problem.function.__doc__)
     name, *arguments = shlex.split(command)
     context = cli.get_command(click.Context(cli), name).make_context(name, arguments)
     assert context.params["env"] == problem.id and context.params["total_steps"] >= 10**6
@@ -217,6 +217,8 @@ def test_what_is_not_there_is_refused():
     with pytest.raises(SettingsError, match="n_states must be odd"):
         PROBLEMS["dist_classicrl/RandomWalk-v0"].make(n_states=4)
     env = gymnasium.make(problem.id).unwrapped
+    with pytest.raises(SettingsError, match=r"gymnasium.make\('.*RiverSwim-v0', max_episode_steps=3\)"):
+        type(env)(problem.id, max_episode_steps=3)
     with pytest.raises(gymnasium.error.ResetNeeded):
         env.step(0)
     env.reset(seed=1)
@@ -244,7 +246,10 @@ def test_what_is_not_there_is_refused():
         ("Inventory-v0", {"highest": 1_000}, "outcomes, and at most"),
         ("Inventory-v0", {"lowest": 3}, "lowest must be a whole number of at most 0, got 3"),
         ("LostSales-v0", {"mean_demand": 1e9}, "mean_demand must be at most 10,000"),
-        ("LostSales-v0", {"lead_time": 20}, "lead_time=20 makes .* states, and fewer than"),
+        ("LostSales-v0", {"lead_time": 20}, "lead_time=20 makes .* states, and at most"),
+        ("LostSales-v0", {"lead_time": 9, "max_stock": 5}, "1,286,153,286 states, and at most 1,073,741,823"),
+        ("AccessControl-v0", {"payments": 10**400}, "payments must be a list of finite numbers"),
+        ("Routing-v0", {"service_rates": [10**400, 1]}, "service_rates must be a list of finite numbers"),
         ("Gridworld-v0", {"desc": ["." * 1_000] * 400, "moves": 9}, "36,000,000 outcomes"),
         ("Chain-v0", {"slip": -0.1}, "slip must be a number from 0 to 1"),
         ("Admission-v0", {"arrival_rate": 0.0}, "arrival_rate must be a finite number above 0"),

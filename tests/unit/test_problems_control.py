@@ -76,7 +76,13 @@ def test_the_car_learns_to_get_out_of_the_valley():
     assert agent.evaluate("dist_classicrl/MountainCar-v0", episodes=100, seed=1).mean_return > -150
 
 
-@pytest.mark.parametrize("bins", [(3, 3), (3, 3, 3, 0), (3, 3, 3, 2.5), 5, (3, 3, 3, 1_000)])
+@pytest.mark.parametrize("bins", [(3, 3), (3, 3, 3, 0), (3, 3, 3, 2.5), 5, (3, 3, 3, 1_000), np.array(3)])
 def test_wrong_bins_are_refused(bins):
     with pytest.raises(SettingsError, match="bins must be 4 whole numbers from 1 to 999"):
         control.acrobot(bins)
+
+
+@pytest.mark.parametrize("make", [control.cart_pole, control.acrobot])
+def test_too_many_bins_are_refused_by_their_name(make):
+    with pytest.raises(SettingsError, match=r"bins=.* make 8,100,000,000 states, and at most 1,073,741,823"):
+        make([300] * 4)

@@ -73,6 +73,16 @@ def test_wind_keys_and_slips_do_what_they_say():
     )
 
 
+@pytest.mark.parametrize("speed", [10**7, 2**70])
+@pytest.mark.parametrize("stochastic", [False, True])
+def test_no_wind_blows_farther_than_the_board_is_high(speed, stochastic):
+    strong, enough = (
+        make("Gridworld", desc=["G.a", "#..", ".S."], wind=[-wind, wind, wind], stochastic_wind=stochastic)
+        for wind in (speed, 4)
+    )
+    assert strong == enough
+
+
 @pytest.mark.parametrize(
     "wrong, said",
     [
@@ -83,6 +93,7 @@ def test_wind_keys_and_slips_do_what_they_say():
         ({"desc": ["#G"]}, "no cell to begin in"),
         ({"moves": 5}, "moves must be 4, 8 or 9, got 5"),
         ({"wind": [1, 2]}, "each of the 8 columns"),
+        ({"wind": np.array(3)}, "each of the 8 columns"),
         ({"slip": 1.5}, "slip must be a number from 0 to 1"),
     ],
 )
@@ -134,7 +145,7 @@ def best(hand, shown, rule):
 
 @pytest.mark.parametrize("rule, collects", [("", -0.046556), ("natural", -0.025729), ("sab", -0.043113)])
 def test_blackjack_collects_what_a_search_over_all_hands_says(rule, collects):
-    model = make("Blackjack", **{rule: True} if rule else {})
+    model = make("Blackjack", **{} if rule == "sab" else {"sab": False, "natural": rule == "natural"})
     value = model.start_value(model.solve(1.0).v)
     exact = sum(
         CHANCES[shown] * CHANCES[one] * CHANCES[two] * best(tuple(sorted((one, two))), shown, rule)
@@ -146,21 +157,31 @@ def test_blackjack_collects_what_a_search_over_all_hands_says(rule, collects):
 
 
 def test_the_best_policy_is_that_of_figure_5_2():
-    policy = make("Blackjack", sab=True).solve(1.0).policy[:704].reshape(32, 11, 2)[:, 1:]
+    policy = make("Blackjack").solve(1.0).policy[:704].reshape(32, 11, 2)[:, 1:]
     sticks_from = 12 + (policy[12:22] == 1).sum(axis=0)
     assert sticks_from[:, 0].tolist() == [17, 13, 13, 12, 12, 12, 17, 17, 17, 17]
     assert sticks_from[:, 1].tolist() == [19, 18, 18, 18, 18, 18, 18, 18, 19, 19]
 
 
-def test_gymnasiums_own_blackjack_pays_the_same_to_the_same_policy():
-    model, env = make("Blackjack"), gymnasium.make("Blackjack-v1")
-    policy = model.solve(1.0).policy
-    returns = []
-    for game in range(10_000):
-        hand, _ = env.reset(seed=1 if game == 0 else None)
-        ends = False
-        while not ends:
-            state = (hand[0] * 11 + hand[1]) * 2 + int(hand[2])
-            hand, reward, ends, _, _ = env.step(int(policy[state]))
-        returns.append(reward)
-    assert np.mean(returns) == pytest.approx(-0.046556, abs=4 * np.std(returns) / 100)
+def finished(hand):
+    """Give the hands with which a dealer ends who has this one, and their chances."""
+    if score(hand) == 0 or score(hand) >= 17:
+        yield hand, 1.0
+        return
+    for card, chance in CHANCES.items():
+        for end, further in finished((*hand, card)):
+            yield end, chance * further
+
+
+@pytest.mark.parametrize("hand", [(1, 10), (1, 4, 6), (10, 10), (5, 7)])
+@pytest.mark.parametrize("shown", [1, 6, 10])
+def test_gymnasiums_own_blackjack_pays_the_same_in_the_mean_against_all_hands_of_the_dealer(hand, shown):
+    model, env = make("Blackjack"), gymnasium.make("Blackjack-v1").unwrapped
+    env.reset(seed=1)
+    mean = 0.0
+    for dealer, chance in finished((shown,)):
+        env.player, env.dealer = list(hand), list(dealer)
+        mean += chance * env.step(0)[1]
+    state = 704 + shown if hand == (1, 10) else (score(hand) * 11 + shown) * 2 + (1 in hand)
+    assert model.solve(1.0).q[state, 0] == pytest.approx(mean, abs=1e-12)
+    assert model.start_prob[state] > 0.0 or len(hand) == 3

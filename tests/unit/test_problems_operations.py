@@ -206,13 +206,23 @@ def test_it_is_best_to_join_the_shorter_queue():
         make("Routing", service_rates=[1.0])
 
 
+@pytest.mark.parametrize(
+    "n_servers, free, busy_after", [(4, 1.0, 0.0), (4, 0.0, 4.0), (500, 0.9, 50.0), (1_000, 0.5, 500.0)]
+)
+def test_servers_become_free_by_a_binomial(n_servers, free, busy_after):
+    model = make("AccessControl", n_servers=n_servers, free_probability=free, payments=[1.0])
+    which = slice(*model.outcome_ptr[:2])  # all are busy, and nobody is let in
+    chance, after = model.outcome_prob[which], model.outcome_next[which]
+    assert chance @ (n_servers - after) == pytest.approx(busy_after)
+
+
 def test_a_machine_is_replaced_when_renewals_say_so():
-    for wear, price in ((0.3, 20.0), (0.1, 5.0), (0.9, 60.0)):
+    for wear, price in ((0.3, 20.0), (0.1, 5.0), (0.9, 60.0), (0.3, 1_000.0)):
         k = np.arange(1, 20)
-        costs = (price + k * (k - 1) / (2 * wear)) / (1 + k / wear)
+        costs = np.append((price + k * (k - 1) / (2 * wear)) / (1 + k / wear), 19.0)  # the last: never
         model = make("MachineReplacement", n_states=20, wear=wear, replacement_cost=price)
         gain, _, policy = best_gain(model)
-        assert -gain == pytest.approx(costs.min()) and policy.argmax() == k[costs.argmin()]
+        assert -gain == pytest.approx(costs.min()) and policy.argmax() == (*k, 0)[costs.argmin()]
 
 
 def test_prices_come_near_to_those_of_continuous_time():

@@ -179,6 +179,8 @@ def test_hyper_parameters_that_are_not_allowed_are_refused(own):
         find(Watkins(2.0))
     with pytest.raises(SettingsError, match="trace_decay must lie between 0 and 1, got -1"):
         find({"name": "own", "trace_decay": -1.0})
+    with pytest.raises(SettingsError, match="Watkins: steps must be a whole number of 64 bits, got 10{20}"):
+        find(Watkins(steps=10**20))
     with pytest.raises(SettingsError, match="between 0 and 1"):
         Settings(algorithm=Watkins(2.0))
     with pytest.raises(SettingsError, match=r"{'name': 'own', 'decay': 1} is no learning rule: .*'decay'"):

@@ -1,6 +1,7 @@
 """Each rule of the package learns what it converges to, on two problems whose answer is known."""
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import gymnasium as gym
 import numba
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from made_learners import learner_of
 
-from dist_classicrl import DistAsyncQLearning, TabularMDP, rules
+from dist_classicrl import CompiledSimulator, DistAsyncQLearning, TabularMDP, rules
 from dist_classicrl.errors import EnvError, SettingsError
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.memory import RuleMemory
@@ -187,6 +188,54 @@ def test_differential_values_and_the_mean_reward():
     assert learned("q_learning", STAY_OR_GO, 10).shared == {}
     with pytest.raises(EnvError, match="has episodes that terminate, and differential_q_learning is for"):
         learned(DifferentialQLearning(), CHAIN)
+
+
+class OneOfTwo(NamedTuple):
+    nothing: int = 0
+
+
+class OneStep(gym.Env):
+    """An episode is one step, which gives 1 and terminates it; there is one state and one action."""
+
+    observation_space = action_space = gym.spaces.Discrete(1)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return 0, {}
+
+    def step(self, action):
+        return 0, 1.0, True, False, {}
+
+
+@pytest.mark.parametrize("algorithm", [name for name in rules.BUILT_IN if name != "ucb_q_learning"])
+def test_nothing_is_ahead_where_a_time_limit_runs_out_with_the_last_step(algorithm):
+    """Gymnasium says of such a step that it is terminated, and truncated as well."""
+    agent = learned(algorithm, lambda: gym.wrappers.TimeLimit(OneStep(), 1), 2_000, learning_rate=0.5)
+    gain = sum(
+        agent.shared.get("mean_reward", [0.0])
+    )  # values are relative to it, of the rule that learns it
+    np.testing.assert_allclose(agent.q_table + gain, 1.0, rtol=1e-12)
+
+
+@numba.njit
+def begin(data, memory, random):
+    return random % 2
+
+
+@numba.njit
+def end(data, memory, state, action, random):
+    return 1 - state, 1.0 + state, True
+
+
+@pytest.mark.parametrize("placement", ["replicated", "sharded"])
+def test_differential_values_end_with_an_episode_wherever_rows_lie(placement):
+    """From two states a step ends the episode in the other one, and gives 1 and 2."""
+    game = CompiledSimulator.game("one step", 2, 1, OneOfTwo(), begin, end)
+    agent = DistAsyncQLearning(
+        algorithm=DifferentialQLearning(), learning_rate=0.1, async_updates=False, seed=1
+    )
+    agent.train(game, total_steps=20_000, placement=placement)
+    np.testing.assert_allclose(agent.q_table[:, 0] + agent.shared["mean_reward"], [1.0, 2.0], rtol=1e-6)
 
 
 def bait(n_actions=4):

@@ -122,13 +122,19 @@ def test_the_time_limit_is_the_horizon_where_none_is_given():
     found = limited.solve_finite_horizon()
     np.testing.assert_array_equal(found.v[0], [0, 0, 1, 1, 1, 1])  # four steps lead to the end from 2 on
     assert found.horizon == 4 and "4 steps" in repr(found)
-    for given, message in ((None, "no max_episode_steps"), (0, "horizon is 0"), (2.5, "horizon is 2.5")):
+    for given, message in (
+        (None, "no max_episode_steps"),
+        (0, "horizon is 0"),
+        (2.5, "horizon is 2.5"),
+        (10**18, "no memory"),
+    ):
         with pytest.raises(SettingsError, match=message):
             model.solve_finite_horizon(given)
     with pytest.raises(SettingsError, match=r"one finite number for each state, shape \(6,\)"):
         model.solve_finite_horizon(3, final_values=[1.0, 2.0])
-    with pytest.raises(SettingsError, match="steps 0 to 3"):
-        found.q(4)
+    for step in (4, -1, 1.5, None, "a"):
+        with pytest.raises(SettingsError, match="steps 0 to 3"):
+            found.q(step)
 
 
 def chain_of(model, actions):

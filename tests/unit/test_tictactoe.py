@@ -321,6 +321,9 @@ def test_render_without_a_mode_says_what_to_write():
     ("setting", "message"),
     [
         ({"agent_plays": "third"}, "agent_plays='third'.*'both'"),
+        ({"agent_plays": ["first"]}, "agent_plays=.'first'.*'both'"),
+        ({"illegal_action": np.array(["lose", "raise"])}, "illegal_action=array.*'lose'.*'raise'"),
+        ({"render_mode": np.array(["ansi", "human"])}, "render_mode=array.*'ansi'.*'human'"),
         ({"illegal_action": "ignore"}, "illegal_action='ignore'.*'lose'.*'raise'"),
         ({"render_mode": "rgb_array"}, "render_mode='rgb_array'.*'ansi'.*'human'"),
     ],

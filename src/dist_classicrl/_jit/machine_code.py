@@ -45,6 +45,9 @@ COMPILING = "compiling what this run needs for the first time: some 10 s, kept f
 OF_USERS = ".of-"
 """Follows the name of a kernel in names of files with machine code that has users' functions in it."""
 
+_OF_KERNELS = b"_jit import", b"@rule_function", b"@intrinsic"
+"""What a file of this package with kernels has."""
+
 _MOST_BYTES = 1 << 28  # in one folder, of what is made of users' functions
 _LOCK_SECONDS = 2.0  # a file takes some milliseconds
 _COMPILE_SECONDS = 120.0
@@ -320,6 +323,6 @@ def _kernel_sources() -> str:
     digest = hashlib.sha256()
     for path in sorted(_PACKAGE.rglob("*.py")):
         source = path.read_bytes()
-        if b"_jit import" in source or path.parent == _OWN:
+        if path.parent == _OWN or any(word in source for word in _OF_KERNELS):
             digest.update(source)
     return digest.hexdigest()

@@ -54,6 +54,9 @@ _TRIED = 1 << 24
 
 _TRIED_STARTS = 1_000
 
+_MOST_OUTCOMES = 1 << 26
+"""Of a state, all actions together: to look at them takes some tenths of a second, and each thread 2 GB."""
+
 # A class of its own for each game is derived of it.
 _Own: Any = class_of_its_own(Simulated, "of a function")
 
@@ -98,6 +101,11 @@ class FunctionMDP:
         self.n_actions = positive_int("n_actions", n_actions)
         self.n_outcomes = positive_int("n_outcomes", n_outcomes)
         check_n_states(self.n_states)
+        if self.n_actions * self.n_outcomes > _MOST_OUTCOMES:
+            raise ModelError(
+                f"n_actions is {self.n_actions:,} and n_outcomes {self.n_outcomes:,}; a state can have at "
+                f"most {_MOST_OUTCOMES:,} outcomes"
+            )
         self.max_episode_steps = checked_limit(max_episode_steps)
         self.name = str(name)
         self._data = NoData() if data is None else data

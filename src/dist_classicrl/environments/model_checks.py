@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -77,8 +76,9 @@ def checked_grid(value: Any, n_states: int) -> tuple[int, int] | None:
     """Return the rows and columns of a grid with a cell for each state, or None."""
     if value is None:
         return None
-    shape = tuple(value) if isinstance(value, Iterable) else ()
-    if len(shape) != 2 or not all(map(is_real, shape)) or shape[0] * shape[1] != n_states:
+    given = as_array("grid_shape", value)
+    shape = given.tolist()
+    if given.shape != (2,) or not all(map(is_real, shape)) or shape[0] * shape[1] != n_states:
         raise ModelError(
             f"grid_shape is {value!r}; it must be (rows, columns) with {n_states} cells, or None"
         )

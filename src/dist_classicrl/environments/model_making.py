@@ -86,7 +86,7 @@ class Making:
             S - 1. A pair that is missing or has an empty list is illegal.
         start_prob : array_like of float, shape (S,)
         n_actions : int, optional
-            The number of actions. None: one more than the largest action in `P`.
+            The number of actions. None: one more than the largest action in `P`. At most 67,108,864 pairs.
         action_mask : array_like of bool, shape (S, A), optional
             True where an action is legal. None: legal are the pairs that have outcomes.
         max_episode_steps, name, grid_shape
@@ -165,7 +165,8 @@ class Making:
         ----------
         n_states, n_actions : int
         branching : int
-            Outcomes per pair, from 1 to `n_states`. Time and memory grow with pairs times `branching`.
+            Outcomes per pair, from 1 to `n_states`. Time and memory grow with pairs times `branching`,
+            which may be up to 4,294,967,296.
         seed : int
             The same arguments and seed give the same model, with the same version of NumPy.
         reward_std : float
@@ -190,8 +191,9 @@ class Making:
         fields = garnet.draw(
             n_states, n_actions, branching, seed, reward_std, terminal_states, termination_probability
         )
-        label = name or f"Garnet({n_states}, {n_actions}, {branching}, seed={seed})"
-        return _made(cls, **fields, max_episode_steps=max_episode_steps, name=label)
+        if name is None:
+            name = f"Garnet({n_states}, {n_actions}, {branching}, seed={seed})"
+        return _made(cls, **fields, max_episode_steps=max_episode_steps, name=name)
 
     @classmethod
     def from_function(
@@ -225,7 +227,7 @@ class Making:
             fewer. Those of a pair add up to 1. Likely ones first make simulation without tables faster.
         n_states, n_actions : int
         n_outcomes : int
-            The most outcomes that a pair has.
+            The most outcomes that a pair has; with all actions at most 67,108,864.
         start : int, array_like of float, shape (S,), or function, optional
             The state that episodes start in, the distribution of the first state, or, for very many states,
             a compiled function ``start(data, random) -> state`` of 64 random bits (numpy.uint64). None: each

@@ -139,11 +139,9 @@ def _of_gymnasium(name: str, arguments: dict[str, Any]) -> Any:
     factory = partial(gymnasium.make, name, **arguments)
     entry: Any = spec.entry_point
     creator = gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
-    known = _parameters(creator, gymnasium.make)
     if "problem" in spec.kwargs and spec.namespace == registry.NAMESPACE:
-        known.remove("problem")
-        known += registry.problem_of(own_name).arguments
-    return _checked(factory, name, arguments, known)
+        creator = registry.problem_of(own_name).function
+    return _checked(factory, name, arguments, _parameters(creator, gymnasium.make))
 
 
 def _of_module(name: str, arguments: dict[str, Any]) -> Any:
@@ -198,11 +196,11 @@ def _checked(factory: Callable[[], Any], name: str, arguments: dict[str, Any], k
 
 
 def _parameters(*functions: Callable[..., Any]) -> list[str]:
-    """Return the names of the arguments that the functions take; none where they take any."""
+    """Return the names of the arguments that the functions take; none where the first takes any."""
     names: list[str] = []
     for function in functions:
         for parameter in inspect.signature(function).parameters.values():
-            if parameter.kind is parameter.VAR_KEYWORD and len(functions) == 1:
+            if parameter.kind is parameter.VAR_KEYWORD and function is functions[0]:
                 return []
             if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 names.append(parameter.name)

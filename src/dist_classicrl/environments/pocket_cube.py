@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dist_classicrl._jit import jit
+from dist_classicrl.checks import YesOrNo
 from dist_classicrl.environments.simulate import CompiledSimulator
 
 __all__ = ["distances", "pocket_cube", "turn_names"]
@@ -59,7 +60,13 @@ def pocket_cube(half_turns: bool = False, max_episode_steps: int | None = 50) ->
     half_turns : bool
         Whether a half turn is a turn, too: nine actions in place of six.
     max_episode_steps : int, optional
+
+    Raises
+    ------
+    SettingsError
+        An argument is not allowed.
     """
+    half_turns = YesOrNo()("half_turns", half_turns)
     identity = np.arange(CORNERS), np.zeros(CORNERS, np.int64)
     turns = []
     for source, twist in _QUARTER_TURNS.values():

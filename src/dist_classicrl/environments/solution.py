@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dist_classicrl.checks import is_whole
 from dist_classicrl.errors import DivergenceError, SettingsError
 
 
@@ -83,7 +84,7 @@ class FiniteHorizonSolution:
 
         They are computed when they are asked for. SettingsError unless `step` is one of theirs.
         """
-        if not 0 <= step < self.horizon:
+        if not is_whole(step) or not 0 <= step < self.horizon:
             raise SettingsError(f"step is {step!r}; actions are taken at steps 0 to {self.horizon - 1}")
         return self._values(self.v[step + 1])
 

@@ -166,7 +166,8 @@ class _Walkers:
         batch.next_states[new] = env.next_states[rows]
         batch.rewards[new] = env.rewards[rows]
         batch.terminated[new] = env.terminated[rows]
-        batch.truncated[new] = env.truncated[rows]
+        # Of a time limit that runs out where an episode terminates Gymnasium says both: nothing is cut off.
+        batch.truncated[new] = env.truncated[rows] & ~env.terminated[rows]
         if env.next_masks is not None:
             if not self._has_masks:
                 self._follow_masks()

@@ -410,7 +410,7 @@ def _like(name: str, value: Any, default: Any, words: tuple[str, ...]) -> bool |
     elif is_flag(default):
         good, kind = is_flag(value), "True or False"
     elif is_whole(default):
-        good, kind = is_whole(value), "a whole number"
+        good, kind = is_whole(value) and -(2**63) <= value < 2**63, "a whole number of 64 bits"
     else:
         good, kind = is_real(value) and math.isfinite(as_float(value)), "a finite number"
     if not good:

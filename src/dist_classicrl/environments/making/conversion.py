@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,9 @@ from dist_classicrl.checks import is_whole
 from dist_classicrl.environments.model_checks import as_array, positive_int
 from dist_classicrl.environments.reachability import row_pointer
 from dist_classicrl.errors import ActionMaskError, ModelError
+
+_MOST_PAIRS = 1 << 26
+"""In a dict: Python goes through some ten million a second."""
 
 
 def fields_of_arrays(transition: Any, reward: Any, terminated: Any) -> dict[str, Any]:
@@ -55,6 +58,11 @@ def fields_of_dict(
     A = 1 + max((a for row in by_state for a in row if is_whole(a)), default=0)
     if n_actions is not None:
         A = positive_int("n_actions", n_actions, "None to take it from P")
+    if len(by_state) * A > _MOST_PAIRS:
+        raise ModelError(
+            f"P has {len(by_state):,} states and {A:,} actions, which are {len(by_state) * A:,} pairs; at "
+            f"most {_MOST_PAIRS:,} can be listed. Give arrays (TabularMDP), or a function (from_function)"
+        )
     counts: list[int] = []
     outcomes: list[tuple[Any, Any, Any, Any]] = []
     for s, row in enumerate(by_state):
@@ -97,9 +105,10 @@ def fields_of_dict(
 def _keyed(name: str, row: Any) -> Mapping[int, Any]:
     if isinstance(row, Mapping):
         return row
-    if not isinstance(row, Iterable):
-        raise ModelError(f"{name} is {row!r}; it must be a mapping, or a list")
-    return dict(enumerate(row))
+    try:
+        return dict(enumerate(row))
+    except TypeError as error:
+        raise ModelError(f"{name} is {row!r}; it must be a mapping, or a list") from error
 
 
 def _in_order(P: Mapping[int, Any] | Sequence[Any]) -> list[Any]:

@@ -11,8 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.checks import is_whole
+from dist_classicrl.checks import as_float, is_real, is_whole
 from dist_classicrl.errors import SettingsError
+
+_MOST_OUTCOMES = 1 << 32
+"""Some 100 GB, and as much again while they are drawn."""
 
 
 def draw(
@@ -32,8 +35,13 @@ def draw(
     _require_number("reward_std", reward_std, np.inf)
     _require_number("termination_probability", termination_probability, 1.0)
     _require_whole("seed", seed, 0, None)
-    rng = np.random.default_rng(seed)
     pairs = n_states * n_actions
+    if pairs * branching > _MOST_OUTCOMES:
+        raise SettingsError(
+            f"n_states={n_states:,}, n_actions={n_actions:,} and branching={branching:,} make "
+            f"{pairs * branching:,} outcomes, and at most {_MOST_OUTCOMES:,} are drawn. Give smaller numbers."
+        )
+    rng = np.random.default_rng(seed)
     follow = _distinct_states(rng, pairs, n_states, branching)
     cuts = np.sort(rng.random((pairs, branching - 1)), axis=1)
     prob = np.diff(cuts, axis=1, prepend=0.0, append=1.0)
@@ -80,5 +88,5 @@ def _require_whole(name: str, value: Any, lowest: int, highest: int | None) -> N
 
 
 def _require_number(name: str, value: Any, below: float) -> None:
-    if not isinstance(value, (int, float, np.integer, np.floating)) or not 0.0 <= value < below:
+    if not is_real(value) or not 0.0 <= as_float(value) < below:
         raise SettingsError(f"{name} is {value!r}; it must be a number from 0 to below {below}")

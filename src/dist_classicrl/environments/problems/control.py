@@ -14,7 +14,8 @@ import numpy as np
 
 from dist_classicrl._jit import jit, jit_inline
 from dist_classicrl._random import GAMMA, mix
-from dist_classicrl.checks import is_whole
+from dist_classicrl.checks import as_array, is_whole
+from dist_classicrl.environments.sampling.packing import MOST_STATES
 from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.errors import SettingsError
 
@@ -55,17 +56,21 @@ def _game(
     step: object,
     max_episode_steps: int | None,
 ) -> CompiledSimulator:
-    is_list = isinstance(bins, (list, tuple, np.ndarray))
-    if not is_list or len(bins) != len(ranges) or not all(is_whole(n) and 1 <= n < 1_000 for n in bins):
+    is_list = as_array(bins).shape == (len(ranges),)
+    if not is_list or not all(is_whole(n) and 1 <= n < 1_000 for n in bins):
         raise SettingsError(
             f"bins must be {len(ranges)} whole numbers from 1 to 999, one for each of the quantities that "
             f"are observed, got {bins!r}."
+        )
+    if (n_states := math.prod(map(int, bins))) > MOST_STATES:
+        raise SettingsError(
+            f"bins={bins!r} make {n_states:,} states, and at most {MOST_STATES:,} are allowed. Give fewer."
         )
     low, high = np.array(ranges, dtype=float).T.copy()
     count = np.array(bins, np.int64)
     return CompiledSimulator.game(
         f"{kind.__name__}({'x'.join(map(str, count))} bins)",
-        n_states=int(count.prod()),
+        n_states=n_states,
         n_actions=n_actions,
         data=kind(count, low, (high - low) / count),
         reset=reset,  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from dist_classicrl._jit import jit, jit_for
 from dist_classicrl.environments.function_model import FunctionMDP
 from dist_classicrl.environments.problems.registry import problem_of
 from dist_classicrl.environments.simulate import CompiledSimulator, advance, begin
-from dist_classicrl.errors import IllegalActionError
+from dist_classicrl.errors import IllegalActionError, SettingsError
 
 
 @jit
@@ -39,7 +39,7 @@ class ProblemEnv(gymnasium.Env[Any, Any]):
     problem : str
         The id.
     **arguments
-        Of the problem, see `Problem.arguments`.
+        Of the problem, see `Problem.arguments`, but for `max_episode_steps`, which is `gymnasium.make`'s.
 
     Raises
     ------
@@ -50,6 +50,11 @@ class ProblemEnv(gymnasium.Env[Any, Any]):
     """
 
     def __init__(self, problem: str, **arguments: Any) -> None:
+        if "max_episode_steps" in arguments:
+            raise SettingsError(
+                "max_episode_steps is counted by a wrapper, and ProblemEnv has none: write "
+                f"gymnasium.make({problem!r}, max_episode_steps={arguments['max_episode_steps']!r})."
+            )
         self.problem = problem_of(problem)
         self.arguments = arguments
         self.model = self.problem.make(**arguments)

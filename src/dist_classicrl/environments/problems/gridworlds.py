@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dist_classicrl.checks import YesOrNo, is_whole
+from dist_classicrl.checks import YesOrNo, as_array, is_whole
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.problems.outcomes import CHANCE, REWARD, check_size, model_of_outcomes
 from dist_classicrl.errors import SettingsError
@@ -84,7 +84,7 @@ def gridworld(
     if not is_whole(moves) or moves not in (4, 8, 9):
         raise SettingsError(f"moves must be 4, 8 or 9, got {moves!r}.")
     slips = CHANCE("slip", slip)
-    blows = _wind_of(wind, board.shape[1])
+    blows = _wind_of(wind, *board.shape)
     gusts = (-1, 0, 1) if YesOrNo()("stochastic_wind", stochastic_wind) else (0,)
     every = REWARD("step_reward", step_reward)
     gains = {"G": REWARD("goal_reward", goal_reward), "H": REWARD("hole_reward", hole_reward)}
@@ -211,10 +211,10 @@ def _board_of(desc: str | Sequence[str]) -> np.ndarray:
     return board
 
 
-def _wind_of(wind: Sequence[int] | None, columns: int) -> np.ndarray:
+def _wind_of(wind: Sequence[int] | None, rows: int, columns: int) -> np.ndarray:
+    """Return the wind in each column; none blows over more cells than the board is high."""
     if wind is None:
         return np.zeros(columns, np.int64)
-    is_list = isinstance(wind, (list, tuple, np.ndarray))
-    if not is_list or len(wind) != columns or not all(map(is_whole, wind)):
+    if as_array(wind).shape != (columns,) or not all(map(is_whole, wind)):
         raise SettingsError(f"wind must be a whole number for each of the {columns} columns, got {wind!r}.")
-    return np.array(wind, np.int64)
+    return np.array([max(-rows, min(int(speed), rows)) for speed in wind])

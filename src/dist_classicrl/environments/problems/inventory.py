@@ -19,6 +19,7 @@ from dist_classicrl.environments.problems.outcomes import (
     model_of_outcomes,
     poisson_tails,
 )
+from dist_classicrl.environments.sampling.packing import MOST_STATES
 from dist_classicrl.errors import SettingsError
 
 
@@ -244,7 +245,7 @@ def multi_product(
     a chance that is proportional to i: who gets it pays `price`, who does not costs
     `lost_sale_cost`. Each piece that is left costs `holding_cost` a period.
 
-    Six products with up to nine pieces are a million states, and nothing is stored of them, see
+    Six products with up to nine pieces are a million states, of which 4 bytes each are stored, see
     `TabularMDP.from_function`. With the defaults and discount factor 0.99 the best policy collects
     263.9853 from full shelves, which is computed by value iteration.
 
@@ -301,8 +302,8 @@ def _digit_sums(digits: int, base: int) -> np.ndarray:
 
 
 def _require_states(argument: str, states: int, other: str) -> None:
-    if states >= 2**31:
+    if states > MOST_STATES:
         raise SettingsError(
-            f"{argument} makes {states:,} states, and fewer than 2**31 are allowed. Take a smaller one, or a "
-            f"smaller {other}."
+            f"{argument} makes {states:,} states, and at most {MOST_STATES:,} are allowed. Take a smaller "
+            f"one, or a smaller {other}."
         )

@@ -28,12 +28,13 @@ def machine_replacement(
     `running_cost` times the state, and wears it by one with the chance `wear`, up to the last state.
     Action 1 replaces it for `replacement_cost`; the new one is there in the next period.
 
-    The best policy replaces from some state k on (Derman 1963). By the renewal-reward theorem its mean
-    cost per period is the smallest of
+    The best policy replaces from some state k on, or never (Derman 1963). Where `wear` is above 0, its mean
+    cost per period is by the renewal-reward theorem the smallest of
 
         (replacement_cost + running_cost * k (k - 1) / (2 wear)) / (1 + k / wear)
 
-    With the defaults k = 3, of 2.727273.
+    for k from 1 to ``n_states - 1``, and of ``running_cost * (n_states - 1)``, that of the last state for
+    ever. With the defaults k = 3, of 2.727273.
 
     Train: ``dist-classicrl train dist_classicrl/MachineReplacement-v0 --total-steps 5000000``.
 

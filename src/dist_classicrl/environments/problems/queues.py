@@ -59,7 +59,7 @@ def access_control(
     K = pays.size
     check_size("AccessControl", 2 * ((N + 1) * K) ** 2)
     becoming_free = np.array(
-        [[comb(busy, k) * p**k * (1 - p) ** (busy - k) for k in range(N + 1)] for busy in range(N + 1)]
+        [[comb(busy, k) * p**k * (1 - p) ** max(busy - k, 0) for k in range(N + 1)] for busy in range(N + 1)]
     )
     free, kind = np.divmod(np.arange((N + 1) * K), K)
     is_in = (np.arange(2) == 1) & (free > 0)[:, None]
@@ -203,7 +203,7 @@ def _numbers(name: str, values: Sequence[float]) -> np.ndarray:
     """Return a sequence of finite numbers as float64."""
     try:
         given = np.array(values, dtype=float)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         given = np.array([])
     if given.ndim != 1 or not given.size or not np.isfinite(given).all():
         raise SettingsError(f"{name} must be a list of finite numbers, such as [1.0, 2.0], got {values!r}.")

@@ -73,9 +73,10 @@ def chain(
     """Return the chain of Strens, "A Bayesian framework for reinforcement learning" (2000).
 
     Action 0 goes on by one state, and in the last one stays there for `end_reward`; action 1 goes back to the
-    first one for `back_reward`. With the chance `slip` the other one happens. The best policy always goes on:
-    its mean reward per step is ``(1 - slip)**n_states * end_reward + slip * back_reward``, which is 3.6768
-    with the defaults (Strens: 3,677 in 1,000 steps).
+    first one for `back_reward`. With the chance `slip` the other one happens. Who always goes on has the mean
+    reward per step ``(1 - slip)**n_states * end_reward + slip * back_reward``. With the defaults that is the
+    best policy, and 3.6768 (Strens: 3,677 in 1,000 steps); where the end gives too little, or `slip` is
+    above 1/2, it need not be.
 
     Train: ``dist-classicrl train dist_classicrl/Chain-v0 --total-steps 1000000``.
 

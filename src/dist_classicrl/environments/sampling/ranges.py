@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl._hints import local_size_of_environment, usable_cores
+from dist_classicrl.checks import as_array
 from dist_classicrl.errors import ModelError
 
 _WORTH_A_THREAD = 1 << 15  # rows; a thread takes some 50 us to start
@@ -26,7 +27,7 @@ class Rows:
             outside = [state for state in (*asked[:1], *asked[-1:]) if not 0 <= state < n_states]
             self.first, self.n = asked.start, len(asked)
         else:
-            given = np.asarray(asked)
+            given = as_array(asked)
             if given.ndim != 1 or (given.dtype.kind not in "iu" and given.size):
                 raise ModelError(
                     f"states are an array of shape {given.shape} and type {given.dtype}; give a range, or "

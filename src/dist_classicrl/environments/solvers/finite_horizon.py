@@ -34,7 +34,7 @@ def solve(
     try:
         v = np.zeros((steps + 1, S + 1))
         policy = np.full((steps, S), -1, dtype=np.int64)
-    except MemoryError as error:
+    except (MemoryError, ValueError) as error:  # NumPy has both for what is too large
         raise SettingsError(
             f"horizon is {steps!r}, and there is no memory for values and actions of {S:,} states at each of "
             "so many steps; give a shorter one, or use a discount factor below 1 (solve)"

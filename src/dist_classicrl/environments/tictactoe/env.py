@@ -78,12 +78,13 @@ class TicTacToeEnv(gymnasium.Env[Any, Any]):
         render_mode: Literal["ansi", "human"] | None = None,
     ) -> None:
         self._rules = rules(agent_plays)
-        if illegal_action not in get_args(IllegalAction):
+        if not isinstance(illegal_action, str) or illegal_action not in get_args(IllegalAction):
             raise SettingsError(
                 f"illegal_action={illegal_action!r} is not known. Write 'lose' to end the game with reward "
                 "-1 where a taken square is played, or 'raise' to get an IllegalActionError."
             )
-        if render_mode is not None and render_mode not in self.metadata["render_modes"]:
+        is_known = isinstance(render_mode, str) and render_mode in self.metadata["render_modes"]
+        if render_mode is not None and not is_known:
             raise SettingsError(
                 f"render_mode={render_mode!r} is not known. Write None, 'ansi' to get text from render(), or "
                 "'human' to see every position on standard output."

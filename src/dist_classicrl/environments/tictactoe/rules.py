@@ -99,18 +99,22 @@ def board_tables() -> BoardTables:
     )
 
 
-@cache
 def rules(agent_plays: AgentPlays = "first") -> Rules:
     """Return the game's tables, computed at the first call (some milliseconds) and kept.
 
     The first move is the agent's (338 states), the machine's (289), or that of either with probability 1/2,
     drawn for every game (627).
     """
-    if agent_plays not in get_args(AgentPlays):
+    if not isinstance(agent_plays, str) or agent_plays not in get_args(AgentPlays):
         raise SettingsError(
             f"agent_plays={agent_plays!r} is not known. Write 'first' where the agent always moves first, "
             "'second' where the machine does, or 'both' to draw it anew for every game."
         )
+    return _rules(agent_plays)
+
+
+@cache
+def _rules(agent_plays: AgentPlays) -> Rules:
     tables = board_tables()
     state_codes = _state_codes(tables, agent_plays)
     state_of = np.full(len(tables.boards), -1, dtype=np.int16)

@@ -56,8 +56,9 @@ def learn_there(rule, context, now, row, action, target, learned):
 
 @rule_function
 def learn(rule, context, now, step, learned):
-    """Learn r + max q' where the entry is."""
-    return target_found(rule, context, now, step, step.reward + best_value(context, step), learned)
+    """Learn r + max q' where the entry is; r alone where an episode terminates."""
+    worth = 0.0 if step.terminated else best_value(context, step)
+    return target_found(rule, context, now, step, step.reward + worth, learned)
 
 
 def check(parameters: DifferentialQLearning) -> None:
