@@ -25,7 +25,7 @@ from dist_classicrl.engines.server.messages import Reply
 from dist_classicrl.engines.server.server import Server
 from dist_classicrl.engines.server.window import PushWindow
 from dist_classicrl.engines.server.worker import Worker
-from dist_classicrl.engines.supersteps.messages import Begin, Cut
+from dist_classicrl.engines.supersteps.messages import Begin, Cut, Play
 from dist_classicrl.engines.supersteps.part import Part
 from dist_classicrl.engines.supersteps.worker import SuperstepWorker
 from dist_classicrl.errors import CutOffError, RemoteRankError
@@ -45,6 +45,7 @@ INTERVAL = SILENCE / 4.0
 FAILED = encode(Failed(2, "here", "OSError: no map", "", False))
 SETTINGS = Settings(async_updates=False, logical_workers=3, sync_frequency=1, batch_size=1)
 PACE = Pace.first(SETTINGS, True)
+NO_TABLE = np.zeros(4), np.zeros(4, np.int64)
 
 
 class Enough(Exception):
@@ -292,6 +293,34 @@ def test_a_table_that_came_is_not_lost_where_the_rows_are_divided_anew_at_once()
     worker.follow_on(channel)
     assert worker.run().refresh.version == 1
     assert part.taken == [[0.0, 1.0, 2.0, 3.0]] and part.begun == [2]
+
+
+@pytest.mark.parametrize("comes", [Begin(2, (0, 1), Cut(0, 0, 100), Refresh(-1, 0, None, *NO_TABLE)), None])
+def test_memory_that_is_gone_is_missed_only_if_no_other_order_comes(comes):
+    """As where a second rank is lost while rows are divided anew, and the server makes other memory."""
+    begin = Begin(1, (0, 1, 2), Cut(0, 0, 100), Refresh(-1, 0, None, *NO_TABLE))
+    coming = [(0.0, encode(begin)), (0.0, encode(Play(1, 100))), *beats(0.5, 3.0 * SILENCE, 1.0)]
+    coming[4:] = coming[4:] if comes is None else [(3.0, encode(comes)), (4.0, done(4)), (5.0, RELEASE)]
+    channel = TimedChannel(0, *coming)
+    part = SimpleNamespace(
+        attempt=0, begun=[], take=lambda _: None, close=lambda: None, note_owners=lambda *_: 0
+    )
+
+    def begins(attempt, *_):
+        if attempt == 1:
+            raise CutOffError("There is no such memory.")
+        part.begun.append(attempt)
+
+    part.begin = begins
+    worker = SuperstepWorker(group(1, channel), part, begin.cut, Base())
+    worker.follow_on(channel)
+    if comes is None:
+        with pytest.raises(CutOffError, match="no such memory"):
+            worker.run()
+        assert SILENCE <= channel.seconds < 1.1 * SILENCE
+    else:
+        assert worker.run().refresh.version == 1
+        assert part.begun == [2]
 
 
 def test_who_has_nobody_to_wait_for_looks_around_all_the_same():

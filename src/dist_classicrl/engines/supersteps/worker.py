@@ -31,7 +31,7 @@ from dist_classicrl.engines.supersteps.messages import (
     TellRows,
 )
 from dist_classicrl.engines.supersteps.part import Part
-from dist_classicrl.errors import ProtocolError
+from dist_classicrl.errors import CutOffError, ProtocolError
 from dist_classicrl.membership.election import Base
 from dist_classicrl.tables.maps import Refresh
 
@@ -102,7 +102,7 @@ class SuperstepWorker(Working):
         part = self.part
         match order:
             case Begin():
-                part.begin(order.attempt, order.players, order.cut, order.owners, order.rows)
+                self._begin(order)
             case Play() if order.attempt == part.attempt:
                 self.channel.send(encode(part.play(order.until, self._tend)))
             case TellRows() if order.attempt == part.attempt:
@@ -125,6 +125,21 @@ class SuperstepWorker(Working):
                 self._say_saved(attempt, name, partial(part.save_rows, name, number))
             case LoadRows(attempt, name):
                 self._say_saved(attempt, name, partial(part.load_rows, name))
+
+    def _begin(self, order: Begin) -> None:
+        """Own rows from here on, unless the memory for them is gone with a server, or with another order."""
+        try:
+            self.part.begin(order.attempt, order.players, order.cut, order.owners, order.rows)
+        except CutOffError:
+            wire = self.group.wire
+            backoff, last = Backoff(wire.sleep), wire.now() + self.group.timing.silence
+            while wire.now() < last:
+                self._tend_idle()
+                is_other = bool(self._orders) and isinstance(self._orders[0], Begin | Halt)
+                if is_other or self.final is not None or self.was_released:
+                    raise _Superseded from None
+                backoff.wait()
+            raise
 
     def _say_saved(self, attempt: int, name: str, work: Callable[[], dict[str, ArrayEntry] | None]) -> None:
         """Do `work` with files, in a thread, while this rank says that it is there; tell what came of it."""
