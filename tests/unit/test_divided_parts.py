@@ -1,5 +1,6 @@
 """What tables that are divided between hosts are made of: slots, parts of checkpoints."""
 
+import numba
 import numpy as np
 import pytest
 
@@ -30,7 +31,7 @@ def hosts_of(divided):
 
 def test_rows_are_divided_by_pages_and_stay_where_they_are(monkeypatch):
     monkeypatch.setattr(division, "SLICE_BYTES", 1 << 14)
-    divided = Division("hash", 100_000, 64, list(HOSTS))
+    divided = Division("hash", 100_000, 64, list(HOSTS), 4)
     found = hosts_of(divided)
     blocks = found[: 100_000 >> BLOCK_SHIFT << BLOCK_SHIFT].reshape(-1, 1 << BLOCK_SHIFT)
     assert (blocks == blocks[:, :1]).all()  # a page's rows are of one host
@@ -46,8 +47,14 @@ def test_rows_are_divided_by_pages_and_stay_where_they_are(monkeypatch):
 
 
 def test_rows_are_divided_by_ranges_as_well():
-    found = hosts_of(Division("range", 1000, 64, list(HOSTS)))
+    found = hosts_of(Division("range", 1000, 64, list(HOSTS), 4))
     np.testing.assert_array_equal(found, np.repeat(HOSTS, 250))
+
+
+def test_a_function_names_ranks_of_the_job_of_which_some_were_lost_before():
+    divided = Division(numba.njit(lambda state: state % 4), 1000, 64, HOSTS[:3], 4)
+    assert set(divided.slots_of(np.arange(1000)).tolist()) == {0, 1, 2}
+    assert set(hosts_of(divided)) == {"a", "b"}
 
 
 def test_rows_in_stretches_are_those_that_were_there():

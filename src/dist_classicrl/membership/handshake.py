@@ -81,6 +81,7 @@ class Setup:
         self._group = group
         view = group.view
         self.rank = group.rank
+        self.ranks = group.wire.size  # of the job
         self.members = view.members  # in whose order stands what was last gathered
         self.is_head = group.is_server
         self.head = view.server

@@ -46,7 +46,7 @@ def divide_rows(
         if not in_use:
             shape = large.rows.shape
             row_bytes = large.size // shape.n_rows
-            large.division = Division(partition, shape.n_states, row_bytes, found["holders"])
+            large.division = Division(partition, shape.n_states, row_bytes, found["holders"], setup.ranks)
         _check_same(large.division, setup, host_of, partition)
     except BaseException as caught:  # whatever it is, the others must hear of it
         error = caught

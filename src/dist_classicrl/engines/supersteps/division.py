@@ -15,7 +15,7 @@ import numpy as np
 
 from dist_classicrl._jit import jit_for
 from dist_classicrl._memory import LINE
-from dist_classicrl.learning.supersteps.partition import Holding, owned_by, owners_of
+from dist_classicrl.learning.supersteps.partition import Holding, Written, owned_by, owners_of
 
 SLICE_BYTES = 1 << 24
 
@@ -25,12 +25,16 @@ BLOCK_SHIFT = (mmap.PAGESIZE // LINE).bit_length() - 1
 
 @dataclass(eq=False)
 class Division:
-    """How `n_states` rows are divided; `holders` are the hosts of the slots."""
+    """How `n_states` rows are divided; `holders` are the hosts of the slots, `ranks` those of the job.
+
+    Slots are fewer where a rank was lost before, whom a function as `partition` may name all the same.
+    """
 
     partition: Any  # of states among slots: "hash", "range", or a function of the user's
     n_states: int
     row_bytes: int
     holders: list[str]
+    ranks: int
     _slots: Any = field(init=False)
 
     def __post_init__(self) -> None:
@@ -39,7 +43,8 @@ class Division:
 
     def holding(self, owners: np.ndarray) -> Holding:
         """Return how learners have to be told of it, where slots have these owners."""
-        return Holding(self.partition, owners, BLOCK_SHIFT)
+        partition = Written(self.partition, self.ranks) if callable(self.partition) else self.partition
+        return Holding(partition, owners, BLOCK_SHIFT)
 
     def owners(self, players: Sequence[int], host_of: Callable[[int], str]) -> np.ndarray:
         """Return whose each slot is, int64: the number of one of the players, on the host that has it."""
