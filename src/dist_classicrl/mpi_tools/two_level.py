@@ -246,13 +246,13 @@ class TwoLevel(Part):
     def _is_leader(self) -> bool:
         return bool(self._local.Get_rank() == 0)
 
-    def _split(self, label: str | None) -> Any:
+    def _split(self, label: bytes) -> Any:
         """Return the communicator of the ranks on this host."""
         from mpi4py import MPI
 
-        labels = self._pieces(b"" if label is None else label.encode())
+        labels = self._pieces(label)
         nameless = [rank for rank, each in enumerate(labels) if not each]
-        if label is None and len(nameless) == self._size:
+        if len(nameless) == self._size:
             return self._made(self._comm.Split_type, MPI.COMM_TYPE_SHARED, self._rank)
         if nameless:
             raise SettingsError(
@@ -368,10 +368,12 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, str) else value
 
 
-def _checked_label(host: Any) -> str | None:
-    if host is not None and not (isinstance(host, str) and 0 < len(host.encode()) < _TEXT_BYTES):
+def _checked_label(host: Any) -> bytes:
+    """Return the bytes of a host's name, which may be of a file system that is not UTF-8; none for None."""
+    label = host.encode(errors="surrogatepass") if isinstance(host, str) else b""
+    if host is not None and not 0 < len(label) < _TEXT_BYTES:
         raise SettingsError(f"host must be a text of 1 to {_TEXT_BYTES - 1} bytes, or None, got {host!r}.")
-    return host
+    return label
 
 
 def _undefined() -> int:
