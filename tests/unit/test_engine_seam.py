@@ -92,6 +92,29 @@ def test_large_tables_are_learned_in_supersteps_where_they_are_to_be_the_same_on
     assert engine_for(Settings(), ranks, "auto", layout).name == asynchronous
 
 
+@pytest.mark.parametrize(
+    "changes, settings, name",
+    [
+        ({}, {}, "supersteps"),
+        ({"hosts": 1}, {}, "sharded"),
+        ({"entries": SHARDED_FROM - 1}, {}, "server"),
+        ({"is_one_step": False}, {}, "server"),
+        ({"can_travel": False}, {}, "server"),
+        ({}, {"compression": "auto"}, "server"),
+        ({}, {"topology": "auto"}, "server"),
+        ({}, {"sync_frequency": 64}, "server"),
+        ({}, {"device": "auto"}, "server"),
+        ({}, {"max_staleness": 3}, "server"),
+    ],
+)
+def test_large_tables_of_several_hosts_are_learned_in_supersteps_unless_maps_are_asked_for(
+    changes, settings, name
+):
+    layout = replace(LARGE, **{"hosts": 3, "is_one_step": True, **changes})
+    assert engine_for(Settings(**settings), 9, "auto", layout).name == name
+    assert engine_for(Settings(**settings), 1, "auto", layout).name == "local"
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 9])
 def test_smaller_ones_are_too_by_rules_whose_steps_move_one_entry(ranks):
     layout, settings = (
