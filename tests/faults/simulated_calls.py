@@ -989,7 +989,7 @@ class Supersteps(Calls):
         self._chances = random.Random(f"who plays {seed}")
         self._may_be_alone = self._chances.random() < 0.5
 
-    def _change(self, who: WhoPlays, rate: float, position: int, now: float) -> bool:
+    def _change(self, who: WhoPlays, *noted: float) -> bool:
         """Let one rank play alone for an order now and then, which takes no time here."""
         changes = who.is_alone or self._may_be_alone and self._chances.random() < 0.2
         who.is_alone ^= changes

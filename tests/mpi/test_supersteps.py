@@ -73,7 +73,7 @@ def uneven_ranks(request, world, monkeypatch):
     return request.param
 
 
-def change(who, rate, position, now):
+def change(who, steps, seconds, position, now):
     changes = random.random() < 0.4
     who.is_alone ^= changes
     return changes

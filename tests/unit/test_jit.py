@@ -386,3 +386,17 @@ def test_what_is_kept_is_of_kernels_as_they_are_written_now(name, tmp_path, monk
     before = machine_code._kernel_sources.__wrapped__()
     home.write_text(f"{source}# changed")
     assert machine_code._kernel_sources.__wrapped__() != before
+
+
+def test_constants_beside_kernels_tell_of_another_machine_code(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine_code, "_PACKAGE", tmp_path)
+    for room in ("learning/deep", "cli"):
+        (tmp_path / room).mkdir(parents=True)
+    (tmp_path / "learning" / "kernels.py").write_text("from package._jit import jit\n")
+    stamps = []
+    for written in ("learning/deep/bits.py", "learning/bits.py", "cli/bits.py", "bits.py"):
+        (tmp_path / written).write_text("BITS = 3\n")
+        stamps.append(machine_code._kernel_sources.__wrapped__())
+    assert len(set(stamps[:2])) == 2 and len(set(stamps[1:])) == 1
+    (tmp_path / "random.py").write_text("@intrinsic\n")
+    assert machine_code._kernel_sources.__wrapped__() != stamps[-1]

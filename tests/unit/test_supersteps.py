@@ -509,6 +509,30 @@ def test_a_call_goes_on_with_as_many_walkers_as_it_began_with(tmp_path):
     assert script(128, calls=1, strict=False).visits.sum() == 300_000
 
 
+@pytest.mark.parametrize("calls", [1, 2])
+@pytest.mark.parametrize("then", ["sharded", "replicated"])
+def test_a_call_goes_on_in_the_way_in_which_it_began(tmp_path, then, calls):
+    """As where a version that played rounds is replaced by one that takes supersteps."""
+
+    def stop(progress):
+        if progress.steps >= 20_000:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    def script(placement, **more):
+        places._agents.clear()
+        one = agent()
+        kept = {"checkpoint_dir": tmp_path, "placement": placement, "stop_signals": ["SIGUSR1"]}
+        for steps in (10_000, 300_000)[-calls:]:
+            one.train(garnet(), total_steps=steps, **kept, **more)
+        return one
+
+    with pytest.raises(TrainingStopped):
+        script({"sharded": "replicated", "replicated": "sharded"}[then], progress=stop)
+    with pytest.raises(CheckpointMismatchError, match="what placement= chooses: '(rounds|supersteps)' there"):
+        script(then)
+    assert script(then, strict=False).visits.sum() == sum((10_000, 300_000)[-calls:])
+
+
 def test_what_an_agent_learns_alone_any_number_of_shares_learns():
     one = agent(epsilon=Constant(0.2))
     one.train(garnet(), total_steps=40_000, placement="sharded")

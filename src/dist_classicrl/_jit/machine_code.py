@@ -46,7 +46,7 @@ OF_USERS = ".of-"
 """Follows the name of a kernel in names of files with machine code that has users' functions in it."""
 
 _OF_KERNELS = b"_jit import", b"@rule_function", b"@intrinsic"
-"""What a file of this package with kernels has."""
+"""What a file of this package with kernels has, at least one of."""
 
 _MOST_BYTES = 1 << 28  # in one folder, of what is made of users' functions
 _LOCK_SECONDS = 2.0  # a file takes some milliseconds
@@ -319,10 +319,19 @@ def _warn(text: str) -> None:
 
 @cache
 def _kernel_sources() -> str:
-    """Return a SHA-256 over all files of this package that hold kernels."""
+    """Return a SHA-256 over all files of this package beside, above or below one that holds kernels.
+
+    These may have constants that kernels are compiled with, or the layout of what they read.
+    """
+    sources = {path: path.read_bytes() for path in sorted(_PACKAGE.rglob("*.py"))}
+    rooms = {_room(path) for path, source in sources.items() if any(word in source for word in _OF_KERNELS)}
     digest = hashlib.sha256()
-    for path in sorted(_PACKAGE.rglob("*.py")):
-        source = path.read_bytes()
-        if path.parent == _OWN or any(word in source for word in _OF_KERNELS):
+    for path, source in sources.items():
+        if path.parent == _OWN or _room(path) in rooms:
             digest.update(source)
     return digest.hexdigest()
+
+
+def _room(path: Path) -> str:
+    """Return the folder of this package in which a file is, however deep; its own are in none."""
+    return path.relative_to(_PACKAGE).parts[0] if path.parent != _PACKAGE else ""

@@ -13,7 +13,7 @@ import numpy as np
 
 from dist_classicrl import schedules
 from dist_classicrl.agent.agreement import Agreement
-from dist_classicrl.agent.checkpoints import check_walkers, find, put_table_back, take_up
+from dist_classicrl.agent.checkpoints import check_goes_on, find, put_table_back, take_up
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.comm import envelope
 from dist_classicrl.engines.outcome import Counters, Tally
@@ -160,7 +160,7 @@ def find_out(
         place = state.places.of(plan)
         found = None if place.is_looked_through else find(state, source, place, plan, asked, walkers)
         if found is None:
-            check_walkers(state, begin, walkers, plan.strict)
+            check_goes_on(state, source, begin, walkers, plan.strict)
         steps, read = (state.steps, place.read) if found is None else (found.steps, found.name)
         finished = state.finished if found is None else found.finished
         if steps < end_of(finished, begin, asked) and not place.claim(read):

@@ -24,7 +24,7 @@ from dist_classicrl.model.agent_state import AgentState, Pending
 from dist_classicrl.model.model_file import all_finite
 from dist_classicrl.model.places import Place, PlaceName
 from dist_classicrl.schedules import Schedule, from_dict, to_dict
-from dist_classicrl.settings import TEMPERATURE
+from dist_classicrl.settings import TEMPERATURE, Settings
 from dist_classicrl.tables.shape import TableShape
 
 logger = logging.getLogger(__name__)
@@ -229,8 +229,10 @@ def _check(
         both.append(("device", there.get("device", "cpu"), here["device"]))
     both.append(("environment", _environment_of_call(state, body, asked), source.identity.text))
     both.append(("table", saved.arrays["q_table"].shape, _shape_of(state, saved.arrays).of_table))
-    if walkers is not None and body["call"]["begin"] == state.requested < body["steps"]:
-        both.append(("walkers", _walkers_of(saved, walkers), walkers))
+    if body["call"]["begin"] == state.requested < body["steps"]:  # in the middle of this call
+        if walkers is not None:
+            both.append(("walkers", _walkers_of(saved, walkers), walkers))
+        both.append(("what placement= chooses", *_engines(settings, source, body["mode"], walkers)))
     if settings.seed is not None:
         both.append(("seed", body["seed"], settings.seed))
     differing = [f"{name}: {one!r} there, {other!r} here" for name, one, other in both if one != other]
@@ -261,19 +263,34 @@ def _mismatch(url: str, differing: str) -> CheckpointMismatchError:
     )
 
 
-def check_walkers(state: AgentState, begin: int, walkers: int | None, strict: bool) -> None:
-    """Check that a call which goes on from a checkpoint taken up before has as many walkers as it had there.
+def _engines(settings: Settings, source: Source, mode: str, walkers: int | None) -> tuple[str, str]:
+    """Return what made a checkpoint of this `mode`, and what learns here with so many `walkers`.
+
+    Both are "" where another engine makes no other table.
+    """
+    if settings.async_updates or source.simulator is None:
+        return "", ""
+    names = "rounds", "supersteps"
+    return names[mode == "supersteps"], names[walkers is not None]
+
+
+def check_goes_on(state: AgentState, source: Source, begin: int, walkers: int | None, strict: bool) -> None:
+    """Check that a call which goes on from a checkpoint taken up before learns as it did there.
 
     Else new episodes begin, or CheckpointMismatchError where `strict`.
     """
     pending = state.pending
-    if pending is None or walkers is None or not begin == pending.begin < state.steps:
+    if pending is None or not begin == pending.begin < state.steps:
         return
     resumed = pending.resumed
     there = resumed.learners.get(0, {}).get("walkers") if resumed.mode == "supersteps" else None
-    if there is None or len(there) == walkers:
+    one, other = _engines(state.settings, source, resumed.mode, walkers)
+    if one != other:
+        differing = f"what placement= chooses: {one!r} there, {other!r} here"
+    elif walkers is not None and there is not None and len(there) != walkers:
+        differing = f"walkers: {len(there)} there, {walkers} here"
+    else:
         return
-    differing = f"walkers: {len(there)} there, {walkers} here"
     if strict:
         raise _mismatch(resumed.checkpoint, differing)
     logger.warning("New episodes begin, since %s differs: %s.", resumed.checkpoint, differing)

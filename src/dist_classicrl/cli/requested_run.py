@@ -280,9 +280,10 @@ def _refuse_to_lose(folder: RunFolder, place: str | Path, made: int | None) -> N
     made = steps_saved(before) if made is None else made
     if made is None and not folder.model.exists():
         return
+    as_before = "" if str(place) == str(before) else "--checkpoint-dir as before, or "
     raise SettingsError(
         f"The run in {folder.path} has made {'its' if made is None else f'{made:,}'} steps and saved in "
-        f"{before}, and there is no checkpoint in {place} to go on from. Give --checkpoint-dir as before, or "
+        f"{before}, and there is no checkpoint in {place} to go on from. Give {as_before}"
         "--resume never to begin anew and keep what is there under another name."
     )
 

@@ -204,10 +204,11 @@ class Part:
         players = self.group.view.members
         self._owners = self.owners(players)
         self._rows = self._table_in(None) if self.shares_rows else None
-        share = self.share(players.index(self.group.rank), len(players), self._boxes(0, players))
-        if len(players) == 1 or not self.can_be_alone:
-            return share.kernels()
-        return [*share.kernels(), *self.share(0, 1, self._boxes(0, (self.group.rank,))).kernels()]
+        own = players.index(self.group.rank), len(players)
+        if not self.can_be_alone:
+            return self.share(*own, self._boxes(0, players)).kernels()
+        alone = self.share(0, 1, self._boxes(0, (self.group.rank,)))
+        return [*self.share(*own).kernels(), *alone.kernels()]
 
     def make_environments(self, players: tuple[int, ...]) -> None:
         """See to it that there are those that this rank steps among the players, and no others."""

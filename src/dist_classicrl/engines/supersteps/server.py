@@ -124,7 +124,7 @@ class SuperstepServer(Serving[Client]):
     @property
     def learning(self) -> int:
         """How many ranks learn."""
-        return len(self.part.players)
+        return 1 + len(self.peers.learners)
 
     def who_learns(self) -> list[Learning]:
         """See `Serving`: this rank does as well."""
@@ -240,6 +240,7 @@ class SuperstepServer(Serving[Client]):
         self.part.close()
         self._attempt += 1
         self._is_broken = self._must_begin = False
+        self._who.begin()
         self._used = self.cut.used
         others = [] if self._who.is_alone else self.peers.learners
         players = tuple(sorted([self.group.rank, *(peer.rank for peer in others)]))
@@ -257,7 +258,7 @@ class SuperstepServer(Serving[Client]):
         self._laggards.begin()
 
     def _play(self, until: int) -> None:
-        begin = self.group.wire.now()
+        begin, others = self.group.wire.now(), bool(self.peers.learners)
         self._played = {}
         self._order(Play(self._attempt, until))
         self._played[self.group.rank] = self.part.play(until, self._tend)
@@ -266,9 +267,9 @@ class SuperstepServer(Serving[Client]):
         if any(played.used != self._used for played in self._played.values()):
             raise ProtocolError("The ranks ended their supersteps at different steps.")
         seconds = max(self.group.wire.now() - begin, 1e-9)
-        self._rate = (self._used - before) / seconds
-        stream = self.part.stream
-        if self._who.note(self._rate, stream.start + stream.used, self.group.wire.now()):
+        steps, stream = self._used - before, self.part.stream
+        self._rate = steps / seconds
+        if others and self._who.note(steps, seconds, stream.start + stream.used, begin + seconds):
             self._must_begin, self._rate = True, 0.0
         self._count()
 
