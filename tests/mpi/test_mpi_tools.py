@@ -354,6 +354,20 @@ def test_a_quorum_goes_on_and_who_comes_late_does_not_count_for_the_next_barrier
         assert barrier.wait() == everybody
 
 
+def test_who_is_many_barriers_behind_finds_them_open_though_the_others_do_not_come_again(world, several_ranks):
+    late, everybody = world.size - 1, frozenset(range(world.size))
+    with QuorumBarrier(world, max(1, world.size - 1), timeout=TIMEOUT, grace=1e-3) as barrier:
+        if world.rank != late:
+            for _ in range(300):
+                barrier.wait()
+        wait_for_all(world)
+        if world.rank == late:
+            barrier._grace = None
+            for turn in range(300):
+                assert barrier.wait() == everybody, turn
+        wait_for_all(world)
+
+
 def test_no_quorum_in_time_is_an_error_that_names_who_is_missing(world, several_ranks):
     late = world.size - 1
     with QuorumBarrier(world, world.size, timeout=0.5) as barrier:

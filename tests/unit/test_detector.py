@@ -333,6 +333,25 @@ def test_a_progress_that_is_none_is_refused_even_where_no_beat_is_due(net, progr
         ranks.detectors[0].send_heartbeat(progress=progress)
 
 
+def test_a_progress_that_no_message_holds_is_refused_and_the_next_beat_goes(net):
+    ranks = Ranks(net, 2)
+    for _ in range(3):
+        with pytest.raises(SettingsError, match=r"progress must be below 2\*\*63, got 9223372036854775808"):
+            ranks.detectors[0].send_heartbeat(progress=2**63)
+        net.now += INTERVAL
+    assert ranks.detectors[0].send_heartbeat(progress=2**63 - 1)
+    ranks.states(1)
+    assert ranks.detectors[1].progress == {0: 2**63 - 1}
+
+
+def test_what_cannot_be_sent_takes_no_room_of_a_link(net):
+    (peer,) = Ranks(net, 2).detectors[0]._peers.values()
+    for _ in range(3):
+        with pytest.raises(OverflowError):
+            peer.send(module._Alive(2**63))
+    assert peer.has_room
+
+
 def test_a_rank_that_takes_leave_has_not_failed(net):
     ranks = Ranks(net, 3)
     ranks.pass_time(100)

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import re
 
 import numpy as np
 import pytest
@@ -317,6 +318,9 @@ def test_a_column_that_is_not_there(folder):
     recorded(folder)
     with pytest.raises(MetricsError, match="no column 'mean_retrun'.*Did you mean 'mean_return'"):
         read_metrics(folder)["mean_retrun"]
+    for name in (0, ["step"], None):
+        with pytest.raises(MetricsError, match="no column"):
+            read_metrics(folder)[name]
 
 
 @pytest.mark.parametrize(
@@ -334,6 +338,13 @@ def test_a_column_that_is_not_there(folder):
         (lambda line: line.replace(b'"staleness": 1.5, "workers"', b'"workers"'), "it lacks staleness"),
         (lambda line: line.replace(b'"epsilon": 0.1', b'"epsilon": "x"'), "its epsilon is 'x'"),
         (lambda line: line.replace(b'"workers": 2', b'"workers": null'), "its workers is None"),
+        (lambda line: line.replace(b'"step": 200', b'"step": ' + b"9" * 19), "no step"),
+        (lambda line: line.replace(b'"workers": 2', b'"workers": ' + b"9" * 19), "its workers is 9"),
+        (lambda line: line.replace(b'"epsilon": 0.1', b'"epsilon": 1' + b"0" * 400), "its epsilon is 10"),
+        (lambda line: line.replace(b'"epsilon": 0.1', b'"epsilon": Infinity'), "its epsilon is inf"),
+        (lambda line: re.sub(rb'"time": [^,]+,', b'"time": NaN,', line), "no step or no time"),
+        (lambda line: re.sub(rb'"time": [^,]+,', b'"time": null,', line), "no step or no time"),
+        (lambda line: re.sub(rb'"time": [^,]+,', b'"time": 1' + b"0" * 400 + b",", line), "no time"),
         (lambda line: line.replace(b'"host1"', b"1"), "its ranks"),
         (lambda line: b'{"kind": "event", "step": 200, "time": 1.0, "event": {}}', "it has no event"),
         (lambda line: b'{"kind": "event", "step": 50, "time": 1.0}', "it has no event"),

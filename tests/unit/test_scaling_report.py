@@ -1,6 +1,7 @@
 """Speed-up, efficiency and communication, from records whose numbers are known."""
 
 import json
+import math
 
 import hand_made_metrics as hand_made
 import numpy as np
@@ -97,6 +98,31 @@ def test_what_cannot_be_measured_is_said(tmp_path):
         measure("run", None, result(2, 0.0))
     with pytest.raises(MetricsError, match="result of run is not one of this library: 'events'"):
         measure("run", None, {key: value for key, value in result(2, 1.0).items() if key != "events"})
+    nobody = [hand_made.report(500, 2.0, workers=0), hand_made.report(900, 3.0, workers=0)]
+    with pytest.raises(MetricsError, match="run says that it had 0 workers"):
+        measure("run", read_metrics(hand_made.write(tmp_path, nobody)))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("workers", None),
+        ("workers", "two"),
+        ("workers", [2]),
+        ("workers", 10**400),
+        ("steps_per_second", "1"),
+        ("communication_fraction", math.nan),
+        ("seconds", -1.0),
+        ("events", None),
+        ("events", [{}]),
+        ("events", ["excluded"]),
+    ],
+)
+def test_a_result_that_somebody_has_edited_is_refused_with_what_is_wrong(name, value):
+    with pytest.raises(MetricsError, match=f"not one of this library: '{name}' of it"):
+        measure("run", None, {**result(2, 1.0), name: value})
+    with pytest.raises(MetricsError, match="run says that it had 0 workers"):
+        measure("run", None, result(0, 1.0))
 
 
 def test_the_plot_has_a_point_for_each_run_beside_the_ideal():

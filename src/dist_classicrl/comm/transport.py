@@ -349,3 +349,6 @@ def _sort_out(posted: list[Channel], statuses: list[Any], error: Any) -> list[tu
 # the dead.
 _open: set[Channel] = set()
 _left_to_mpi: list[Any] = []
+# Also after Python's end, when MPI is finalized: what it sends from memory that was freed is no message.
+for _kept in (_open, _left_to_mpi):
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))

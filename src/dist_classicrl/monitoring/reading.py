@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -81,9 +82,9 @@ class Metrics:
         return f"Metrics({len(self):,} reports{until}, columns {', '.join(self.columns)})"
 
     def __getitem__(self, name: str) -> np.ndarray:
-        if name not in self.columns:
+        if not isinstance(name, str) or name not in self.columns:
             raise MetricsError(
-                f"There is no column {name!r}, only {', '.join(self.columns)}.{nearest(name, self.columns)}"
+                f"There is no column {name!r}, only {', '.join(self.columns)}.{nearest(str(name), self.columns)}"
             )
         return self.columns[name]
 
@@ -165,7 +166,7 @@ def _fault_of(data: Any) -> str | None:
     """Return what is wrong with what a line says, or None."""
     if not isinstance(data, dict) or data.get("kind") not in ("progress", "event"):
         return "it is neither progress nor an event"
-    if not (_is_number("step", data.get("step")) and type(data.get("time")) in (int, float)):
+    if not (_is_number("step", data.get("step")) and _is_number("time", data.get("time", math.nan))):
         return "it has no step or no time"
     if data["kind"] == "event":
         return None if has_fields(data.get("event")) else "it has no event"
@@ -181,7 +182,11 @@ def _fault_of(data: Any) -> str | None:
 
 
 def _is_number(name: str, value: Any) -> bool:
-    return type(value) is int or (name not in _WHOLE and (value is None or type(value) is float))
+    if type(value) is int:
+        return -(2**63) <= value < 2**63
+    return name not in _WHOLE and (
+        (value is None and name != "time") or (type(value) is float and math.isfinite(value))
+    )
 
 
 def _is_rank(data: Any) -> bool:

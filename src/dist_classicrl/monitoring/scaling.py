@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dist_classicrl.checks import as_float, is_real
 from dist_classicrl.errors import MetricsError
+from dist_classicrl.membership.events import has_fields
 
 if TYPE_CHECKING:
     from dist_classicrl.monitoring.reading import Metrics
@@ -94,7 +96,7 @@ def measure(name: str, metrics: Metrics | None, result: Mapping[str, Any] | None
 
     `metrics` come from `read_metrics`; without them nothing is known of single workers. `result` comes from
     `TrainingResult.to_dict`; a run that still goes on has none, and its metrics must hold a report.
-    MetricsError if there is neither, the result is not one of this library, or no step was made.
+    MetricsError if there is neither, the result is not one of this library, or nobody made a step.
     """
     if metrics is not None and not len(metrics):
         metrics = None
@@ -110,6 +112,8 @@ def measure(name: str, metrics: Metrics | None, result: Mapping[str, Any] | None
     per_worker = () if metrics is None else _per_worker(metrics)
     if not totals["steps_per_second"] > 0.0:
         raise MetricsError(f"{name} has made no step, so it has no rate. Give another run.")
+    if not totals["workers"] > 0.0:
+        raise MetricsError(f"{name} says that it had {totals['workers']:g} workers. Give another run.")
     communication = _spread([load.communication.mean for load in per_worker]) if per_worker else None
     return Measured(name=name, communication=communication, per_worker=per_worker, **totals)
 
@@ -134,16 +138,18 @@ def compare(runs: Sequence[Measured], baseline: str | None = None) -> ScalingRep
 
 
 def _totals_of_result(name: str, result: Mapping[str, Any], metrics: Metrics | None) -> dict[str, Any]:
-    try:
-        totals = {key: result[key] for key in _TOTALS}
-        whole = not any(event["kind"] in ("excluded", "left") for event in result["events"])
-    except (KeyError, TypeError) as error:
+    numbers, events = {key: result.get(key) for key in (*_TOTALS, "workers")}, result.get("events")
+    wrong = [key for key, n in numbers.items() if not (is_real(n) and 0.0 <= as_float(n) < math.inf)]
+    if not isinstance(events, (list, tuple)) or not all(map(has_fields, events)):
+        wrong.append("events")
+    if wrong:
         raise MetricsError(
-            f"The result of {name} is not one of this library: {error} is not as it should be. Give another "
-            "run."
-        ) from error
-    workers = float(result["workers"]) if whole or metrics is None else _mean_workers(metrics)
-    return {**totals, "workers": workers}
+            f"The result of {name} is not one of this library: {', '.join(map(repr, wrong))} of it are not as "
+            "they should be. Give another run."
+        )
+    whole = not any(event["kind"] in ("excluded", "left") for event in events)
+    workers = float(numbers["workers"]) if whole or metrics is None else _mean_workers(metrics)
+    return {**numbers, "workers": workers}
 
 
 def _totals_of_metrics(metrics: Metrics) -> dict[str, Any]:

@@ -26,13 +26,21 @@ class _Came:
 
 
 class _Peer(Link):
-    most_untaken = 16
+    most_untaken = 1024
     told = 0  # the last barrier that it was told of
     reached = 0  # the last one that it has come to
 
     def __init__(self, rank: int, channel: Channel) -> None:
         super().__init__(channel)
         self.rank = rank
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another message may go, also behind some that MPI has not sent yet.
+
+        It sends those in any later call of it, and this rank may not come to a barrier again for long.
+        """
+        return not self._is_over and self._untaken < self.most_untaken
 
 
 class QuorumBarrier(Part):
@@ -70,6 +78,9 @@ class QuorumBarrier(Part):
 
     Deaths are known at once where MPI reports them (``mpirun --with-ft ulfm``); elsewhere a dead rank is one
     that does not come.
+
+    Who is late finds up to 1,024 barriers open: those of which MPI has sent word at once, the others when its
+    peers call MPI for anything. Further ones open when these come to their next, or close.
 
     Examples
     --------

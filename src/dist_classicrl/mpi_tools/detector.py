@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dist_classicrl.checks import checked_positive, checked_whole
+from dist_classicrl.checks import WholeNumber, checked_positive, checked_whole
 from dist_classicrl.comm.collectives import own_communicator
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import message
@@ -184,15 +184,20 @@ class FailureDetector:
         Parameters
         ----------
         progress : int, optional
-            How much this rank has done, at least 0; the others find it in their `progress`.
+            How much this rank has done, at least 0 and below 2**63; the others find it in their `progress`.
 
         Returns
         -------
         bool
             Whether a beat was due. Call it as often as you like.
+
+        Raises
+        ------
+        SettingsError
+            If `progress` is not what is described here.
         """
         if progress is not None:
-            progress = checked_whole("progress", progress, 0, "None")
+            progress = WholeNumber(0, "None", bits=63)("progress", progress)
         with self._guard:
             now = self._wire.now()
             if self._is_closed or now < self._next_beat:

@@ -45,8 +45,9 @@ class Link:
 
     def send(self, content: object) -> None:
         """Send a message, for which there has to be room."""
+        encoded = encode(content)  # before it counts: what cannot be sent is never taken, either
         self._untaken += 1
-        self.channel.send(encode(content))
+        self.channel.send(encoded)
 
     def say_goodbye(self) -> None:
         """Send the last message, whether or not there is room."""
