@@ -244,7 +244,7 @@ def test_hyper_parameters_are_numbers_of_the_types_of_their_defaults(traces):
     for amount in ("x", None, np.nan, np.inf, True, [1.0]):
         with pytest.raises(SettingsError, match="Traces: amount must be a finite number, got"):
             DistAsyncQLearning(algorithm=Traces(amount))
-    with pytest.raises(SettingsError, match="NStepSarsa: n must be a whole number, got 2.5"):
+    with pytest.raises(SettingsError, match="NStepSarsa: n must be a whole number of 64 bits, got 2.5"):
         DistAsyncQLearning(algorithm=own_rules.NStepSarsa(2.5))
 
 
