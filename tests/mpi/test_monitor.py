@@ -9,6 +9,7 @@ import pytest
 
 from dist_classicrl import DistributedDebugger, DistributedMonitor
 from dist_classicrl.errors import RankTimeoutError, RemoteRankError, SettingsError
+from dist_classicrl.mpi_tools import communication_profile
 from dist_classicrl.mpi_tools.consistency import BLOCK_BYTES
 
 WITHIN_SECONDS = 30.0
@@ -193,6 +194,10 @@ def test_an_argument_that_is_wrong_on_one_rank_is_an_error_on_all(world, debugge
         debugger.check_data_consistency(["one"] if world.rank == wrong else [1.0])
     with pytest.raises(SettingsError, match="tolerance must be a finite number of at least 0, got -1"):
         debugger.check_data_consistency([1.0], tolerance=-1)
+    if world.size > 1:
+        other = 0.5 if world.rank == wrong else 1
+        with pytest.raises(SettingsError, match=f"^rank {wrong} has tolerance=0.5, rank 0 tolerance=1.0"):
+            debugger.check_data_consistency([1.0], tolerance=other)
     assert debugger.check_data_consistency([1.0])  # and it goes on being of use
 
 
@@ -243,9 +248,21 @@ def test_communication_is_measured(world, debugger):
     assert len(profile["hosts"]) == world.size
 
 
+def test_what_would_gather_too_much_is_said_to_be_unmeasured(world, debugger, monkeypatch):
+    monkeypatch.setattr(communication_profile, "MOST_GATHERED_BYTES", 999)
+    for name, found in debugger.profile_communication(data_size=1_000, iterations=1)["collective"].items():
+        assert found["latency"] > 0.0
+        if "gather" in name:
+            assert (found["seconds"], found["bandwidth"]) == (None, None)
+        else:
+            assert name == "barrier" or found["bandwidth"] == pytest.approx(1_000 / found["seconds"])
+
+
 @pytest.mark.parametrize(
     ("one", "all_others", "said"),
     [
+        ((2**31,), (), r"rank {}: data_size must be below 2\*\*31, got 2147483648"),
+        ((2**70,), (), r"rank {}: data_size must be below 2\*\*31, got"),
         ((0,), (), "rank {}: data_size must be a whole number of at least 1, got 0"),
         ((8, 0), (8,), "rank {}: iterations must be a whole number of at least 1, got 0"),
         ((8, 1, "few"), (8, 1), "rank {}: host_pairs must be one of 'one', 'some', 'all', got 'few'"),

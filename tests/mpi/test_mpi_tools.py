@@ -241,11 +241,23 @@ def test_a_state_of_another_sampler_is_refused(world, change, said):
         (lambda world: CompressedAllreduce(None, "int8"), "comm must be an intracommunicator"),
         (lambda world: TwoLevel(world, method="three"), "method must be one of"),
         (lambda world: TwoLevel(world, host=""), "host must be a text of 1 to 255 bytes"),
+        (
+            lambda world: TwoLevel(world, host="a\0"),
+            r"host must be a text of 1 to 255 bytes without NUL.*got 'a",
+        ),
+        (lambda world: TwoLevel(world, host="\0"), "host must be a text of 1 to 255 bytes without NUL"),
         (lambda world: QuorumBarrier(world, 0), "quorum must be a whole number of at least 1"),
         (lambda world: QuorumBarrier(world, 99), "quorum must be at most the number of ranks"),
         (lambda world: QuorumBarrier(world, grace=-1.0), "grace must be a finite number above 0"),
         (lambda world: DistributedSampler(10, None), "comm must be an intracommunicator"),
         (lambda world: DistributedSampler(-1, world), "length must be a whole number"),
+        (lambda world: DistributedSampler(2**63, world), r"length must be below 2\*\*48, got 9223"),
+        (lambda world: DistributedSampler(10**25, world), r"length must be below 2\*\*48, got 1000"),
+        (
+            lambda world: DistributedSampler(2**47, world).indices(0),
+            "length=140737488355328 takes 2,097,152.0 GiB",
+        ),
+        (lambda world: next(DistributedSampler(2**47, world).batches(1)), "takes 2,097,152.0 GiB"),
         (lambda world: DistributedSampler(10, world, uneven="cut"), "uneven must be one of"),
         (lambda world: DistributedSampler(10, world).batches(0), "size must be a whole number"),
     ],
@@ -354,7 +366,9 @@ def test_a_quorum_goes_on_and_who_comes_late_does_not_count_for_the_next_barrier
         assert barrier.wait() == everybody
 
 
-def test_who_is_many_barriers_behind_finds_them_open_though_the_others_do_not_come_again(world, several_ranks):
+def test_who_is_many_barriers_behind_finds_them_open_though_the_others_do_not_come_again(
+    world, several_ranks
+):
     late, everybody = world.size - 1, frozenset(range(world.size))
     with QuorumBarrier(world, max(1, world.size - 1), timeout=TIMEOUT, grace=1e-3) as barrier:
         if world.rank != late:

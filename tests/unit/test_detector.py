@@ -344,6 +344,14 @@ def test_a_progress_that_no_message_holds_is_refused_and_the_next_beat_goes(net)
     assert ranks.detectors[1].progress == {0: 2**63 - 1}
 
 
+@pytest.mark.parametrize("rank", [3, 99, -1, 0.0, None, [1]])
+def test_there_is_no_reason_of_a_rank_that_is_none(net, rank):
+    ranks = Ranks(net, 3)
+    assert [ranks.detectors[2].reason(each) for each in range(3)] == [""] * 3
+    with pytest.raises(SettingsError, match="^rank must be "):
+        ranks.detectors[2].reason(rank)
+
+
 def test_what_cannot_be_sent_takes_no_room_of_a_link(net):
     (peer,) = Ranks(net, 2).detectors[0]._peers.values()
     for _ in range(3):

@@ -123,6 +123,7 @@ def test_a_picture_of_an_unknown_kind_is_refused(alone, tmp_path):
     [
         ({"log_interval": 0}, "log_interval must be a whole number of at least 1, got 0"),
         ({"log_interval": 2.5}, "log_interval"),
+        ({"log_interval": 2**53}, r"log_interval must be below 2\*\*53"),
         ({"timeout": 0}, "timeout must be a finite number above 0"),
         ({"timeout": math.inf}, "timeout"),
     ],
@@ -149,7 +150,23 @@ def test_what_is_logged_is_checked(alone):
             monitor.log_metrics(6, reward="high")
         with pytest.raises(SettingsError, match="loss must be a number, got 1000"):
             monitor.log_metrics(6, loss=10**400)
+        for value in (np.complex64(2.0), 1j, "2.0", np.array("2.0"), np.ones(2), True, None):
+            with pytest.raises(SettingsError, match="loss must be a number"):
+                monitor.log_metrics(6, reward=100.0, loss=value)
+        with pytest.raises(SettingsError, match=r"step must be below 2\*\*53"):
+            monitor.log_metrics(2**53)
         monitor.log_metrics(np.int64(7), reward=np.float32(2.0))
+        monitor.log_metrics(8, reward=np.array(4.0))
     with pytest.raises(SettingsError, match="This monitor is closed"):
         monitor.log_metrics(8)
     monitor.close()  # again does nothing
+    assert monitor.metrics["reward"][-1] == 3.0  # of refused calls nothing stays
+
+
+def test_the_largest_steps_and_intervals_are_read_as_they_were(alone):
+    most = 2**53 - 1
+    for interval in (1, most):
+        with DistributedMonitor(alone, interval) as monitor:
+            monitor.log_metrics(most, reward=1.0)
+            monitor.log_metrics(most, reward=2.0)
+        assert monitor.metrics["step"].tolist() == [most, most + interval]

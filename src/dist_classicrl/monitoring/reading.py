@@ -83,9 +83,8 @@ class Metrics:
 
     def __getitem__(self, name: str) -> np.ndarray:
         if not isinstance(name, str) or name not in self.columns:
-            raise MetricsError(
-                f"There is no column {name!r}, only {', '.join(self.columns)}.{nearest(str(name), self.columns)}"
-            )
+            hint = nearest(str(name), self.columns)
+            raise MetricsError(f"There is no column {name!r}, only {', '.join(self.columns)}.{hint}")
         return self.columns[name]
 
     def __len__(self) -> int:

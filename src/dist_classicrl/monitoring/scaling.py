@@ -138,14 +138,15 @@ def compare(runs: Sequence[Measured], baseline: str | None = None) -> ScalingRep
 
 
 def _totals_of_result(name: str, result: Mapping[str, Any], metrics: Metrics | None) -> dict[str, Any]:
-    numbers, events = {key: result.get(key) for key in (*_TOTALS, "workers")}, result.get("events")
+    numbers: dict[str, Any] = {key: result.get(key) for key in (*_TOTALS, "workers")}
+    events: Any = result.get("events")
     wrong = [key for key, n in numbers.items() if not (is_real(n) and 0.0 <= as_float(n) < math.inf)]
     if not isinstance(events, (list, tuple)) or not all(map(has_fields, events)):
         wrong.append("events")
     if wrong:
         raise MetricsError(
-            f"The result of {name} is not one of this library: {', '.join(map(repr, wrong))} of it are not as "
-            "they should be. Give another run."
+            f"The result of {name} is not one of this library: {', '.join(map(repr, wrong))} of it are not "
+            "as they should be. Give another run."
         )
     whole = not any(event["kind"] in ("excluded", "left") for event in events)
     workers = float(numbers["workers"]) if whole or metrics is None else _mean_workers(metrics)

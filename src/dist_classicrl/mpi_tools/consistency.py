@@ -77,6 +77,7 @@ class _About:
     """What a rank says of its array: what is wrong with the arguments, if anything, its form, its digests."""
 
     refusal: str
+    tolerance: float
     shape: tuple[int, ...]
     dtype: str
     digests: np.ndarray
@@ -115,7 +116,8 @@ def check(rooted: RootedCollectives, array: Any, tolerance: Any) -> Consistency:
     with rooted.operation():
         refusal, array = _refusal(array, tolerance)
         blocks = _Blocks(array)
-        about = _About(refusal, array.shape, array.dtype.str, blocks.digests(rooted.beat))
+        tolerance = 0.0 if refusal else float(tolerance)
+        about = _About(refusal, tolerance, array.shape, array.dtype.str, blocks.digests(rooted.beat))
         gathered = rooted.gather(about, _WHAT)
         if rooted.rank:
             return _follow(rooted, blocks, tolerance)
@@ -136,7 +138,10 @@ def _refusal(array: Any, tolerance: Any) -> tuple[str, np.ndarray]:
 
 
 def _lead(rooted: RootedCollectives, blocks: _Blocks, gathered: dict[int, _About]) -> Consistency:
-    refused = refusals({rank: about.refusal for rank, about in gathered.items()}, {})
+    refused = refusals(
+        {rank: about.refusal for rank, about in gathered.items()},
+        {rank: f"tolerance={about.tolerance}" for rank, about in gathered.items()},
+    )
     unlike = {rank: _unlike(rank, gathered[rank], gathered[0]) for rank in rooted.others}
     plan = {}
     if not refused:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dist_classicrl.checks import OneOf, checked_whole
+from dist_classicrl.checks import OneOf, WholeNumber, checked_whole
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.mpi_tools import communication_profile, consistency
 from dist_classicrl.mpi_tools.communication_profile import POINT_TO_POINT, Measurement
@@ -59,7 +59,8 @@ class DistributedDebugger(RootedPart):
         array : array_like
             Numbers of any type and shape.
         tolerance : float
-            How far two numbers may be apart. Two NaN are the same; NaN and a number never are.
+            How far two numbers may be apart, the same on all ranks. Two NaN are the same; NaN and a number
+            never are.
 
         Returns
         -------
@@ -70,7 +71,8 @@ class DistributedDebugger(RootedPart):
         Raises
         ------
         SettingsError
-            On all ranks, if one has an argument that is not what is described here.
+            On all ranks, if one has an argument that is not what is described here, or other ranks have
+            another tolerance than rank 0.
         RankTimeoutError, RankLostError, RemoteRankError
             If a rank does not take part.
         """
@@ -84,7 +86,7 @@ class DistributedDebugger(RootedPart):
         Parameters
         ----------
         data_size : int
-            Bytes of a message, and in a collective operation of what each rank gives.
+            Bytes of a message, and in a collective operation of what each rank gives; below 2**31.
         iterations : int
             How often each is measured; the median counts.
         host_pairs : {"some", "all", "one"}
@@ -100,7 +102,9 @@ class DistributedDebugger(RootedPart):
             ``"same_host"``, ``"latency"`` (seconds of a message of 8 bytes), ``"seconds"`` (of one of
             `data_size`) and ``"bandwidth"`` (bytes per second). ``"collective"`` has the last three for each
             of ``"bcast"``, ``"allreduce"``, ``"gather"`` and ``"allgather"``, and ``"barrier"``, which has a
-            latency alone. ``"bytes"``, ``"iterations"`` and ``"hosts"``, by rank, say what was measured.
+            latency alone. ``"seconds"`` and ``"bandwidth"`` of gather and allgather are None where all ranks
+            together give more than 256 MiB, which is not measured. ``"bytes"``, ``"iterations"`` and
+            ``"hosts"``, by rank, say what was measured.
 
         Raises
         ------
@@ -111,7 +115,7 @@ class DistributedDebugger(RootedPart):
         """
         size, refusal = data_size, ""
         try:
-            size = checked_whole("data_size", data_size, 1)
+            size = WholeNumber(1, bits=31)("data_size", data_size)
             iterations = checked_whole("iterations", iterations, 1)
             host_pairs = OneOf(communication_profile.HOST_PAIRS)("host_pairs", host_pairs)
         except SettingsError as error:
@@ -130,7 +134,8 @@ class DistributedDebugger(RootedPart):
                 start = {"ranks": list(found.ranks), "hosts": hosts, "same_host": found.same_host}
                 _note(pairs.setdefault(found.ranks, start), found, size)
             else:
-                _note(collective.setdefault(found.operation, {}), found, size)
+                start = {} if found.operation == "barrier" else {"seconds": None, "bandwidth": None}
+                _note(collective.setdefault(found.operation, start), found, size)
         return {
             "bytes": size,
             "iterations": iterations,

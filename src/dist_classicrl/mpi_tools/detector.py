@@ -249,9 +249,17 @@ class FailureDetector:
         return {rank: peer.progress for rank, peer in self._peers.items() if peer.progress is not None}
 
     def reason(self, rank: int) -> str:
-        """Return why `rank` is suspected, has failed or has left; empty for one that is healthy."""
-        peer = self._peers.get(rank)
-        return "" if peer is None else peer.reason
+        """Return why `rank` is suspected, has failed or has left; empty for one that is healthy.
+
+        SettingsError if there is no such rank.
+        """
+        rank = checked_whole("rank", rank, 0)
+        if rank == self._own_rank:
+            return ""
+        if rank not in self._peers:
+            most = max([*self._peers, self._own_rank or 0])
+            raise SettingsError(f"rank must be one of 0 to {most}, got {rank}.")
+        return self._peers[rank].reason
 
     def close(self) -> None:
         """Take leave of the other ranks, which then do not take this one's silence for a failure.

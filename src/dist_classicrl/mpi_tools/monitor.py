@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dist_classicrl.checks import checked_positive, checked_whole
+from dist_classicrl.checks import WholeNumber, checked_positive, is_real
 from dist_classicrl.comm.collectives import own_communicator
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import message
@@ -29,6 +29,7 @@ _TAG = 1
 _MESSAGE_BYTES = 1 << 12
 _MOST_PENDING = 10_000  # points that wait for that: 400 kB
 _POINTS_PER_MESSAGE = 64
+_STEP_BITS = 53  # points travel as float64
 _LISTEN_SECONDS = 0.05
 _PATIENCE_SECONDS = 10.0
 _END_SECONDS = 2.0
@@ -68,7 +69,7 @@ class DistributedMonitor:
         The messages go over a duplicate. **Every rank of the communicator has to construct the monitor**, at
         the same point of the program and with the same `log_interval`.
     log_interval : int, default=1000
-        Steps per point.
+        Steps per point, below 2**53.
     timeout : float, default=60
         Seconds that the construction waits for the other ranks to construct theirs.
 
@@ -98,7 +99,7 @@ class DistributedMonitor:
     """
 
     def __init__(self, comm: Any, log_interval: int = 1000, *, timeout: float = 60.0) -> None:
-        self._interval = checked_whole("log_interval", log_interval, 1)
+        self._interval = WholeNumber(1, bits=_STEP_BITS)("log_interval", log_interval)
         self._comm = own_communicator(comm, checked_positive("timeout", timeout), "DistributedMonitor")
         self._wire = Wire(self._comm)
         others = range(1, self._wire.size) if self._wire.rank == 0 else (0,)
@@ -124,8 +125,8 @@ class DistributedMonitor:
         Parameters
         ----------
         step : int
-            Of the loop, never less than in the call before. A point is made by the first call, and by each
-            that reaches or passes a multiple of `log_interval`.
+            Of the loop, below 2**53 and never less than in the call before. A point is made by the first
+            call, and by each that reaches or passes a multiple of `log_interval`.
         reward, loss : float
             Averaged over calls and ranks. NaN, as when left out, is no measurement.
         throughput : float
@@ -140,17 +141,15 @@ class DistributedMonitor:
         """
         if self._is_closed:
             raise SettingsError("This monitor is closed. Construct another one on all ranks.")
-        step = checked_whole("step", step, 0)
+        step = WholeNumber(0, bits=_STEP_BITS)("step", step)
         if step < self._step:
             raise SettingsError(
                 f"step is {step} after {self._step}, but steps never go back. Use a new monitor for a new "
                 "loop."
             )
-        for i, value in enumerate((reward, loss, throughput, comm_time)):
-            try:
-                number = float(value)
-            except (TypeError, ValueError, OverflowError):
-                raise SettingsError(f"{COLUMNS[i]} must be a number, got {value!r}.") from None
+        values = (reward, loss, throughput, comm_time)
+        numbers = [_as_number(name, value) for name, value in zip(COLUMNS, values, strict=True)]
+        for i, number in enumerate(numbers):
             if number == number:
                 self._sums[i] += number
                 self._counts[i] += 1
@@ -295,3 +294,14 @@ class DistributedMonitor:
         while not ready() and self._wire.now() < deadline:
             self._wire.sleep(1e-3)
             self._work()
+
+
+def _as_number(name: str, value: Any) -> float:
+    """Return what was measured, a real number or an array of one, as a float; SettingsError for others."""
+    try:
+        number = value.item() if hasattr(value, "item") else value
+        if is_real(number):
+            return float(number)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise SettingsError(f"{name} must be a number, got {value!r}.")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.checks import OneOf, checked_whole, is_whole
+from dist_classicrl.checks import OneOf, WholeNumber, checked_whole, is_whole
 from dist_classicrl.comm.collectives import checked_communicator
 from dist_classicrl.errors import SettingsError
 
@@ -24,7 +24,7 @@ class DistributedSampler:
     Parameters
     ----------
     length : int
-        How many samples there are; 0 is allowed.
+        How many samples there are; 0 is allowed, and an epoch's order takes 16 bytes for each.
     comm : mpi4py.MPI.Comm
         Whose ranks share them.
     seed : int, default=0
@@ -56,7 +56,7 @@ class DistributedSampler:
     """
 
     def __init__(self, length: int, comm: Any, *, seed: int = 0, uneven: str = "keep") -> None:
-        self.length = checked_whole("length", length, 0)
+        self.length = WholeNumber(0, bits=48)("length", length)
         self.seed = checked_whole("seed", seed, 0)
         self.uneven = OneOf(UNEVEN)("uneven", uneven)
         own = checked_communicator(comm)
@@ -81,6 +81,11 @@ class DistributedSampler:
         -------
         ndarray(int64, ndim=1)
             Of the same length on all ranks, but with ``"keep"``, where it differs by one at most.
+
+        Raises
+        ------
+        SettingsError
+            If `epoch` is not what is described here, or the order of so many samples is beyond all memory.
         """
         return self._share(checked_whole("epoch", epoch, 0), 0)
 
@@ -101,7 +106,7 @@ class DistributedSampler:
         Raises
         ------
         SettingsError
-            If `size` is not what is described here.
+            If `size` is not what is described here, or the order of so many samples is beyond all memory.
         """
         size = checked_whole("size", size, 1)
         return self._batches(size)
@@ -161,7 +166,13 @@ class DistributedSampler:
 
     def _share(self, epoch: int, begun_at: int) -> np.ndarray:
         """Return this rank's samples of an epoch of which so many places were taken before."""
-        order = np.random.default_rng((self.seed, epoch)).permutation(self.length).astype(np.int64)
+        try:
+            order = np.random.default_rng((self.seed, epoch)).permutation(self.length).astype(np.int64)
+        except MemoryError:
+            raise SettingsError(
+                f"The order of an epoch of length={self.length} takes {16 * self.length / 2**30:,.1f} GiB, "
+                "which are not there. Give the number of files as the length, and shuffle within each."
+            ) from None
         left = order[begun_at:]
         rest = len(left) % self._size
         if rest and self.uneven == "drop":

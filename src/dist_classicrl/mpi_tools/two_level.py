@@ -371,8 +371,10 @@ def _plain(value: Any) -> Any:
 def _checked_label(host: Any) -> bytes:
     """Return the bytes of a host's name, which may be of a file system that is not UTF-8; none for None."""
     label = host.encode(errors="surrogatepass") if isinstance(host, str) else b""
-    if host is not None and not 0 < len(label) < _TEXT_BYTES:
-        raise SettingsError(f"host must be a text of 1 to {_TEXT_BYTES - 1} bytes, or None, got {host!r}.")
+    if host is not None and (not 0 < len(label) < _TEXT_BYTES or b"\0" in label):
+        raise SettingsError(
+            f"host must be a text of 1 to {_TEXT_BYTES - 1} bytes without NUL, or None, got {host!r}."
+        )
     return label
 
 
