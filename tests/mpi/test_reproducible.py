@@ -33,13 +33,13 @@ def digest(agent):
     return hashlib.sha256(agent.q_table.tobytes() + agent.visits.tobytes()).hexdigest()
 
 
-def check_same_as_one_process(world, alone, make_agent, env, calls, **settings):
+def check_same_as_one_process(world, alone, make_agent, env, calls, placement="auto", **settings):
     """Train over the world and over this rank alone, and compare."""
     settings = {"async_updates": False, **settings}
     together, single = make_agent(**settings), make_agent(**settings, comm=alone)
     for steps in calls:
-        result = together.train(env, total_steps=steps)
-        truth = single.train(env, total_steps=steps)
+        result = together.train(env, total_steps=steps, placement=placement)
+        truth = single.train(env, total_steps=steps, placement=placement)
         assert digest(together) == digest(single)
         same = ("steps", "episodes", "mean_return", "mean_length")
         assert repr([getattr(result, name) for name in same]) == repr([getattr(truth, name) for name in same])
@@ -70,12 +70,26 @@ def test_a_compiled_environment(world, alone, make_agent, lake, uneven_ranks, na
     check_same_as_one_process(world, alone, make_agent, lake, calls, seed=seed, **SETTINGS[name])
 
 
+def test_compression_that_loses_nothing_leaves_it_to_the_table_how_it_is_learned(make_agent, caplog):
+    caplog.set_level("INFO", "dist_classicrl")
+    model, digests = TabularMDP.garnet(2_000, 6, 2, seed=3), []
+    for kind in ("none", "lossless", "delta"):
+        agent = make_agent(async_updates=False, seed=5, compression=kind)
+        agent.train(model, total_steps=50_003)
+        digests.append(digest(agent))
+    assert len(set(digests)) == 1
+    if agent.rank == 0:
+        assert caplog.text.count("is learned in supersteps") == 3
+        assert caplog.text.count("No maps are sent that compression=") == 2
+
+
 def test_a_large_table_and_compression_changes_no_bit_of_it(world, alone, make_agent, uneven_ranks):
     model = TabularMDP.garnet(20_000, 6, 2, seed=3)
-    of_one = check_same_as_one_process(world, alone, make_agent, model, (100_003,), seed=5)
+    kept = {"placement": "replicated"}
+    of_one = check_same_as_one_process(world, alone, make_agent, model, (100_003,), **kept, seed=5)
     for kind, least_share in (("lossless", 0.45), ("delta", 0.1)):
         agent = make_agent(async_updates=False, seed=5, compression=kind)
-        result = agent.train(model, total_steps=100_003)
+        result = agent.train(model, total_steps=100_003, **kept)
         assert digest(agent) == of_one
         assert result.most_waiting == 0  # all that was learned went with its round
         if world.size > 1:

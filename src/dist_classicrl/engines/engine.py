@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from dist_classicrl.compression import name_of
+from dist_classicrl.compression import Carry, name_of
 from dist_classicrl.engines.decentralized.checks import check_decentralized
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.settings import LOGICAL_WORKERS
@@ -215,6 +215,8 @@ def engine_for(settings: Settings, ranks: int, placement: Any, layout: Layout = 
             if settings.async_updates
             else "plays rounds of logical workers instead, slower ones on several ranks",
         )
+        if (name := name_of(settings.compression)) not in ("none", "auto"):
+            logger.info("No maps are sent that compression=%r could make smaller.", name)
         return _SUPERSTEPS
     return next(engine for engine in _BUILT_IN if engine.suits(settings, ranks))
 
@@ -255,6 +257,8 @@ def _gains_from_rows(settings: Settings, ranks: int, layout: Layout) -> bool:
     In the reproducible mode that depends on nothing but settings and problem, as the table has to. On several
     hosts who sets how maps are sent has copies.
     """
+    if not settings.async_updates and not Carry.of(settings.compression).is_some:
+        settings = replace(settings, compression="none")  # what loses nothing must not change the table
     least = SUPERSTEPS_FROM if layout.is_one_step and not settings.async_updates else SHARDED_FROM
     if not layout.is_compiled or layout.entries < least or _is_replicated_only(settings) is not None:
         return False
