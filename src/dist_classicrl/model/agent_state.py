@@ -126,6 +126,19 @@ class AgentState:
         if self.settings.state_size is not None and self.settings.action_size is not None:
             self.make_table(self.settings.state_size, self.settings.action_size)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy begins with: another agent, at rest, with the table as it is now.
+
+        SettingsError where the table is divided between hosts, or there is no memory for another one.
+        """
+        if self._shape is not None:
+            self.check_room_for_copy("A copy of the agent", "Train with checkpoint_dir to keep it instead.")
+            self._fresh_table()
+        own = {"freshen": None, "is_training": False, "places": Places(), "leaving": LeaveWatch()}
+        if self.is_training:  # a copy has ended this call, and goes on in the next one
+            own |= {"requested": self.steps, "pending": None}
+        return vars(self) | own
+
     # The table
 
     @property
