@@ -179,7 +179,7 @@ class LearnedTable:
         Parameters
         ----------
         env
-            As in `train`.
+            As in `train`. In a callback it must not be the object that the training steps through.
         episodes : int
         seed : int, optional
             By default the agent's.

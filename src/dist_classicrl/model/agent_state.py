@@ -113,6 +113,7 @@ class AgentState:
     actions: SpaceIndex | None = None
     leaving: LeaveWatch = field(default_factory=LeaveWatch)  # was this rank asked to leave?
     is_training: bool = False
+    trains_in: Any = None  # what was given to `train` as the environment, while it trains
 
     def __post_init__(self) -> None:
         check_settings(self.settings)
@@ -134,7 +135,8 @@ class AgentState:
         if self._shape is not None:
             self.check_room_for_copy("A copy of the agent", "Train with checkpoint_dir to keep it instead.")
             self._fresh_table()
-        own = {"freshen": None, "is_training": False, "places": Places(), "leaving": LeaveWatch()}
+        own: dict[str, Any] = {"freshen": None, "is_training": False, "trains_in": None}
+        own |= {"places": Places(), "leaving": LeaveWatch()}
         if self.is_training:  # a copy has ended this call, and goes on in the next one
             own |= {"requested": self.steps, "pending": None}
         return vars(self) | own
@@ -534,6 +536,20 @@ class AgentState:
                 f"{name} cannot be set while the agent trains: the training has taken it at its beginning. "
                 "Set it between two calls of train(), which a callback ends by returning False; epsilon and "
                 "learning_rate may be schedules, such as Linear(1.0, 0.1, fraction=0.5)."
+            )
+
+    def check_not_trained_in(self, env: Any) -> None:
+        """Raise SettingsError where `env` is the very environment that the training steps through."""
+        import gymnasium
+
+        objects = gymnasium.Env, gymnasium.vector.VectorEnv
+        if not isinstance(env, objects) or not isinstance(self.trains_in, objects):
+            return
+        if env.unwrapped is self.trains_in.unwrapped:
+            raise SettingsError(
+                f"{env} is the environment that the training steps through, and to play in it would break "
+                "off its episodes and change what is learned. Give a second environment, or a function that "
+                "makes one."
             )
 
     def change(self, **settings: Any) -> None:
