@@ -542,7 +542,7 @@ class DistAsyncQLearning(LearnedTable):
         CheckpointError
             If there is no checkpoint in the folder, none that can be used, or more than one agent.
         EnvError
-            If `env` is larger than the table.
+            If `env` is larger than the table, or has other states, observations or actions than it is of.
         """
         if "://" in checked_path("path", path) or os.path.isdir(path):
             from dist_classicrl.agent.saved_runs import saved_model_of
@@ -553,6 +553,7 @@ class DistAsyncQLearning(LearnedTable):
         agent = cls(**saved.settings.arguments(), comm=comm)
         agent._state.take_model(saved)
         if env is not None:
+            agent._state.check_made_for(env)
             agent._state.get_to_know(env).close()
         return agent
 

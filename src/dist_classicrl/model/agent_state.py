@@ -461,8 +461,11 @@ class AgentState:
             )
 
     def check_made_for(self, env: Any) -> None:
-        """Raise EnvError if a table took its size from an environment of another size than `env` has."""
-        settings = self.settings
+        """Raise EnvError if a table took its size from an environment of another size than `env` has.
+
+        Or if what it learned is of observations and actions that `env` numbers otherwise.
+        """
+        settings, known = self.settings, self.environment
         source = self.resolved(env, 1)
         source.close()
         states, actions = self.shape.of_table
@@ -471,14 +474,29 @@ class AgentState:
                 f"Of the table and {source.name} one has keys as states, and the other numbers. Name the "
                 "environment that was trained in."
             )
+        last = (states, actions) if known is None else (known.n_states, known.n_actions)
+        is_last = self.keyed is None and (source.n_states, source.n_actions) == last  # of a curriculum
         other_states = settings.state_size is None and self.keyed is None and states != source.n_states
         other_actions = settings.action_size is None and actions != source.n_actions
-        if other_states or other_actions:
+        if not is_last and (other_states or other_actions):
             raise EnvError(
                 f"The table is of an environment with {states} states and {actions} actions, but "
                 f"{source.name} has {source.n_states} and {source.n_actions}. Name the environment that was "
                 "trained in, with its arguments."
             )
+        is_numbered = known is not None and known.is_numbered
+        stepped = source.stepped
+        for learned, given, role in (
+            (self.observations, stepped and stepped.observations, "observations"),
+            (self.actions, stepped and stepped.actions, "actions"),
+        ):
+            if (learned or is_numbered) and _numbering(learned) != _numbering(given):
+                raise EnvError(
+                    f"{source.name} has other {role} than the environment that was trained in: "
+                    f"{given.space if given else 'whole numbers from 0 on'}, and the table is of "
+                    f"{learned.space if learned else 'whole numbers from 0 on'}. Name the environment that "
+                    "was trained in, with its arguments and wrappers."
+                )
 
     def lookup(self) -> Lookup:
         """Return what the table says for observations of the environment, while it goes on learning."""
@@ -613,6 +631,12 @@ def _unknown_shape() -> NotTrainedError:
         "The table has no shape yet. Call train(env=...), or give state_size and action_size to the "
         "constructor."
     )
+
+
+def _numbering(index: SpaceIndex | None) -> Any:
+    """Return how values become the integers from 0 on, or None where they are these."""
+    parts = None if index is None else index.parts()
+    return None if parts is not None and parts[0][:3] == ((), (), [0]) else parts
 
 
 def digest(array: np.ndarray) -> int:
