@@ -485,10 +485,10 @@ class AgentState:
                 "trained in, with its arguments."
             )
         is_numbered = known is not None and known.is_numbered
-        stepped = source.stepped
-        for learned, given, role in (
-            (self.observations, stepped and stepped.observations, "observations"),
-            (self.actions, stepped and stepped.actions, "actions"),
+        at = source.stepped
+        spaces = (None, None) if at is None else (at.observations, at.actions)
+        for role, learned, given in zip(
+            ("observations", "actions"), (self.observations, self.actions), spaces, strict=True
         ):
             if (learned or is_numbered) and _numbering(learned) != _numbering(given):
                 raise EnvError(
