@@ -146,3 +146,15 @@ def test_a_copy_that_a_callback_makes_is_another_agent_with_the_table_of_then(
     assert other.steps == rows(other.visits).sum() == steps + 700
     np.testing.assert_array_equal(rows(agent.q_table), learned)
     assert agent.steps == rows(agent.visits).sum() == 2_000
+
+
+@pytest.mark.parametrize("env, large_from", [(ENV, None), (SteppedLake, None), (ENV, 10)])
+def test_what_a_training_would_overwrite_is_read_only_while_it_runs(env, large_from, monkeypatch):
+    if large_from is not None:
+        monkeypatch.setattr(large_table, "FROM_ENTRIES", large_from)
+    agent = DistAsyncQLearning(seed=1)
+    for name in ("q_table", "visits"):
+        with pytest.raises(ValueError, match="read-only"):
+            agent.train(env, 500, callbacks=lambda _, name=name: getattr(agent, name).__setitem__(0, 0))
+        getattr(agent, name)[0] = 7
+        assert (getattr(agent, name)[0] == 7).all()

@@ -185,8 +185,8 @@ class AgentState:
         return named_shared(self.settings.algorithm, *self.shape.of_table, found)
 
     def _as_given(self, rows: np.ndarray) -> np.ndarray:
-        """Return rows as they are given to a user: read-only where other ranks have the same."""
-        if self.large is None or self.large.shared is None:
+        """Return rows as they are given to a user: read-only where other ranks have the same, or learn."""
+        if not self.is_training and (self.large is None or self.large.shared is None):
             return rows
         view = rows.view()
         view.flags.writeable = False
