@@ -460,7 +460,9 @@ class DistAsyncQLearning(LearnedTable):
         ----------
         transitions : Transitions, dict, NamedTuple, str, path, Minari data set, or iterable of episodes
             What `dist_classicrl.data.Transitions.of` takes, the same on every rank. Where the agent has no
-            table yet, it gets one for the largest state and action.
+            table yet, it gets one for the largest state and action. States and actions are rows and columns
+            of the table, or, where an environment was trained in whose `Discrete` spaces do not count from 0,
+            the numbers of these.
         epochs : int
             Times that "incremental" learns each transition.
         method : str
