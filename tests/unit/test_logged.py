@@ -490,8 +490,14 @@ def test_estimates_refuse_what_does_not_tell():
     episodes = [[(0, 0, 1.0, 1, True)], [(0, 0, 0.0, 1, True)]]
     with pytest.raises(DataError, match="action 1 in state 0, which it comes to"):
         estimate_value(episodes, np.array([1, 0]), 0.9, "model")
-    with pytest.raises(DataError, match="weights are all 0"):
-        estimate_value(episodes, np.array([1, 0]), 0.9)
+    for method in ("weighted", "ordinary", "per_decision"):
+        with pytest.raises(DataError, match="weights are all 0; use method='model', or"):
+            estimate_value(episodes, np.array([1, 0]), 0.9, method)
+    longer = [[(0, 0, 1.0, 1, False), (1, 0, 1.0, 1, True)]] * 2
+    for method in ("weighted", "ordinary"):
+        with pytest.raises(DataError, match="weights are all 0; use method='per_decision' or 'model'"):
+            estimate_value(longer, np.array([0, 1]), 0.9, method)
+    assert estimate_value(longer, np.array([0, 1]), 0.9, "per_decision").value == 1.0
     with pytest.raises(DataError, match="one episode only"):
         estimate_value(episodes[:1], np.array([0, 0]), 0.9)
     with pytest.raises(DataError, match="probability 0 in behavior"):
