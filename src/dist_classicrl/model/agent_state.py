@@ -608,16 +608,24 @@ class AgentState:
         )
 
     def take_model(self, saved: SavedModel) -> None:
-        """Be what a model file holds, apart from the settings."""
+        """Be what a model file holds, apart from the settings, which a subclass may have changed.
+
+        SettingsError where the rule has other tables now.
+        """
         self._shape = table_shape(self.settings.algorithm, *saved.q_table.shape)
         table = self._shape.from_arrays(saved.arrays())
-        assert table is not None  # a model's arrays fit together
+        if table is None:
+            raise SettingsError(
+                f"The model was learned with algorithm={saved.settings.algorithm!r}, and "
+                f"{self.settings.algorithm!r}, which the class that loads it sets, has other tables. Let its "
+                "__init__ pass on the algorithm that it is given, or train anew."
+            )
         self._table, self.large = None, None
         if self._shape.size >= large_table.FROM_ENTRIES and saved.keys is None:
             self.make_table(*saved.q_table.shape)
             self.put(*table)
         else:
-            self._table = np.asarray(table[0]), np.asarray(table[1])
+            self._table = np.asarray(table[0], self.settings.dtype), np.asarray(table[1])
         self.steps = self.requested = saved.steps
         self.n_actions, self.legal = saved.actions, saved.legal
         self.environment = saved.environment
