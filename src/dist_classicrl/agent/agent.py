@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from dist_classicrl._arguments import OURS, named_arguments, unknown_attribute
+from dist_classicrl._arguments import OURS, named_arguments, read_only_attribute, unknown_attribute
 from dist_classicrl.agent.class_methods import OfTheClass
 from dist_classicrl.agent.learned_table import LearnedTable
 from dist_classicrl.agent.result import TrainingResult
@@ -236,6 +236,9 @@ class DistAsyncQLearning(LearnedTable):
         def __setattr__(self, name: str, value: Any) -> None:
             if OURS.get(name, name) in _GIVEN and not hasattr(type(self), name):
                 raise unknown_attribute(self, name)
+            known = getattr(type(self), name, None)
+            if isinstance(known, property) and known.fset is None:
+                raise read_only_attribute(self, name)
             super().__setattr__(name, value)
 
     # Training
