@@ -97,6 +97,15 @@ _ATTRIBUTES = {
 }
 _OF_AGENT = {other: ours for ours, others in _ATTRIBUTES.items() for other in others.split()}
 
+_INSTEAD = {
+    "policy": "it is that of the table: assign q_table.",
+    "seed": "it is given to DistAsyncQLearning(seed=...), and stays.",
+    "settings": "they are given to DistAsyncQLearning(...), and stay, but for epsilon, learning_rate and "
+    "max_states, which are set on the agent.",
+    "steps": "train() counts them, and another agent begins at 0.",
+    "visits": "write into the array between calls of train(), agent.visits[:] = 0.",
+}
+
 _takes: dict[str, frozenset[str]] = {}  # the arguments of each function, by what it is called in a message
 
 _LIKELIEST = ("DistAsyncQLearning", "train", "learn")
@@ -177,6 +186,11 @@ def _unknown_argument(
 def unknown_attribute(owner: object, name: str) -> UnknownAttributeError:
     """Return the error for an attribute that an agent does not have."""
     no_such = f"{type(owner).__name__!r} object has no attribute {name!r}"
+    if "_state" not in vars(owner):
+        return UnknownAttributeError(
+            f"{no_such} yet: begin __init__ of {type(owner).__name__} with super().__init__(...), which "
+            "makes it an agent."
+        )
     if name in _OF_AGENT:
         return UnknownAttributeError(f"{no_such}: it is called {_OF_AGENT[name]} here.")
     ours = OURS.get(name, name)
@@ -185,3 +199,9 @@ def unknown_attribute(owner: object, name: str) -> UnknownAttributeError:
     if name in ("env", "get_env", "set_env"):
         return UnknownAttributeError(f"{no_such}: the environment is given to train(env) and evaluate(env).")
     return UnknownAttributeError(f"{no_such}.{nearest(name, dir(owner))}")
+
+
+def read_only_attribute(owner: object, name: str) -> UnknownAttributeError:
+    """Return the error for an attribute of an agent that can be read alone."""
+    instead = _INSTEAD.get(name, "set are epsilon, learning_rate, max_states and q_table.")
+    return UnknownAttributeError(f"{name} of {type(owner).__name__!r} object cannot be set: {instead}")

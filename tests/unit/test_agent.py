@@ -434,6 +434,24 @@ def test_subclasses_train_save_and_load_as_themselves(tmp_path):
     assert type(loaded) is Mine and agent.calls == 1 and loaded.steps == 100
 
 
+def test_what_a_subclass_sets_counts_for_a_model_that_it_loads(tmp_path):
+    def setting(**own):
+        class Mine(DistAsyncQLearning):
+            def __init__(self, **settings):
+                super().__init__(**{**settings, **own})
+
+        return Mine
+
+    agent = DistAsyncQLearning(seed=1)
+    agent.train(env=GARNET, steps=100)
+    path = agent.save_model(tmp_path / "model")
+    loaded = setting(dtype="float32").load_model(path)
+    assert loaded.q_table.dtype == np.float32
+    np.testing.assert_allclose(loaded.q_table, agent.q_table, rtol=1e-6)
+    with pytest.raises(SettingsError, match="algorithm='q_learning', and 'double_q_learning'.*other tables"):
+        setting(algorithm="double_q_learning").load_model(path)
+
+
 @pytest.mark.slow
 def test_two_agents_do_not_disturb_each_other():
     def table():

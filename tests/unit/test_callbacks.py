@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 from callback_reports import Reports, event
+from rank_environments import SteppedLake
 
 from dist_classicrl import DistAsyncQLearning, callbacks
 from dist_classicrl.agent.agent import state_of
@@ -797,3 +798,18 @@ def test_what_callbacks_of_stable_baselines3_have_besides_is_told_by_its_name_he
         agent.train("FrozenLake-v1", total_steps=100, callbacks=Forgets())
     with pytest.raises(SettingsError, match="True or False"):
         agent.train("FrozenLake-v1", total_steps=100, callbacks=Diary(np.ones(2)))
+
+
+@pytest.mark.parametrize("wrapped", [lambda env: env, lambda env: gymnasium.wrappers.TimeLimit(env, 50)])
+def test_an_environment_that_the_training_steps_through_is_not_played_in(wrapped):
+    env = SteppedLake()
+    agent = DistAsyncQLearning(seed=1)
+    with pytest.raises(SettingsError, match="steps through.*Give a second environment, or a function"):
+        agent.train(env, total_steps=500, callbacks=EvalCallback(wrapped(env), eval_freq=100))
+    with pytest.raises(SettingsError, match="steps through"):
+        agent.train(wrapped(env), total_steps=500, callbacks=lambda _: agent.evaluate(env, 1) and True)
+    assert agent.evaluate(env, 1, max_steps=5).episodes == 1
+    for other in (SteppedLake, SteppedLake()):  # a class makes another one
+        agent.train(SteppedLake, 100, new_env=True, callbacks=EvalCallback(other, max_steps=5, eval_freq=50))
+    compiled = gymnasium.make("FrozenLake-v1")
+    DistAsyncQLearning(seed=1).train(compiled, 100, callbacks=EvalCallback(compiled, eval_freq=50))

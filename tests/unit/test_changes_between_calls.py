@@ -1,15 +1,20 @@
 """Scripts that change the table between their calls of train, started again."""
 
+import copy
+import pickle
 import sys
 
 import numpy as np
 import pytest
+from keyed_games import corridor
+from rank_environments import SteppedLake
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.data import play_episodes
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.model import places
 from dist_classicrl.model.agent_state import digest
+from dist_classicrl.tables import large_table
 
 ENV = "FrozenLake-v1"
 LAKE = TabularMDP.from_gymnasium(ENV)
@@ -103,3 +108,53 @@ def test_what_a_training_would_not_take_is_not_set_while_it_runs(async_updates, 
     assert not agent.q_table[15].any()  # where nobody acts
     setattr(agent, name, value)
     agent.train("FrozenLake-v1", total_steps=10)
+
+
+@pytest.mark.parametrize("make_copy", [copy.deepcopy, lambda agent: pickle.loads(pickle.dumps(agent))])
+@pytest.mark.parametrize(
+    "env, settings, large_from",
+    [
+        (ENV, {}, None),
+        (SteppedLake, {"algorithm": "double_q_learning"}, None),
+        (corridor(), {}, None),
+        (ENV, {"initial_value": 1.0}, 10),
+    ],
+    ids=["compiled", "stepped", "keyed", "large"],
+)
+def test_a_copy_that_a_callback_makes_is_another_agent_with_the_table_of_then(
+    env, settings, large_from, make_copy, monkeypatch, tmp_path
+):
+    if large_from is not None:
+        monkeypatch.setattr(large_table, "FROM_ENTRIES", large_from)
+    agent, kept = DistAsyncQLearning(seed=1, **settings), []
+
+    def keep(heard):
+        if heard["num_timesteps"] >= 500 and not kept:
+            kept.extend([make_copy(agent), np.array(rows(agent.q_table)), heard["num_timesteps"]])
+
+    def rows(table):
+        return getattr(table, "array", table)
+
+    agent.train(env, total_steps=2_000, callbacks=keep, checkpoint_dir=tmp_path)
+    learned = np.array(rows(agent.q_table))
+    other, table, steps = kept
+    assert other.steps == rows(other.visits).sum() == steps < 2_000
+    np.testing.assert_array_equal(rows(other.q_table), table)
+    assert other.run_id != agent.run_id
+    other.epsilon = 0.5
+    assert other.train(env, total_steps=700).steps == 700
+    assert other.steps == rows(other.visits).sum() == steps + 700
+    np.testing.assert_array_equal(rows(agent.q_table), learned)
+    assert agent.steps == rows(agent.visits).sum() == 2_000
+
+
+@pytest.mark.parametrize("env, large_from", [(ENV, None), (SteppedLake, None), (ENV, 10)])
+def test_what_a_training_would_overwrite_is_read_only_while_it_runs(env, large_from, monkeypatch):
+    if large_from is not None:
+        monkeypatch.setattr(large_table, "FROM_ENTRIES", large_from)
+    agent = DistAsyncQLearning(seed=1)
+    for name in ("q_table", "visits"):
+        with pytest.raises(ValueError, match="read-only"):
+            agent.train(env, 500, callbacks=lambda _, name=name: getattr(agent, name).__setitem__(0, 0))
+        getattr(agent, name)[0] = 7
+        assert (getattr(agent, name)[0] == 7).all()

@@ -4,6 +4,7 @@ import sys
 from collections import namedtuple
 from types import SimpleNamespace
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -489,8 +490,14 @@ def test_estimates_refuse_what_does_not_tell():
     episodes = [[(0, 0, 1.0, 1, True)], [(0, 0, 0.0, 1, True)]]
     with pytest.raises(DataError, match="action 1 in state 0, which it comes to"):
         estimate_value(episodes, np.array([1, 0]), 0.9, "model")
-    with pytest.raises(DataError, match="weights are all 0"):
-        estimate_value(episodes, np.array([1, 0]), 0.9)
+    for method in ("weighted", "ordinary", "per_decision"):
+        with pytest.raises(DataError, match="weights are all 0; use method='model', or"):
+            estimate_value(episodes, np.array([1, 0]), 0.9, method)
+    longer = [[(0, 0, 1.0, 1, False), (1, 0, 1.0, 1, True)]] * 2
+    for method in ("weighted", "ordinary"):
+        with pytest.raises(DataError, match="weights are all 0; use method='per_decision' or 'model'"):
+            estimate_value(longer, np.array([0, 1]), 0.9, method)
+    assert estimate_value(longer, np.array([0, 1]), 0.9, "per_decision").value == 1.0
     with pytest.raises(DataError, match="one episode only"):
         estimate_value(episodes[:1], np.array([0, 0]), 0.9)
     with pytest.raises(DataError, match="probability 0 in behavior"):
@@ -509,3 +516,40 @@ def test_the_empirical_model_has_the_shares_that_were_seen():
     assert model.outcome_prob.tolist() == [0.5, 0.5, 1.0] and model.outcome_reward.tolist() == [1.0, 4.0, 2.0]
     assert model.outcome_terminated.tolist() == [False, True, True]  # nothing is known of state 2
     assert model.legal_pairs().tolist() == [[True, False], [True, False], [False, False]]
+
+
+class Corridor(gymnasium.Env):
+    """Cells 5 to 15, the last of which pays; its actions are 3, back, and 4."""
+
+    observation_space = gymnasium.spaces.Discrete(11, start=5)
+    action_space = gymnasium.spaces.Discrete(2, start=3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at = 5
+        return self.at, {}
+
+    def step(self, action):
+        self.at = max(5, self.at + 2 * int(action) - 7)
+        return self.at, float(self.at == 15), self.at == 15, False, {}
+
+
+def test_numbers_of_an_environment_that_does_not_count_from_0_are_learned_in_their_rows():
+    agent = DistAsyncQLearning(seed=1, discount_factor=0.5)
+    agent.train(lambda: gymnasium.wrappers.TimeLimit(Corridor(), 20), total_steps=32)
+    agent.q_table[:] = 0.0
+    cells = np.arange(5, 15)
+    given = {
+        "states": cells,
+        "actions": np.full(10, 4),
+        "rewards": (cells == 14).astype(float),
+        "next_states": cells + 1,
+        "terminated": cells == 14,
+    }
+    agent.learn(given, method="sweeps")
+    np.testing.assert_allclose(agent.q_table[:10, 1], 0.5 ** np.arange(9.0, -1.0, -1.0))
+    assert agent.predict(14) == 4 and agent.action_values(13)[1] == 0.5
+    with pytest.raises(DataError, match=r"^states: .*Discrete\(11, start=5\): got 0"):
+        agent.learn({**given, "states": cells - 5})
+    with pytest.raises(DataError, match=r"^actions: .*Discrete\(2, start=3\): got 1"):
+        agent.learn({**given, "actions": np.ones(10, int)})

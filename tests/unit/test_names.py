@@ -143,6 +143,35 @@ def test_what_stays_cannot_be_set_by_the_way(name, says):
 
 
 @pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("visits", r"write into the array between calls of train\(\)"),
+        ("steps", r"train\(\) counts them"),
+        ("policy", "assign q_table"),
+        ("settings", "epsilon, learning_rate and max_states, which are set on the agent"),
+        ("seed", r"DistAsyncQLearning\(seed=...\)"),
+        ("run_id", "set are epsilon, learning_rate, max_states and q_table"),
+    ],
+)
+def test_what_can_be_read_alone_says_what_to_set_instead(name, says):
+    with pytest.raises(
+        UnknownAttributeError, match=f"^{name} of 'DistAsyncQLearning' .*cannot be set: .*{says}"
+    ):
+        setattr(DistAsyncQLearning(), name, 1)
+
+
+def test_a_subclass_that_is_not_made_to_an_agent_is_told_so():
+    class Mine(DistAsyncQLearning):
+        def __init__(self):
+            self.mine = 3
+
+    agent = Mine()
+    for use in (lambda: agent.train(ENV, total_steps=5), lambda: agent.epsilon, lambda: agent.q_tabel):
+        with pytest.raises(UnknownAttributeError, match=r"begin __init__ of Mine with super\(\).__init__"):
+            use()
+
+
+@pytest.mark.parametrize(
     ("call", "words"),
     [
         (

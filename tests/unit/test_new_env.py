@@ -181,3 +181,13 @@ def test_a_call_that_was_begun_elsewhere_is_not_ended_here(script, tmp_path, mon
     assert again.steps > 1_000
     with pytest.raises(EnvMismatchError, match="this call was begun there"):
         again.train(SLIPPERY_NOT, total_steps=10**9, checkpoint_dir=tmp_path / "saved", new_env=True)
+
+
+def test_a_call_of_no_steps_does_not_change_what_an_agent_is_of():
+    agent = trained("Taxi-v4")
+    with pytest.raises(EnvMismatchError, match="learned in Taxi-v4 .*given FrozenLake-v1"):
+        agent.train(LAKE, total_steps=0)
+    assert agent.action_values(0).shape == (6,)
+    agent.train("Taxi-v4", total_steps=0)
+    agent.train(LAKE, total_steps=0, new_env=True)
+    assert agent.action_values(0).shape == (4,)

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 from matplotlib.colors import to_rgba
 
+from dist_classicrl import DistAsyncQLearning
 from dist_classicrl._student import t_quantile
 from dist_classicrl.callbacks import EvalCallback, MetricsCallback
 from dist_classicrl.cli.commands.plot import command
@@ -309,6 +310,21 @@ def test_what_is_no_grid_or_does_not_fit_has_no_map():
         map_of(np.zeros((500, 6)), "Taxi-v4")
     with pytest.raises(PlotError, match="16 states and 4 actions, the table only 9 and 4"):
         map_of(np.zeros((9, 4)), "FrozenLake-v1")
+    agent = DistAsyncQLearning(seed=1, max_states=100)
+    agent.train("Blackjack-v1", total_steps=32)
+    with pytest.raises(PlotError, match="States of this agent are keys.*Leave env out"):
+        agent.plot("Blackjack-v1")
+    for table, words in (
+        (agent.q_table, "KeyedValues"),
+        (agent.policy, "Policy"),
+        ([[1.0], [1.0, 2.0]], "list"),
+        (np.zeros(64), r"ndarray of shape \(64,\)"),
+        ([["a"] * 4] * 16, "list of shape .*<U1"),
+    ):
+        with pytest.raises(PlotError, match=rf"q_table must be numbers of shape .*, got {words}"):
+            map_of(table, "FrozenLake-v1")
+    with pytest.raises(PlotError, match=r"visits must have the shape of q_table, \(16, 4\), got \(16, 3\)"):
+        map_of([[0.0] * 4] * 16, "FrozenLake-v1", np.ones((16, 3)))
 
 
 # Files

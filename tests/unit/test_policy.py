@@ -1,10 +1,15 @@
 """The policy and the values of an agent, by observation: masks are obeyed, batches are answered in one go."""
 
+import copy
+import pickle
+
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from keyed_games import corridor
 from older_models import without
+from rank_environments import SteppedLake
 
 from dist_classicrl import DistAsyncQLearning, Policy, TabularMDP
 from dist_classicrl.callbacks import BaseCallback
@@ -273,3 +278,17 @@ def test_a_policy_cannot_be_written_to():
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 1
     agent.q_table[0] = agent.visits[0] = 1  # which is not the policy's
+
+
+@pytest.mark.parametrize("env", [SteppedLake, corridor()], ids=["numbered", "keyed"])
+@pytest.mark.parametrize("make_copy", [copy.deepcopy, lambda policy: pickle.loads(pickle.dumps(policy))])
+def test_a_policy_is_copied_as_well_after_it_was_called(env, make_copy):
+    agent = DistAsyncQLearning(seed=1, n_envs=2)
+    agent.train(env, total_steps=200)
+    policy = agent.policy
+    seen = [policy.observations.decode(state) for state in range(3)]
+    chosen = [policy(each) for each in seen]
+    copied = make_copy(policy)
+    assert [copied(each) for each in seen] == chosen
+    np.testing.assert_array_equal(copied.greedy, policy.greedy)
+    assert not copied.q.flags.writeable and not np.may_share_memory(copied.q, policy.q)

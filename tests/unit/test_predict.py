@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from older_models import without
+from rank_environments import SteppedLake
 
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.agent.agent import state_of
@@ -86,7 +87,7 @@ def test_a_loaded_agent_can_be_told_its_environment(tmp_path):
     assert told.predict(hand) == 1
     assert told.predict((19, 10, 0)) == 0
     assert told.steps == 2_000
-    with pytest.raises(EnvError, match="500 states"):
+    with pytest.raises(EnvError, match="Taxi-v4 has 500"):
         DistAsyncQLearning.load_model(_saved_lake(tmp_path), env="Taxi-v4")
 
 
@@ -154,3 +155,52 @@ def test_an_observation_outside_the_space_is_not_blamed_on_the_environment():
             with pytest.raises(OutsideSpaceError, match=f"^The observation that was given .*{what}") as error:
                 ask(given)
             assert "nvironment" not in str(error.value)
+
+
+class Shifted(SteppedLake):
+    """The same lake, which counts its cells, or its actions, from another number on."""
+
+    def __init__(self, observations=0, actions=0):
+        super().__init__()
+        self.observation_space = spaces.Discrete(16, start=observations)
+        self.action_space = spaces.Discrete(4, start=actions)
+        self.first = observations, actions
+
+    def reset(self, **given):
+        observation, info = super().reset(**given)
+        return observation + self.first[0], info
+
+    def step(self, action):
+        observation, *others = super().step(action - self.first[1])
+        return observation + self.first[0], *others
+
+
+def shifted(*first):
+    return lambda: Shifted(*first)
+
+
+@pytest.mark.parametrize(
+    "trained_in, same, other, words",
+    [
+        ("Taxi-v4", "Taxi-v4", "FrozenLake-v1", "500 states and 6 actions, but FrozenLake-v1 has 16 and 4"),
+        ("FrozenLake-v1", SteppedLake, shifted(3), r"other observations than.*Discrete\(16, start=3"),
+        (SteppedLake, "FrozenLake-v1", shifted(0, 2), r"other actions than.*Discrete\(4, start=2"),
+        (shifted(3), shifted(3), shifted(1), r"start=1\), and the table is of Discrete\(16, start=3"),
+        (shifted(3), shifted(3), "FrozenLake-v1", "whole numbers from 0 on, and the table is of Discrete"),
+    ],
+)
+def test_a_loaded_agent_is_not_told_of_another_environment(trained_in, same, other, words, tmp_path):
+    agent = DistAsyncQLearning(seed=2)
+    agent.train(trained_in, total_steps=100)
+    path = agent.save_model(tmp_path / "model")
+    assert DistAsyncQLearning.load_model(path, env=same).steps == 100
+    with pytest.raises(EnvError, match=words):
+        DistAsyncQLearning.load_model(path, env=other)
+
+
+def test_what_was_trained_in_last_may_have_part_of_the_table(tmp_path):
+    agent = DistAsyncQLearning(seed=2)
+    agent.train("Taxi-v4", total_steps=100)
+    agent.train("FrozenLake-v1", total_steps=100, new_env=True)
+    path = agent.save_model(tmp_path / "both")
+    assert DistAsyncQLearning.load_model(path, env="FrozenLake-v1").steps == 200

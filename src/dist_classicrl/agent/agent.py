@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from dist_classicrl._arguments import OURS, named_arguments, unknown_attribute
+from dist_classicrl._arguments import OURS, named_arguments, read_only_attribute, unknown_attribute
 from dist_classicrl.agent.class_methods import OfTheClass
 from dist_classicrl.agent.learned_table import LearnedTable
 from dist_classicrl.agent.result import TrainingResult
@@ -236,6 +236,9 @@ class DistAsyncQLearning(LearnedTable):
         def __setattr__(self, name: str, value: Any) -> None:
             if OURS.get(name, name) in _GIVEN and not hasattr(type(self), name):
                 raise unknown_attribute(self, name)
+            known = getattr(type(self), name, None)
+            if isinstance(known, property) and known.fset is None:
+                raise read_only_attribute(self, name)
             super().__setattr__(name, value)
 
     # Training
@@ -460,7 +463,9 @@ class DistAsyncQLearning(LearnedTable):
         ----------
         transitions : Transitions, dict, NamedTuple, str, path, Minari data set, or iterable of episodes
             What `dist_classicrl.data.Transitions.of` takes, the same on every rank. Where the agent has no
-            table yet, it gets one for the largest state and action.
+            table yet, it gets one for the largest state and action. States and actions are rows and columns
+            of the table, or, where an environment was trained in whose `Discrete` spaces do not count from 0,
+            the numbers of these.
         epochs : int
             Times that "incremental" learns each transition.
         method : str
@@ -542,7 +547,7 @@ class DistAsyncQLearning(LearnedTable):
         CheckpointError
             If there is no checkpoint in the folder, none that can be used, or more than one agent.
         EnvError
-            If `env` is larger than the table.
+            If `env` is larger than the table, or has other states, observations or actions than it is of.
         """
         if "://" in checked_path("path", path) or os.path.isdir(path):
             from dist_classicrl.agent.saved_runs import saved_model_of
@@ -553,6 +558,7 @@ class DistAsyncQLearning(LearnedTable):
         agent = cls(**saved.settings.arguments(), comm=comm)
         agent._state.take_model(saved)
         if env is not None:
+            agent._state.check_made_for(env)
             agent._state.get_to_know(env).close()
         return agent
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,13 @@ from dist_classicrl.data.coverage import Coverage
 from dist_classicrl.data.empirical import empirical_model
 from dist_classicrl.data.result import BatchResult
 from dist_classicrl.data.transitions import Transitions
-from dist_classicrl.errors import DataError, DivergenceError, RankMismatchError, SettingsError
+from dist_classicrl.errors import (
+    DataError,
+    DivergenceError,
+    OutsideSpaceError,
+    RankMismatchError,
+    SettingsError,
+)
 from dist_classicrl.learning import rules
 from dist_classicrl.learning.logged import LoggedLearner
 from dist_classicrl.model.agent_state import AgentState
@@ -144,13 +150,34 @@ def _prepared(state: AgentState, given: Any, epochs: Any, method: Any) -> _Task:
     if state.keyed is not None or state.large is not None:
         kind = "has keys as states" if state.keyed is not None else "is larger than a copy for each rank"
         raise SettingsError(f"learn() needs a table of numbered states, and this agent's {kind}.")
-    transitions = Transitions.of(given)
+    transitions = _in_rows(state, Transitions.of(given))
     if not state.has_table:
         _make_table(state, transitions)
     transitions.check_size(*state.shape.of_table)
     _check_policy(state)
     state.check_values()
     return _Task(transitions, passes, method)
+
+
+def _in_rows(state: AgentState, given: Transitions) -> Transitions:
+    """Return transitions by rows of the table, where the environment that was trained in has other numbers.
+
+    DataError where they are outside of its spaces.
+    """
+    from gymnasium.spaces import Discrete
+
+    found = {}
+    for name, index in (
+        ("states", state.observations),
+        ("next_states", state.observations),
+        ("actions", state.actions),
+    ):
+        if index is not None and not index.is_plain and isinstance(index.space, Discrete):
+            try:
+                found[name] = index.encode_any(getattr(given, name))[0]
+            except OutsideSpaceError as error:
+                raise DataError(f"{name}: {error}") from None
+    return replace(given, **found)
 
 
 def _make_table(state: AgentState, transitions: Transitions) -> None:

@@ -85,7 +85,7 @@ class LearnedTable:
 
     @property
     def q_table(self) -> np.ndarray | Any:
-        """The action values, ndarray of shape (states, actions), which may be written to.
+        """The action values, ndarray of shape (states, actions): to be written to between calls of `train`.
 
         Of a rule that learns several tables it is their mean, which is read-only; what is assigned to it goes
         into each of them. A large table is the rows that are learned in; where ranks share these it is
@@ -179,7 +179,7 @@ class LearnedTable:
         Parameters
         ----------
         env
-            As in `train`.
+            As in `train`. In a callback it must not be the object that the training steps through.
         episodes : int
         seed : int, optional
             By default the agent's.

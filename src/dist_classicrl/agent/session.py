@@ -105,6 +105,8 @@ class Session:
                 state, source, total, ranks, self.plan, self.watch, agreement, in_rows, walkers
             )
             if state.steps >= beginning.end:
+                if state.steps == beginning.end:  # else it is a call of before, which another one followed
+                    self._check_environment(source, beginning, agreement)
                 state.take_note_of(source)
                 if in_rows and state.large is not None and not isinstance(agreement, Alone):
                     self._share_rows(state.large, agreement)

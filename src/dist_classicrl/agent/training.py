@@ -68,7 +68,7 @@ def train(agent: Any, state: AgentState, asked: Request, comm: Any) -> TrainingR
             "train() was called for an agent that is training: a callback cannot do that. Let the callback "
             "return False to end the training, and call train() again when it has returned."
         )
-    state.is_training = True
+    state.is_training, state.trains_in = True, asked.env
     try:
         parent = find_parent()
         if parent is not None:
@@ -83,7 +83,7 @@ def train(agent: Any, state: AgentState, asked: Request, comm: Any) -> TrainingR
         # There, a SystemExit would end more than the training.
         raise KeyboardInterrupt(str(interrupted)) from None
     finally:
-        state.is_training = False
+        state.is_training, state.trains_in = False, None
 
 
 def _train_alone(agent: Any, state: AgentState, asked: Request) -> TrainingResult:

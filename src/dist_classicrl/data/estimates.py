@@ -104,8 +104,8 @@ def estimate_value(
     SettingsError
         An argument is outside what is allowed.
     DataError
-        Fewer than two episodes; an action that was taken and has probability 0; or a policy that does what
-        was never tried, where the model is asked.
+        Fewer than two episodes; an action that was taken and has probability 0; weights that are all 0; or a
+        policy that does what was never tried, where the model is asked.
     ConvergenceError
         The discount factor is 1, and in the model the policy never ends.
     """
@@ -212,17 +212,19 @@ def _by_weights(
         before = weights[alive] if method == "per_decision" else 1.0
         collected[alive] += discount**t * before * data.rewards[at]
     check_weights(weights)
+    begins = ratio[starts].any()  # some episode begins with an action that the policy takes
+    if not (begins if method == "per_decision" else weights.any()):
+        others = "method='per_decision' or 'model'" if begins else "method='model'"
+        raise DataError(
+            "no episode has only actions that the policy takes, so their weights are all 0; use "
+            f"{others}, or other episodes"
+        )
     if method == "per_decision":
         return float(collected.mean()), collected - collected.mean(), weights
     if method == "ordinary":
         value = float((weights * collected).mean())
         return value, weights * collected - value, weights
     total = weights.sum()
-    if total == 0.0:
-        raise DataError(
-            "no episode has only actions that the policy takes, so their weights are all 0; use "
-            "method='per_decision' or 'model', or other episodes"
-        )
     value = float((weights * collected).sum() / total)
     return value, n * weights * (collected - value) / total, weights
 

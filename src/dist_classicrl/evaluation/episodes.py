@@ -130,6 +130,8 @@ def evaluate(
     episodes, max_steps = _EPISODES("episodes", episodes), _STEPS("max_steps", max_steps)
     source = agent.resolved(env, min(settings.n_envs, episodes))
     try:
+        if source.stepped is not None:
+            agent.check_not_trained_in(env)
         if source.keys is not None or agent.keyed is not None:
             return _evaluate_keyed(source, agent, episodes, seed, max_steps)
         if q_table.shape[0] < source.n_states or q_table.shape[1] < source.n_actions:

@@ -113,6 +113,7 @@ class AgentState:
     actions: SpaceIndex | None = None
     leaving: LeaveWatch = field(default_factory=LeaveWatch)  # was this rank asked to leave?
     is_training: bool = False
+    trains_in: Any = None  # what was given to `train` as the environment, while it trains
 
     def __post_init__(self) -> None:
         check_settings(self.settings)
@@ -125,6 +126,20 @@ class AgentState:
         self.freshen: Callable[[], None] | None = None
         if self.settings.state_size is not None and self.settings.action_size is not None:
             self.make_table(self.settings.state_size, self.settings.action_size)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy begins with: another agent, at rest, with the table as it is now.
+
+        SettingsError where the table is divided between hosts, or there is no memory for another one.
+        """
+        if self._shape is not None:
+            self.check_room_for_copy("A copy of the agent", "Train with checkpoint_dir to keep it instead.")
+            self._fresh_table()
+        own: dict[str, Any] = {"freshen": None, "is_training": False, "trains_in": None}
+        own |= {"places": Places(), "leaving": LeaveWatch()}
+        if self.is_training:  # a copy has ended this call, and goes on in the next one
+            own |= {"requested": self.steps, "pending": None}
+        return vars(self) | own
 
     # The table
 
@@ -170,8 +185,8 @@ class AgentState:
         return named_shared(self.settings.algorithm, *self.shape.of_table, found)
 
     def _as_given(self, rows: np.ndarray) -> np.ndarray:
-        """Return rows as they are given to a user: read-only where other ranks have the same."""
-        if self.large is None or self.large.shared is None:
+        """Return rows as they are given to a user: read-only where other ranks have the same, or learn."""
+        if not self.is_training and (self.large is None or self.large.shared is None):
             return rows
         view = rows.view()
         view.flags.writeable = False
@@ -446,8 +461,11 @@ class AgentState:
             )
 
     def check_made_for(self, env: Any) -> None:
-        """Raise EnvError if a table took its size from an environment of another size than `env` has."""
-        settings = self.settings
+        """Raise EnvError if a table took its size from an environment of another size than `env` has.
+
+        Or if what it learned is of observations and actions that `env` numbers otherwise.
+        """
+        settings, known = self.settings, self.environment
         source = self.resolved(env, 1)
         source.close()
         states, actions = self.shape.of_table
@@ -456,14 +474,29 @@ class AgentState:
                 f"Of the table and {source.name} one has keys as states, and the other numbers. Name the "
                 "environment that was trained in."
             )
+        last = (states, actions) if known is None else (known.n_states, known.n_actions)
+        is_last = self.keyed is None and (source.n_states, source.n_actions) == last  # of a curriculum
         other_states = settings.state_size is None and self.keyed is None and states != source.n_states
         other_actions = settings.action_size is None and actions != source.n_actions
-        if other_states or other_actions:
+        if not is_last and (other_states or other_actions):
             raise EnvError(
                 f"The table is of an environment with {states} states and {actions} actions, but "
                 f"{source.name} has {source.n_states} and {source.n_actions}. Name the environment that was "
                 "trained in, with its arguments."
             )
+        is_numbered = known is not None and known.is_numbered
+        at = source.stepped
+        spaces = (None, None) if at is None else (at.observations, at.actions)
+        for role, learned, given in zip(
+            ("observations", "actions"), (self.observations, self.actions), spaces, strict=True
+        ):
+            if (learned or is_numbered) and _numbering(learned) != _numbering(given):
+                raise EnvError(
+                    f"{source.name} has other {role} than the environment that was trained in: "
+                    f"{given.space if given else 'whole numbers from 0 on'}, and the table is of "
+                    f"{learned.space if learned else 'whole numbers from 0 on'}. Name the environment that "
+                    "was trained in, with its arguments and wrappers."
+                )
 
     def lookup(self) -> Lookup:
         """Return what the table says for observations of the environment, while it goes on learning."""
@@ -523,6 +556,20 @@ class AgentState:
                 "learning_rate may be schedules, such as Linear(1.0, 0.1, fraction=0.5)."
             )
 
+    def check_not_trained_in(self, env: Any) -> None:
+        """Raise SettingsError where `env` is the very environment that the training steps through."""
+        import gymnasium
+
+        objects = gymnasium.Env, gymnasium.vector.VectorEnv
+        if not isinstance(env, objects) or not isinstance(self.trains_in, objects):
+            return
+        if env.unwrapped is self.trains_in.unwrapped:
+            raise SettingsError(
+                f"{env} is the environment that the training steps through, and to play in it would break "
+                "off its episodes and change what is learned. Give a second environment, or a function that "
+                "makes one."
+            )
+
     def change(self, **settings: Any) -> None:
         """Put other values in place of some settings; SettingsError where one is not allowed."""
         if all(value is getattr(self.settings, name) for name, value in settings.items()):
@@ -561,16 +608,24 @@ class AgentState:
         )
 
     def take_model(self, saved: SavedModel) -> None:
-        """Be what a model file holds, apart from the settings."""
+        """Be what a model file holds, apart from the settings, which a subclass may have changed.
+
+        SettingsError where the rule has other tables now.
+        """
         self._shape = table_shape(self.settings.algorithm, *saved.q_table.shape)
         table = self._shape.from_arrays(saved.arrays())
-        assert table is not None  # a model's arrays fit together
+        if table is None:
+            raise SettingsError(
+                f"The model was learned with algorithm={saved.settings.algorithm!r}, and "
+                f"{self.settings.algorithm!r}, which the class that loads it sets, has other tables. Let its "
+                "__init__ pass on the algorithm that it is given, or train anew."
+            )
         self._table, self.large = None, None
         if self._shape.size >= large_table.FROM_ENTRIES and saved.keys is None:
             self.make_table(*saved.q_table.shape)
             self.put(*table)
         else:
-            self._table = np.asarray(table[0]), np.asarray(table[1])
+            self._table = np.asarray(table[0], self.settings.dtype), np.asarray(table[1])
         self.steps = self.requested = saved.steps
         self.n_actions, self.legal = saved.actions, saved.legal
         self.environment = saved.environment
@@ -584,6 +639,12 @@ def _unknown_shape() -> NotTrainedError:
         "The table has no shape yet. Call train(env=...), or give state_size and action_size to the "
         "constructor."
     )
+
+
+def _numbering(index: SpaceIndex | None) -> Any:
+    """Return how values become the integers from 0 on, or None where they are these."""
+    parts = None if index is None else index.parts()
+    return None if parts is not None and parts[0][:3] == ((), (), [0]) else parts
 
 
 def digest(array: np.ndarray) -> int:

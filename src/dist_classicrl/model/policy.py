@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -56,6 +56,9 @@ class Policy:
         for name in ("q", "visits", "legal"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, _read_only(getattr(self, name)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), tuple(getattr(self, each.name) for each in fields(self))
 
     def __call__(self, observation: Any, action_mask: Any = None) -> Any:
         """Return the greedy action, or actions, as `DistAsyncQLearning.predict` does."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dist_classicrl.checks import as_array
 from dist_classicrl.errors import PlotError
 from dist_classicrl.plotting import canvas, planes
 from dist_classicrl.plotting.grids import GridMap, grid_of
@@ -29,20 +30,20 @@ def plot_maps(
 
     Parameters
     ----------
-    q_table : ndarray, shape (states, actions)
+    q_table : array_like, shape (states, actions)
         At least as large as the environment needs.
     env : str, gymnasium.Env, callable or TabularMDP
         FrozenLake with any map, CliffWalking, a model with a `grid_shape`, or anything else whose
         observations have two numbers, such as ``MultiDiscrete([30, 30])``: there the first one goes down, and
         actions have a color each in place of an arrow.
-    visits : ndarray, shape of `q_table`, optional
+    visits : array_like, shape of `q_table`, optional
         How often each entry was updated: cells without updates are left blank.
     title : str
 
     Raises
     ------
     PlotError
-        If the environment is no grid, or larger than the table.
+        If the environment is no grid, or larger than the table, or an argument is something else.
     """
     grid_map = map_of(q_table, env, visits)
     return plot_map(grid_map, title), grid_map
@@ -58,6 +59,9 @@ def plot_map(grid_map: GridMap, title: str = "") -> Figure:
 
 def map_of(q_table: np.ndarray, env: Any, visits: np.ndarray | None = None) -> GridMap:
     """Return what `plot_maps` draws."""
+    q_table, visits = _checked("q_table", q_table), None if visits is None else _checked("visits", visits)
+    if visits is not None and visits.shape != q_table.shape:
+        raise PlotError(f"visits must have the shape of q_table, {q_table.shape}, got {visits.shape}.")
     grid = grid_of(env)
     shape = grid.legal.shape
     states, actions = grid.acting.size, shape[2]
@@ -74,6 +78,16 @@ def map_of(q_table: np.ndarray, env: Any, visits: np.ndarray | None = None) -> G
     q = np.where(legal, q_table[:states, :actions].reshape(shape), -np.inf)
     best = np.max(q, axis=2)
     return GridMap(grid, np.where(known, best, np.nan), (q == best[:, :, None]) & known[:, :, None])
+
+
+def _checked(name: str, given: Any) -> np.ndarray:
+    array = as_array(given)
+    if array.ndim != 2 or array.dtype.kind not in "fiu":
+        raise PlotError(
+            f"{name} must be numbers of shape (states, actions), as agent.{name} where states are no keys, "
+            f"got {type(given).__name__} of shape {array.shape} and type {array.dtype}."
+        )
+    return array
 
 
 def height_of(grid_map: GridMap) -> float:

@@ -42,6 +42,11 @@ def plot_training(reports: Sequence[Progress], grid_map: GridMap | None = None) 
 @canvas.styled
 def plot_agent(state: AgentState, env: Any) -> Figure:
     """Draw what `DistAsyncQLearning.plot` says, of an agent that holds `state`."""
+    if env is not None and state.keyed is not None:
+        raise PlotError(
+            "States of this agent are keys, in rows in which they were met, so there is no map of them. "
+            "Leave env out to draw the curves."
+        )
     if env is not None:
         return plot_training(state.reports, maps.map_of(state.q_table, env, state.visits))
     grid_map = None

@@ -59,6 +59,17 @@ class LargeTable:
         self.desk: Any = None
         self._has_room = False
 
+    def __getstate__(self) -> tuple[TableShape, np.dtype, float, np.ndarray | None]:
+        return self.rows.shape, self.rows.values.dtype, self.initial, self.memory if self._has_room else None
+
+    def __setstate__(self, copied: tuple[TableShape, np.dtype, float, np.ndarray | None]) -> None:
+        shape, dtype, initial, memory = copied
+        self.__init__(shape, dtype)  # type: ignore[misc]  # rows that lie in memory of their own
+        self.initial = initial
+        if memory is not None:
+            self.take_room()
+            self.memory[:] = memory
+
     @property
     def is_written(self) -> bool:
         """Whether there may be something in the rows."""
