@@ -174,6 +174,7 @@ class SharedRows(Supersteps):
 
     def __init__(self, seed: int, log: bool = False) -> None:
         super().__init__(seed, log)
+        self._may_be_alone = False  # since rows are there once
         rng = random.Random(f"rows {seed}")
         self.steps_between_checkpoints: float = rng.choice(
             [math.inf, self.steps // 10, self.steps // 4, self.steps // 2]
