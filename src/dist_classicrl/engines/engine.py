@@ -39,10 +39,10 @@ rules whose steps move one entry: three ranks made 2 to 10 times the steps of th
 SUPERSTEPS_FROM = 3_500
 """Entries from which "auto" takes supersteps in the reproducible mode, by rules whose steps move one entry.
 
-Rounds of logical workers copy what each has touched. With 4,000 to 16,000 entries supersteps made 0.3 to 1.5
-times the steps of asynchronous training on three ranks, rounds 0.2 to 0.5, and alone 0.4 to 2.4 and 0.2 to
+Rounds of logical workers copy what each has touched. With 4,000 to 16,000 entries supersteps made 0.3 to 1.6
+times the steps of asynchronous training on three ranks, rounds 0.2 to 0.5, and alone 0.6 to 2.4 and 0.4 to
 0.8; with Taxi's 3,000 rounds were twice as fast. After equal steps the error of supersteps was at most 1.06
-times that of rounds of 32 updates, and up to 16,000 entries at most 0.9 (`benchmarks/results/rounds.md`).
+times that of rounds of 32 updates, and up to 16,000 entries at most 0.93 (`benchmarks/results/rounds.md`).
 """
 
 
