@@ -190,14 +190,13 @@ class Part:
         return self.memory is None and can_be_in_memory(self.run) and self.run.large is None
 
     def _boxes(self, attempt: int, players: tuple[int, ...]) -> Boxes | None:
-        memory = self.memory
-        if memory is None:
-            if len(players) > 1 or not self.can_be_alone:
-                return None
-            memory = zeros(shared_bytes(self.run, 1), np.uint8)
-            return boxes_in(memory, 1, *_sizes(self.run), 0, (0,), attempt)
-        ranks = self.group.wire.size
-        return boxes_in(memory, ranks, *_sizes(self.run), self.group.rank, players, attempt)
+        if self.memory is not None:
+            ranks = self.group.wire.size
+            return boxes_in(self.memory, ranks, *_sizes(self.run), self.group.rank, players, attempt)
+        if len(players) > 1 or not self.can_be_alone:
+            return None
+        memory = zeros(shared_bytes(self.run, 1), np.uint8)
+        return boxes_in(memory, 1, *_sizes(self.run), 0, (0,), attempt)
 
     def kernels(self) -> list[Callable[[], None]]:
         """Return what compiles what is called."""
