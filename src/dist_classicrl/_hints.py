@@ -91,12 +91,17 @@ def bound_cores() -> list[int]:
     return sorted(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
 
 
-def usable_cores() -> int:
-    """Return how many cores this process may use: those it is bound to, or its control group's share."""
-    cores = len(bound_cores())
+def core_quota() -> int | None:
+    """Return how many cores the control group of this process may keep busy; None where nothing limits it."""
     try:
         with open(_QUOTA) as file:
             most, period = file.read().split()
-        return max(1, min(cores, math.floor(int(most) / int(period))))
+        return max(1, math.floor(int(most) / int(period)))
     except (OSError, ValueError):  # "max" where there is no quota
-        return cores
+        return None
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use: those it is bound to, or its control group's share."""
+    cores, quota = len(bound_cores()), core_quota()
+    return cores if quota is None else min(cores, quota)

@@ -6,6 +6,7 @@ import re
 import shlex
 import signal
 import time
+from pathlib import Path
 
 import kill_sweeps
 import pytest
@@ -24,6 +25,7 @@ from slurm_jobs import (
 
 from dist_classicrl.launch.launcher import launch_environment
 from dist_classicrl.process.jobs import run_job
+from dist_classicrl.sweep.records import records_in
 
 STEPS = 20_000_000
 EIGHT_TASKS = ("--nodes=2", "--ntasks-per-node=4")
@@ -49,7 +51,7 @@ print(json.dumps([seconds_left(), *alone.values(), told]), flush=True)
 STUDY = """\
 environment = "FrozenLake-v1"
 total_steps = 12_000_000
-seeds = 6
+seeds = 10
 points = 5
 [vary]
 discount_factor = [0.9, 0.95]
@@ -141,19 +143,45 @@ def test_an_array_is_a_run_for_each_seed(cluster):
     assert tables[0] != tables[1]
 
 
+def frozen_over_a_claim(cluster, job, shared):
+    """Stop both tasks of a job that makes runs of a study, one of them with runs that it has not made yet."""
+    deadline = time.monotonic() + STUDY_SECONDS
+    while time.monotonic() < deadline:
+        number = cluster.about(job)["JobId"]
+        tasks = {pid: node for node in NODES for pid in cluster.pids(node, number, "sweep")}
+        members = [
+            member.name
+            for pid, node in tasks.items()
+            for member in shared.glob(f"members/{node}.{pid_on_its_host(pid)}.*")
+        ]
+        if len(members) == 2:
+            for pid in tasks:
+                os.kill(pid, signal.SIGSTOP)
+            made = {key for path in shared.glob("records/*.jsonl") for key in keys_in(path)}
+            for claim in shared.glob("claims/*.0"):
+                if claim.read_text() in members and claim.name.rpartition("-")[0] not in made:
+                    return list(tasks)
+            for pid in tasks:
+                os.kill(pid, signal.SIGCONT)
+        time.sleep(0.05)
+    raise AssertionError(f"no task had a claim within {STUDY_SECONDS:g} s: {cluster.output(job)}")
+
+
+def pid_on_its_host(pid):
+    found = re.search(r"^NSpid:.*\s(\d+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return int(found[1])
+
+
+def keys_in(path):
+    return [record["key"] for record in records_in(path.read_bytes())]
+
+
 def test_jobs_of_an_array_share_a_study_and_take_over_from_one_that_is_killed(cluster, tmp_path):
     study, quiet, shared = (tmp_path / name for name in ("study.toml", "quiet", "shared"))
     study.write_text(STUDY)
     text = script("study.sbatch", str(study), "--out", str(shared))
     job = cluster.submit(text, "--array=0-1", "--nodes=2", "--ntasks-per-node=1", "--ntasks=2")
-    deadline = time.monotonic() + STUDY_SECONDS
-    while len(list(shared.glob("members/h*"))) < 4 or not list(shared.glob("records/*.jsonl")):
-        assert time.monotonic() < deadline, cluster.output(f"{job}_0")
-        time.sleep(0.05)
-    killed = [
-        pid for node in NODES for pid in cluster.pids(node, cluster.about(f"{job}_0")["JobId"], "sweep")
-    ]
-    assert len(killed) == 2
+    killed = frozen_over_a_claim(cluster, f"{job}_0", shared)
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
     done = run_job(kill_sweeps.command(study, quiet), timeout=STUDY_SECONDS, env=launch_environment())

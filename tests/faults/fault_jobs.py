@@ -69,6 +69,7 @@ class FaultJob(BackgroundJob):
         rows_once=False,
         hosts=None,
         divided=False,
+        cores=None,
         agent=None,
         train=None,
     ):
@@ -86,6 +87,7 @@ class FaultJob(BackgroundJob):
             "rows_once": rows_once,
             "hosts": hosts,
             "divided": divided,
+            "cores": cores,
             "agent": self.settings,
             "train": {
                 "total_steps": self.steps,

@@ -8,6 +8,7 @@ OPTIONS is a JSON object:
     slow          whether the others make few steps per second until then, which they do not by default
     by_messages   whether owners of rows exchange walkers as on several hosts
     rows_once     whether the table is a large one, which is there once for the ranks of a host
+    cores         how many there are on a host: as many as ranks, if nothing is said
     hosts         on how many hosts the ranks are, as far as they know
     divided       whether the large table is divided between these
     agent         arguments of the constructor
@@ -43,6 +44,7 @@ from slowly import slow_down
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl._hints import rank_of_environment
 from dist_classicrl.agent.agent import state_of
+from dist_classicrl.engines.roles import cores
 from dist_classicrl.engines.supersteps import training
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.errors import RankLostError, RemoteRankError, TrainingStopped
@@ -143,6 +145,7 @@ if options.get("rows_once"):
     large_table.FROM_ENTRIES = 1
 if options.get("divided"):
     large_table.WHOLE_SHARE = 0.0
+cores.bound_cores = lambda: list(range(options.get("cores") or 64))
 if hosts := options.get("hosts"):
     Group.host_of = lambda self, rank: f"host {rank % hosts}"
 rank, replacement = rank_of_environment() or 0, False

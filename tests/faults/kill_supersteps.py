@@ -3,8 +3,9 @@
     python tests/faults/kill_supersteps.py --runs 30
 
 The ranks learn in supersteps, and exchange walkers in memory or, every second time, by messages; every third
-time the table is there once for all, or divided between two hosts, and they go back to a checkpoint. After
-each run is checked what kill_workers.py checks, and that the table is bit for bit the one of a process alone,
+time the table is there once for all, or divided between two hosts, and they go back to a checkpoint. In half
+of the runs their host has two cores, so that two of them learn and the others take their places. After each
+run is checked what kill_workers.py checks, and that the table is bit for bit the one of a process alone,
 which nobody disturbed: whoever died when. Environments that are stepped begin new episodes after a death, so
 that there it is checked how many steps were made in vain.
 """
@@ -23,23 +24,34 @@ _DEATHS_WORTH = 3  # the steps of about two seconds are lost where a push of one
 VICTIMS = (("worker",), ("server",), ("worker", "worker"), ("worker", "server"), ("server", "server"))
 
 
-def options(by_messages, saving, rows_once=False, hosts=None, is_stepped=False, divided=False):
+def options(
+    by_messages,
+    saving,
+    rows_once=False,
+    hosts=None,
+    is_stepped=False,
+    divided=False,
+    cores=None,
+    placement="sharded",
+):
     often = {"checkpoint_interval": "0.3s"} if saving and rows_once else {}
+    walkers = {} if placement == "replicated" else {"walkers": 64 if is_stepped else 1024}
     return {
         "agent": {"async_updates": False},
-        "train": {"placement": "sharded", "walkers": 64 if is_stepped else 1024, **often},
+        "train": {"placement": placement, **walkers, **often},
         "by_messages": by_messages,
         "saving": saving,
         "rows_once": rows_once,
         "hosts": hosts,
         "divided": divided,
+        "cores": cores,
     }
 
 
 @cache
-def undisturbed(environment, steps):
+def undisturbed(environment, steps, placement="sharded"):
     """Return the digest of the table that one process alone learns."""
-    with FaultJob(environment, 1, total_steps=steps, **options(False, False)) as job:
+    with FaultJob(environment, 1, total_steps=steps, **options(False, False, placement=placement)) as job:
         job.finish()
         return job.said("trained")[-1]["sha256"]
 
@@ -55,12 +67,14 @@ def one_run(
     rows_once=False,
     hosts=None,
     divided=False,
+    cores=None,
+    placement="sharded",
 ):
     """Train, kill the `victims` one after the other, and return what `FaultJob.finish` has seen."""
     steps = STEPS[environment] if steps is None else steps
     is_stepped = environment == "counted"
-    known = None if is_stepped else undisturbed(environment, steps)
-    asked = options(by_messages, saving, rows_once, hosts, is_stepped, divided)
+    known = None if is_stepped else undisturbed(environment, steps, placement)
+    asked = options(by_messages, saving, rows_once, hosts, is_stepped, divided, cores, placement)
     pause = _PAUSE if is_stepped else 0.0
     with FaultJob(environment, RANKS, total_steps=steps, **asked, pause=pause) as job:
         if rows_once:
@@ -85,6 +99,7 @@ def one_run(
         "rows_once": rows_once,
         "hosts": hosts,
         "divided": divided,
+        "cores": cores,
     }
 
 
@@ -132,7 +147,8 @@ def run(number, chance):
     if by_messages and environment != "counted":
         steps //= _SLOWER_BY_MESSAGES
     kept = {"saving": saving, "rows_once": rows_once, "hosts": hosts, "divided": divided}
-    return one_run(environment, victims, by_messages, chance, steps, **kept)
+    cores = chance.choice([2, None])
+    return one_run(environment, victims, by_messages, chance, steps, **kept, cores=cores)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from dist_classicrl.engines import schedule
 from dist_classicrl.engines.engine import engine_for
 from dist_classicrl.engines.outcome import Outcome, Tally
 from dist_classicrl.engines.progress import Observer, Progress, Reporter
-from dist_classicrl.engines.roles import participants
+from dist_classicrl.engines.roles import cores, participants
 from dist_classicrl.engines.roles.peers import Peer
 from dist_classicrl.engines.roles.server_base import NobodyLeft, Serving
 from dist_classicrl.engines.roles.worker_base import ServerLost, Working
@@ -494,7 +494,7 @@ class _Unsettled:
 
     def __init__(self, group: Group) -> None:
         self.is_head, self.rank = group.is_server, group.rank
-        self.term = group.view.term
+        self.term, self.members = group.view.term, group.view.members
         network, server = group.wire.network, group.view.server
         if any(network.is_cut(server, rank) for rank in group.view.members):
             raise CutOffError("There is no setup over a network that is cut.")
@@ -504,7 +504,7 @@ class _Unsettled:
     ) -> np.ndarray:
         if error is not None:
             raise error
-        return np.array([numbers], np.int64)
+        return np.array([numbers] * len(self.members), np.int64)  # alike in all of them here
 
     def broadcast(self, array: np.ndarray, what: str) -> None:
         pass
@@ -577,6 +577,8 @@ class Calls(Story):
         self.settings = self.with_more(self.random_settings(rng), seed)
         self.policy = LossPolicy()
         self.earlier = self.random_earlier(random.Random(f"earlier {seed}"))
+        #: Of each host: where ranks wait for each other, no more of them learn.
+        self.cores = random.Random(f"cores {seed}").choice([1, 2, 64])
         self._rng = random.Random(f"learners {seed}")
         until = self.calls * (self.steps * self.step_seconds / max(size - 1, 1) + 0.5)
         self.plan(rng, until)
@@ -695,7 +697,11 @@ class Calls(Story):
 
     def check(self) -> list[str]:
         """Let it happen, and return what was wrong."""
-        with simulated_time(self.network), mock.patch.object(participants, "Participant", _Watched):
+        with (
+            simulated_time(self.network),
+            mock.patch.object(participants, "Participant", _Watched),
+            mock.patch.object(cores, "bound_cores", lambda: list(range(self.cores))),
+        ):
             self.network.run(self.main, 120.0 * SILENCE)
         if self.network.gave_up:
             self.wrong.append(f"hangs: {self.network.gave_up}")

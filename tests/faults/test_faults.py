@@ -48,6 +48,14 @@ def test_owners_of_rows_are_killed(victims, by_messages):
     assert seen["killed"] == 2
 
 
+@pytest.mark.parametrize("placement", ["sharded", "replicated"])
+def test_who_has_no_core_takes_the_place_of_a_rank_that_is_killed(placement):
+    victims = ("worker", "server", "worker")
+    options = {"steps": 15_000_000, "span": 0.3, "cores": 1 if placement == "replicated" else 2}
+    seen = kill_supersteps.one_run("lake", victims, False, Random(8), placement=placement, **options)
+    assert seen["killed"] == 3
+
+
 def test_a_rank_and_the_coordinator_are_killed_where_there_is_no_server():
     victims = ("worker", "server")
     seen = kill_decentralized.one_run("lake", victims, "ring", Random(6), steps=30_000_000, span=0.3)

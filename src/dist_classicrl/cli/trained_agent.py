@@ -103,8 +103,10 @@ def load_with_env(
     trained = loaded.in_environment(env, arguments)
     if trained.env_name is None and not needs_env and not arguments:
         return trained, None
+    from dist_classicrl.model.fit import check_made_for
+
     made = trained.make_env()
-    trained.state.check_made_for(made)
+    check_made_for(trained.state, made)
     return trained, made
 
 

@@ -23,6 +23,7 @@ from dist_classicrl.learning.loops import choose_actions
 from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.rules.q_learning import RULE, QLearning
 from dist_classicrl.model.agent_state import AgentState
+from dist_classicrl.model.fit import check_not_trained_in
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.large_table import LargeTable
 from dist_classicrl.tables.line_table import LineTable
@@ -131,7 +132,7 @@ def evaluate(
     source = agent.resolved(env, min(settings.n_envs, episodes))
     try:
         if source.stepped is not None:
-            agent.check_not_trained_in(env)
+            check_not_trained_in(agent, env)
         if source.keys is not None or agent.keyed is not None:
             return _evaluate_keyed(source, agent, episodes, seed, max_steps)
         if q_table.shape[0] < source.n_states or q_table.shape[1] < source.n_actions:

@@ -15,8 +15,9 @@ from dist_classicrl._random import fresh_seed
 from dist_classicrl.checks import as_array
 from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.resolve import Source, resolve
-from dist_classicrl.errors import DivergenceError, EnvError, EnvMismatchError, NotTrainedError, SettingsError
+from dist_classicrl.errors import DivergenceError, NotTrainedError, SettingsError
 from dist_classicrl.learning.rules import check_settings, named_shared, table_shape
+from dist_classicrl.model.fit import make_room
 from dist_classicrl.model.keyed import KeyedLookup, KeyedRows
 from dist_classicrl.model.lookup import Lookup, tried
 from dist_classicrl.model.model_file import SavedModel
@@ -306,6 +307,10 @@ class AgentState:
             if self.large is None or self.large.is_written:
                 self._shape.tables(self.values)[:] = self.settings.initial_value
 
+    def forget_keys(self) -> None:
+        """Have no table any more: that of keys is empty, and the states are numbers."""
+        self.keyed = self._table = self._shape = None
+
     def corner(self, source: Source, in_rows: bool = False) -> Corner:
         """Return the part of the table that an environment uses.
 
@@ -375,27 +380,9 @@ class AgentState:
         """Return `env` as a `Source` that the table has room for; where there is no table yet, make it."""
         source = self.resolved(env, self.settings.n_envs)
         try:
-            if source.keys is not None:
-                self._check_keyed(source)
-            else:
-                self._check_size(source.n_states, source.n_actions)
-        except BaseException as error:
+            make_room(self, source)
+        except BaseException:
             source.close()
-            is_numbered = self.keyed is None and source.keys is None
-            if (
-                self.steps > 0
-                and self.environment is not None
-                and isinstance(error, EnvError)
-                and is_numbered
-            ):
-                raise EnvMismatchError(
-                    f"The table was learned in {self.environment}, and {source.name} needs a table of "
-                    f"{source.n_states} states and {source.n_actions} actions. Make another agent for that. "
-                    "To learn in both, give the agent room for both, "
-                    f"state_size={max(source.n_states, self.shape.n_states)}, "
-                    f"action_size={max(source.n_actions, self.shape.n_actions)}, and train(..., "
-                    "new_env=True) the second."
-                ) from error
             raise
         return source
 
@@ -408,95 +395,6 @@ class AgentState:
             self.legal = None if source.simulator is None else source.simulator.legal
         self.observations = None if source.stepped is None else source.stepped.observations
         self.actions = None if source.stepped is None else source.stepped.actions
-
-    def _check_keyed(self, source: Source) -> None:
-        """Make the table if there is none, and check that it is one of keys for such an environment."""
-        settings = self.settings
-        if settings.state_size is not None:
-            raise SettingsError(
-                f"state_size={settings.state_size} says how many states there are, and {source.name} has "
-                "keys as states, which nobody has counted. Leave it out; max_states= limits how many."
-            )
-        assert source.keys is not None  # else this is not called
-        if self._shape is None:
-            self.make_table(0, source.n_actions)
-            self.keyed = KeyedRows(self, np.zeros(0, source.keys))
-        n_actions = settings.action_size or self.shape.n_actions
-        if self.keyed is None or n_actions != source.n_actions:
-            here = "keys" if self.keyed is not None else "numbers from 0 on"
-            raise EnvError(
-                f"{source.name} has keys as states and {source.n_actions} actions, and the table is for "
-                f"{here} and {n_actions} actions. Leave action_size out, and make another agent for this one."
-            )
-
-    def _check_size(self, n_states: int, n_actions: int) -> None:
-        """Make the table if there is none, and check that an environment of this size fits."""
-        if self.keyed is not None:
-            if self.keyed.keys.size:
-                raise EnvError(
-                    f"The states of the environment are numbers from 0 to {n_states - 1}, and the table has "
-                    "keys as states. Make another agent for it."
-                )
-            self.keyed = self._table = self._shape = None  # nothing was learned
-        most = self.settings.max_states
-        if most is not None and n_states > most:
-            raise EnvError(
-                f"The environment has {n_states:,} states, and max_states={most:,} allows no more. Leave it "
-                "out."
-            )
-        if self._shape is None:
-            self.make_table(self.settings.state_size or n_states, self.settings.action_size or n_actions)
-        states, actions = self.shape.of_table
-        if states < n_states or actions < n_actions:
-            raise EnvError(
-                f"The environment needs a table of {n_states} states and {n_actions} actions, but this one "
-                f"has {states} and {actions}. Leave state_size and action_size out, or give at least "
-                f"state_size={n_states}, action_size={n_actions}."
-            )
-        if not self.shape.is_one_table and (states, actions) != (n_states, n_actions):
-            raise EnvError(
-                f"The environment has {n_states} states and {n_actions} actions, and the table {states} and "
-                f"{actions}. They must be the same with the algorithm {self.settings.algorithm!r}, which "
-                "learns more than one table. Leave state_size and action_size out."
-            )
-
-    def check_made_for(self, env: Any) -> None:
-        """Raise EnvError if a table took its size from an environment of another size than `env` has.
-
-        Or if what it learned is of observations and actions that `env` numbers otherwise.
-        """
-        settings, known = self.settings, self.environment
-        source = self.resolved(env, 1)
-        source.close()
-        states, actions = self.shape.of_table
-        if (self.keyed is None) != (source.keys is None):
-            raise EnvError(
-                f"Of the table and {source.name} one has keys as states, and the other numbers. Name the "
-                "environment that was trained in."
-            )
-        last = (states, actions) if known is None else (known.n_states, known.n_actions)
-        is_last = self.keyed is None and (source.n_states, source.n_actions) == last  # of a curriculum
-        other_states = settings.state_size is None and self.keyed is None and states != source.n_states
-        other_actions = settings.action_size is None and actions != source.n_actions
-        if not is_last and (other_states or other_actions):
-            raise EnvError(
-                f"The table is of an environment with {states} states and {actions} actions, but "
-                f"{source.name} has {source.n_states} and {source.n_actions}. Name the environment that was "
-                "trained in, with its arguments."
-            )
-        is_numbered = known is not None and known.is_numbered
-        at = source.stepped
-        spaces = (None, None) if at is None else (at.observations, at.actions)
-        for role, learned, given in zip(
-            ("observations", "actions"), (self.observations, self.actions), spaces, strict=True
-        ):
-            if (learned or is_numbered) and _numbering(learned) != _numbering(given):
-                raise EnvError(
-                    f"{source.name} has other {role} than the environment that was trained in: "
-                    f"{given.space if given else 'whole numbers from 0 on'}, and the table is of "
-                    f"{learned.space if learned else 'whole numbers from 0 on'}. Name the environment that "
-                    "was trained in, with its arguments and wrappers."
-                )
 
     def lookup(self) -> Lookup:
         """Return what the table says for observations of the environment, while it goes on learning."""
@@ -554,20 +452,6 @@ class AgentState:
                 f"{name} cannot be set while the agent trains: the training has taken it at its beginning. "
                 "Set it between two calls of train(), which a callback ends by returning False; epsilon and "
                 "learning_rate may be schedules, such as Linear(1.0, 0.1, fraction=0.5)."
-            )
-
-    def check_not_trained_in(self, env: Any) -> None:
-        """Raise SettingsError where `env` is the very environment that the training steps through."""
-        import gymnasium
-
-        objects = gymnasium.Env, gymnasium.vector.VectorEnv
-        if not isinstance(env, objects) or not isinstance(self.trains_in, objects):
-            return
-        if env.unwrapped is self.trains_in.unwrapped:
-            raise SettingsError(
-                f"{env} is the environment that the training steps through, and to play in it would break "
-                "off its episodes and change what is learned. Give a second environment, or a function that "
-                "makes one."
             )
 
     def change(self, **settings: Any) -> None:
@@ -639,12 +523,6 @@ def _unknown_shape() -> NotTrainedError:
         "The table has no shape yet. Call train(env=...), or give state_size and action_size to the "
         "constructor."
     )
-
-
-def _numbering(index: SpaceIndex | None) -> Any:
-    """Return how values become the integers from 0 on, or None where they are these."""
-    parts = None if index is None else index.parts()
-    return None if parts is not None and parts[0][:3] == ((), (), [0]) else parts
 
 
 def digest(array: np.ndarray) -> int:

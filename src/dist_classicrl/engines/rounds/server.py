@@ -16,6 +16,7 @@ from dist_classicrl.comm.transport import Backoff
 from dist_classicrl.engines.laggards import Laggards
 from dist_classicrl.engines.loops import LearningOn
 from dist_classicrl.engines.outcome import Learned
+from dist_classicrl.engines.roles.cores import with_cores
 from dist_classicrl.engines.roles.peers import Peer
 from dist_classicrl.engines.roles.server_base import NobodyLeft, Serving
 from dist_classicrl.engines.rounds.messages import (
@@ -38,6 +39,9 @@ from dist_classicrl.tables.round_merge import RoundMerge
 _WHY_MORE = (
     "It carries more logical workers than they. Let logical_workers be a multiple of the ranks that learn."
 )
+
+_TELL_ALL_SECONDS = 1.0
+"""So often who carries nobody, for want of a core, is told where the run is, and could go on from there."""
 
 
 def carriers(settings: Settings, workers: list[int]) -> dict[int, int]:
@@ -74,6 +78,7 @@ class RoundServer(Serving[Client]):
         self._snapshot = self.table.snapshot()
         self.table.in_order = self.codec.wants_order
         self._attempt = 0
+        self._told_all = -math.inf  # when all were, also those that carry nobody
         self._carried_by: dict[int, int] = {}
         self._is_broken = False
         self._waited = math.inf  # seconds, for the maps of the last round
@@ -156,7 +161,7 @@ class RoundServer(Serving[Client]):
 
     def _begin_round(self, since: int, order: Order) -> None:
         """Tell all the table, who plays what, and what to tell; again if somebody was lost meanwhile."""
-        workers = [peer.rank for peer in self.peers.learners]
+        workers = with_cores(self.told, self.group, [peer.rank for peer in self.peers.learners])
         if not workers:
             raise NobodyLeft
         self._attempt += 1
@@ -168,7 +173,14 @@ class RoundServer(Serving[Client]):
             self._laggards.begin()
         self._carried_by = carried_by
         ready: dict[int, tuple[np.ndarray, int]] = {}
+        now = self.group.wire.now()
+        tells_all = order != Order.GO_ON or not self.may_repeat or now >= self._told_all + _TELL_ALL_SECONDS
+        if tells_all:
+            self._told_all = now
         for peer in self.peers.present.values():
+            if not tells_all and peer.rank not in carried_by.values():
+                peer.client.is_new = True
+                continue
             base = -1 if peer.client.is_new else since
             peer.client.is_new = False
             if base not in ready:

@@ -6,6 +6,7 @@ from dist_classicrl.comm.compression import codec_for
 from dist_classicrl.compression import name_of
 from dist_classicrl.engines.loops import LearningOn, RoundLoop
 from dist_classicrl.engines.outcome import Outcome
+from dist_classicrl.engines.roles.cores import settle_cores, with_cores
 from dist_classicrl.engines.roles.link import settle_compression
 from dist_classicrl.engines.roles.participants import Roles, run_together
 from dist_classicrl.engines.rounds.messages import RoundStart
@@ -24,6 +25,7 @@ from dist_classicrl.tables.shared import SharedTable
 def train(run: Run, group: Group, start: Setup | Entry) -> Outcome:
     """Train with the other ranks, as `Engine.train` says."""
     settle_compression(run, group, start)
+    settle_cores(run, group, start)
     return run_together(RoundRoles, run, group, start)
 
 
@@ -60,7 +62,7 @@ class RoundRoles(Roles[RoundWorker, RoundServer]):
             wants_to_leave=run.wants_to_leave,
         )
         if base.is_some:
-            carried_by = carriers(settings, self.group.view.workers)
+            carried_by = carriers(settings, with_cores(run.told, self.group, self.group.view.workers))
             mine = [logical for logical, rank in carried_by.items() if rank == self.group.rank]
             self._begin_walkers(learner, mine)
             worker.carried = mine

@@ -16,6 +16,7 @@ from dist_classicrl.engines.laggards import Laggards
 from dist_classicrl.engines.loops import LearningOn
 from dist_classicrl.engines.outcome import Learned
 from dist_classicrl.engines.progress import Learning
+from dist_classicrl.engines.roles.cores import with_cores
 from dist_classicrl.engines.roles.peers import Peer
 from dist_classicrl.engines.roles.server_base import NobodyLeft, Serving
 from dist_classicrl.engines.saving import Position, Saver
@@ -242,8 +243,10 @@ class SuperstepServer(Serving[Client]):
         self._is_broken = self._must_begin = False
         self._who.begin()
         self._used = self.cut.used
-        others = [] if self._who.is_alone else self.peers.learners
-        players = tuple(sorted([self.group.rank, *(peer.rank for peer in others)]))
+        learners = {} if self._who.is_alone else {peer.rank: peer for peer in self.peers.learners}
+        playing = with_cores(self.told, self.group, [self.group.rank, *learners])
+        players = tuple(sorted(playing))
+        others = [learners[rank] for rank in playing[1:]]
         owners, rows = self.part.owners(players), self.part.new_rows()
         ready: dict[int, np.ndarray] = {}
         for peer in others:

@@ -13,6 +13,7 @@ import numpy as np
 from dist_classicrl.engines.local import training as local
 from dist_classicrl.engines.loops import LearningOn, StepLoop
 from dist_classicrl.engines.outcome import Outcome
+from dist_classicrl.engines.roles.cores import settle_cores
 from dist_classicrl.engines.roles.messages import Final
 from dist_classicrl.engines.roles.participants import Roles, run_together
 from dist_classicrl.engines.run import Run
@@ -55,6 +56,7 @@ def train(run: Run, group: Group | None, start: Setup | Entry | None) -> Outcome
     try:
         try:
             _share_rows(run, group, start)
+            settle_cores(run, group, start)
             memory = _memory(run, group, start)
         except BaseException:
             run.close(None)

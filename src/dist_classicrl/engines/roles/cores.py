@@ -1,0 +1,69 @@
+"""How many ranks of a host learn at once where all wait for each other: as many as it has cores for them.
+
+In rounds and supersteps a rank without a core of its own holds up all. Of who learns the table tells
+nothing: it is the same bits. Who does not takes the place of one that is lost. Environments in Python may
+well wait for something else than a core, so there all learn; and where rows are divided between hosts, any
+rank may have to tell those of its host.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dist_classicrl._hints import bound_cores, core_quota
+from dist_classicrl.engines.run import Run
+from dist_classicrl.membership.admission import Entry
+from dist_classicrl.membership.group import Group
+from dist_classicrl.membership.handshake import Setup
+
+logger = logging.getLogger(__name__)
+
+_KEY = "cores"  # of what is told: for each host; {} where it does not matter
+
+
+def settle_cores(run: Run, group: Group, start: Setup | Entry) -> None:
+    """Let all ranks know how many cores each host has for them; who joins was told."""
+    if isinstance(start, Entry):
+        return
+    run.told[_KEY] = {}
+    if run.source.simulator is None or (run.large is not None and run.large.is_divided):
+        return
+    own = bound_cores()
+    numbers = [len(own), zlib.crc32(repr(own).encode()), core_quota() or sys.maxsize]
+    bound: dict[str, dict[int, int]] = {}  # of each host the cores of each set that ranks are bound to
+    quotas: dict[str, int] = {}
+    ranks = Counter(group.host_of(rank) for rank in start.members)
+    for rank, told in zip(start.members, start.agree(None, {}, numbers).tolist(), strict=True):
+        cores, which, quota = told
+        host = group.host_of(rank)
+        bound.setdefault(host, {})[which] = cores
+        quotas[host] = quota
+    run.told[_KEY] = {host: min(sum(sets.values()), quotas[host]) for host, sets in bound.items()}
+    for host, cores in run.told[_KEY].items() if start.is_head else ():
+        if ranks[host] > cores:
+            logger.info(
+                "%s has %s cores for %s ranks: so many of them learn, and the others wait to take the place "
+                "of one that is lost.",
+                host or "This host",
+                cores,
+                ranks[host],
+            )
+
+
+def with_cores(told: Mapping[str, Any], group: Group, ranks: Iterable[int]) -> list[int]:
+    """Return those of these ranks for whom there are cores: `told` is `Run.told`."""
+    room: dict[str, int] = dict(told.get(_KEY, {}))
+    found = []
+    for rank in ranks:
+        host = group.host_of(rank)
+        left = room.get(host, 1)
+        if left > 0:
+            found.append(rank)
+        if host in room:
+            room[host] = left - 1
+    return found

@@ -1,0 +1,152 @@
+"""Whether an environment fits what an agent has learned, or the one that it learns in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dist_classicrl.environments.resolve import Source
+from dist_classicrl.errors import EnvError, EnvMismatchError, SettingsError
+from dist_classicrl.model.keyed import KeyedRows
+
+if TYPE_CHECKING:
+    from dist_classicrl.environments.stepped.spaces import SpaceIndex
+    from dist_classicrl.model.agent_state import AgentState
+
+
+def make_room(state: AgentState, source: Source) -> None:
+    """Check that the table has room for an environment, and make it where there is none yet.
+
+    EnvError where it has not, which is an EnvMismatchError once another environment was learned in.
+    """
+    known = state.environment
+    is_numbered = state.keyed is None and source.keys is None
+    try:
+        if source.keys is not None:
+            _make_room_for_keys(state, source)
+        else:
+            _make_room_for_numbers(state, source.n_states, source.n_actions)
+    except EnvError as error:
+        if state.steps == 0 or known is None or not is_numbered:
+            raise
+        raise EnvMismatchError(
+            f"The table was learned in {known}, and {source.name} needs a table of "
+            f"{source.n_states} states and {source.n_actions} actions. Make another agent for that. "
+            "To learn in both, give the agent room for both, "
+            f"state_size={max(source.n_states, state.shape.n_states)}, "
+            f"action_size={max(source.n_actions, state.shape.n_actions)}, and train(..., "
+            "new_env=True) the second."
+        ) from error
+
+
+def _make_room_for_keys(state: AgentState, source: Source) -> None:
+    """Make the table if there is none, and check that it is one of keys for such an environment."""
+    settings = state.settings
+    if settings.state_size is not None:
+        raise SettingsError(
+            f"state_size={settings.state_size} says how many states there are, and {source.name} has "
+            "keys as states, which nobody has counted. Leave it out; max_states= limits how many."
+        )
+    assert source.keys is not None  # else this is not called
+    if not state.has_table:
+        state.make_table(0, source.n_actions)
+        state.keyed = KeyedRows(state, np.zeros(0, source.keys))
+    n_actions = settings.action_size or state.shape.n_actions
+    if state.keyed is None or n_actions != source.n_actions:
+        here = "keys" if state.keyed is not None else "numbers from 0 on"
+        raise EnvError(
+            f"{source.name} has keys as states and {source.n_actions} actions, and the table is for "
+            f"{here} and {n_actions} actions. Leave action_size out, and make another agent for this one."
+        )
+
+
+def _make_room_for_numbers(state: AgentState, n_states: int, n_actions: int) -> None:
+    """Make the table if there is none, and check that an environment of this size fits."""
+    if state.keyed is not None:
+        if state.keyed.keys.size:
+            raise EnvError(
+                f"The states of the environment are numbers from 0 to {n_states - 1}, and the table has "
+                "keys as states. Make another agent for it."
+            )
+        state.forget_keys()  # nothing was learned
+    most = state.settings.max_states
+    if most is not None and n_states > most:
+        raise EnvError(
+            f"The environment has {n_states:,} states, and max_states={most:,} allows no more. Leave it out."
+        )
+    if not state.has_table:
+        state.make_table(state.settings.state_size or n_states, state.settings.action_size or n_actions)
+    states, actions = state.shape.of_table
+    if states < n_states or actions < n_actions:
+        raise EnvError(
+            f"The environment needs a table of {n_states} states and {n_actions} actions, but this one "
+            f"has {states} and {actions}. Leave state_size and action_size out, or give at least "
+            f"state_size={n_states}, action_size={n_actions}."
+        )
+    if not state.shape.is_one_table and (states, actions) != (n_states, n_actions):
+        raise EnvError(
+            f"The environment has {n_states} states and {n_actions} actions, and the table {states} and "
+            f"{actions}. They must be the same with the algorithm {state.settings.algorithm!r}, which "
+            "learns more than one table. Leave state_size and action_size out."
+        )
+
+
+def check_made_for(state: AgentState, env: Any) -> None:
+    """Raise EnvError if a table took its size from an environment of another size than `env` has.
+
+    Or if what it learned is of observations and actions that `env` numbers otherwise.
+    """
+    settings, known = state.settings, state.environment
+    source = state.resolved(env, 1)
+    source.close()
+    states, actions = state.shape.of_table
+    if (state.keyed is None) != (source.keys is None):
+        raise EnvError(
+            f"Of the table and {source.name} one has keys as states, and the other numbers. Name the "
+            "environment that was trained in."
+        )
+    last = (states, actions) if known is None else (known.n_states, known.n_actions)
+    is_last = state.keyed is None and (source.n_states, source.n_actions) == last  # of a curriculum
+    other_states = settings.state_size is None and state.keyed is None and states != source.n_states
+    other_actions = settings.action_size is None and actions != source.n_actions
+    if not is_last and (other_states or other_actions):
+        raise EnvError(
+            f"The table is of an environment with {states} states and {actions} actions, but "
+            f"{source.name} has {source.n_states} and {source.n_actions}. Name the environment that was "
+            "trained in, with its arguments."
+        )
+    is_numbered = known is not None and known.is_numbered
+    at = source.stepped
+    spaces = (None, None) if at is None else (at.observations, at.actions)
+    for role, learned, given in zip(
+        ("observations", "actions"), (state.observations, state.actions), spaces, strict=True
+    ):
+        if (learned or is_numbered) and _numbering(learned) != _numbering(given):
+            raise EnvError(
+                f"{source.name} has other {role} than the environment that was trained in: "
+                f"{given.space if given else 'whole numbers from 0 on'}, and the table is of "
+                f"{learned.space if learned else 'whole numbers from 0 on'}. Name the environment that "
+                "was trained in, with its arguments and wrappers."
+            )
+
+
+def check_not_trained_in(state: AgentState, env: Any) -> None:
+    """Raise SettingsError where `env` is the very environment that the training steps through."""
+    import gymnasium
+
+    objects = gymnasium.Env, gymnasium.vector.VectorEnv
+    if not isinstance(env, objects) or not isinstance(state.trains_in, objects):
+        return
+    if env.unwrapped is state.trains_in.unwrapped:
+        raise SettingsError(
+            f"{env} is the environment that the training steps through, and to play in it would break "
+            "off its episodes and change what is learned. Give a second environment, or a function that "
+            "makes one."
+        )
+
+
+def _numbering(index: SpaceIndex | None) -> Any:
+    """Return how values become the integers from 0 on, or None where they are these."""
+    parts = None if index is None else index.parts()
+    return None if parts is not None and parts[0][:3] == ((), (), [0]) else parts

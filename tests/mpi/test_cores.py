@@ -1,0 +1,75 @@
+"""Where ranks wait for each other only as many of a host learn as it has cores: the table is the same."""
+
+import pytest
+
+from dist_classicrl import TabularMDP
+from dist_classicrl.callbacks import BaseCallback
+from dist_classicrl.engines.roles import cores
+from dist_classicrl.engines.rounds.worker import RoundWorker
+from dist_classicrl.engines.supersteps.part import Part
+from dist_classicrl.tables import large_table
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """Give a list to which is added, on each rank, what it learned in."""
+    found = []
+
+    def noted(kind, name):
+        play = getattr(kind, name)
+
+        def play_and_note(self, *asked):
+            if self.group.wire.size > 1:
+                found.append(kind)
+            return play(self, *asked)
+
+        monkeypatch.setattr(kind, name, play_and_note)
+
+    noted(Part, "play")
+    noted(RoundWorker, "_play")
+    return found
+
+
+class FourSeconds(BaseCallback):
+    """Ends a training after these."""
+
+    def _on_step(self):
+        return self.progress.seconds < 4.0
+
+
+def few_cores(monkeypatch, n):
+    monkeypatch.setattr(cores, "bound_cores", lambda: list(range(n)))
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("n_cores", [1, 2])
+@pytest.mark.parametrize("kind", ["supersteps", "rows of the host", "rounds"])
+def test_as_many_ranks_learn_as_there_are_cores(
+    world, alone, several_ranks, make_agent, digests, monkeypatch, played, kind, n_cores
+):
+    few_cores(monkeypatch, n_cores)
+    if kind == "rows of the host":
+        monkeypatch.setattr(large_table, "FROM_ENTRIES", 1)
+    placement = "replicated" if kind == "rounds" else "sharded"
+    model = TabularMDP.garnet(300, 4, 3, seed=1)
+    together, single = (make_agent(async_updates=False, comm=comm) for comm in (world, alone))
+    for steps in (30_011, 9_973):
+        result = together.train(model, total_steps=steps, placement=placement)
+        single.train(model, total_steps=steps, placement=placement)
+        assert result.steps == steps
+        assert set(digests(together)) == set(digests(single))
+    learned = [bool(kinds) for kinds in world.allgather(played)]
+    first = 1 if kind == "rounds" else 0  # a server of rounds does not learn
+    assert learned == [first <= rank < first + n_cores for rank in range(world.size)]
+
+
+def test_who_waits_hears_of_a_training_that_takes_longer_than_its_deadline(
+    world, several_ranks, make_agent, monkeypatch
+):
+    few_cores(monkeypatch, 1)
+    model = TabularMDP.garnet(300, 4, 3, seed=1)
+    make_agent(async_updates=False).train(model, total_steps=1_000, placement="replicated")
+    agent = make_agent(async_updates=False, timeout=2.0, heartbeat_interval=0.2, heartbeat_timeout=1.0)
+    asked = {"placement": "replicated", "progress_interval": 0.1}
+    result = agent.train(model, total_steps=10**15, **asked, callbacks=FourSeconds())
+    assert result.events == ()

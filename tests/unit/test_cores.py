@@ -1,0 +1,83 @@
+"""How many ranks of a host learn where all wait for each other, on hosts and with bindings of all kinds."""
+
+import logging
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from dist_classicrl.engines.roles import cores
+
+
+def settled(monkeypatch, hosts, bound, quotas=None, **run):
+    """Return what ranks on these hosts are told, which are bound to these cores and have such quotas."""
+    quotas = quotas or [None] * len(hosts)
+    said = []
+    for own, quota in zip(bound, quotas, strict=True):
+        monkeypatch.setattr(cores, "bound_cores", lambda own=own: list(own))
+        monkeypatch.setattr(cores, "core_quota", lambda quota=quota: quota)
+        start = SimpleNamespace(members=(0,), is_head=False)
+        start.agree = lambda error, description, numbers: said.append(numbers) or np.array([numbers])
+        cores.settle_cores(a_run(**run), a_group(hosts), start)
+    told = a_run(**run)
+    start = SimpleNamespace(members=tuple(range(len(hosts))), is_head=True)
+    start.agree = lambda *_: np.array(said, np.int64)
+    cores.settle_cores(told, a_group(hosts), start)
+    return told.told
+
+
+def a_run(simulator="compiled", large=None):
+    return SimpleNamespace(told={}, source=SimpleNamespace(simulator=simulator), large=large)
+
+
+def a_group(hosts):
+    return SimpleNamespace(host_of=lambda rank: hosts[rank])
+
+
+def playing(told, hosts, ranks=None):
+    return cores.with_cores(told, a_group(hosts), range(len(hosts)) if ranks is None else ranks)
+
+
+def test_as_many_ranks_of_a_host_learn_as_it_has_cores(monkeypatch, caplog):
+    hosts = ["a", "a", "a", "b", "b"]
+    with caplog.at_level(logging.INFO, "dist_classicrl"):
+        told = settled(monkeypatch, hosts, [range(2)] * 3 + [range(8)] * 2)
+    assert told["cores"] == {"a": 2, "b": 8}
+    assert playing(told, hosts) == [0, 1, 3, 4]
+    assert [record.getMessage()[:27] for record in caplog.records] == ["a has 2 cores for 3 ranks: "]
+
+
+def test_those_are_taken_that_are_there(monkeypatch):
+    hosts = ["a"] * 4
+    told = settled(monkeypatch, hosts, [range(2)] * 4)
+    assert playing(told, hosts, [3, 1, 2]) == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("bound", "most"),
+    [
+        ([{0}, {1}, {2}], 3),  # as mpirun binds them
+        ([{0}, {0}, {1}], 2),
+        ([{0, 1, 2, 3}, {4, 5, 6, 7}, {0, 1, 2, 3}], 8),
+    ],
+)
+def test_cores_of_different_bindings_add_up(monkeypatch, bound, most):
+    assert settled(monkeypatch, ["a"] * 3, bound)["cores"] == {"a": most}
+
+
+def test_a_control_group_may_have_fewer(monkeypatch):
+    told = settled(monkeypatch, ["a"] * 3 + ["b"], [range(64)] * 4, [2, 2, 2, None])
+    assert told["cores"] == {"a": 2, "b": 64}
+
+
+def test_all_learn_that_step_environments_or_may_have_to_tell_rows(monkeypatch):
+    hosts = ["a"] * 4
+    divided = SimpleNamespace(is_divided=True)
+    for run in ({"simulator": None}, {"large": divided}):
+        told = settled(monkeypatch, hosts, [range(2)] * 4, **run)
+        assert playing(told, hosts) == [0, 1, 2, 3]
+
+
+def test_nobody_is_left_out_where_nothing_was_told():
+    assert playing({}, ["a"] * 3) == [0, 1, 2]
+    assert playing({"cores": {"a": 1}}, ["a", "b", "b", "a"]) == [0, 1, 2]  # b came later
