@@ -394,7 +394,7 @@ class Session:
     ) -> TrainingResult:
         state, asked, settings = self.state, self.asked, self.state.settings
         corner = state.corner(source, in_rows)
-        state.environment = source.identity
+        state.environment, state.trains_in = source.identity, source.stepped
         callbacks = callback_list(asked.callbacks)
         interval = math.inf if self.shown is None else REPORT_SECONDS
         if asked.progress is not None or callbacks.children and not callbacks.needs_own_steps_alone:

@@ -68,7 +68,7 @@ def train(agent: Any, state: AgentState, asked: Request, comm: Any) -> TrainingR
             "train() was called for an agent that is training: a callback cannot do that. Let the callback "
             "return False to end the training, and call train() again when it has returned."
         )
-    state.is_training, state.trains_in = True, asked.env
+    state.is_training = True
     try:
         parent = find_parent()
         if parent is not None:

@@ -31,6 +31,7 @@ from dist_classicrl.tables.shape import TableShape
 if TYPE_CHECKING:
     from dist_classicrl.engines.progress import Progress
     from dist_classicrl.engines.run import Resumed
+    from dist_classicrl.environments.stepped.base import SteppedEnv
     from dist_classicrl.environments.stepped.spaces import SpaceIndex
 
 _BLOCK_BYTES = 1 << 15
@@ -114,7 +115,7 @@ class AgentState:
     actions: SpaceIndex | None = None
     leaving: LeaveWatch = field(default_factory=LeaveWatch)  # was this rank asked to leave?
     is_training: bool = False
-    trains_in: Any = None  # what was given to `train` as the environment, while it trains
+    trains_in: SteppedEnv | None = None  # what a training steps through, while it does
 
     def __post_init__(self) -> None:
         check_settings(self.settings)
