@@ -800,6 +800,24 @@ def test_what_callbacks_of_stable_baselines3_have_besides_is_told_by_its_name_he
         agent.train("FrozenLake-v1", total_steps=100, callbacks=Diary(np.ones(2)))
 
 
+def test_an_environment_of_the_training_is_not_played_in_however_it_is_given():
+    env, vector = SteppedLake(), gymnasium.vector.SyncVectorEnv([SteppedLake])
+    wrapped = gymnasium.wrappers.TimeLimit(env, 50)
+    given = (
+        (env, lambda: env),
+        (env, lambda: wrapped),
+        (lambda: wrapped, lambda: env),
+        (lambda: env, wrapped),
+        (vector, lambda: vector),
+        (vector, vector.envs[0]),
+    )
+    for trained, played in given:
+        agent = DistAsyncQLearning(seed=1, n_envs=1)
+        with pytest.raises(SettingsError, match="steps through.*makes a new one at every call"):
+            agent.train(trained, 500, callbacks=lambda _, agent=agent, env=played: agent.evaluate(env))
+        assert not vector.closed and agent.evaluate(env, 1, max_steps=5).episodes == 1
+
+
 @pytest.mark.parametrize("wrapped", [lambda env: env, lambda env: gymnasium.wrappers.TimeLimit(env, 50)])
 def test_an_environment_that_the_training_steps_through_is_not_played_in(wrapped):
     env = SteppedLake()

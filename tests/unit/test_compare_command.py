@@ -120,6 +120,29 @@ def test_who_was_stopped_early_is_named_and_not_compared_by_its_scores(tmp_path,
     assert "stopped early in FrozenLake-v1. Add --until-significant" in capsys.readouterr().err
 
 
+def test_a_study_with_too_few_settings_to_compare_says_why_and_what_to_type(tmp_path, capsys):
+    text = STUDY.replace("20_000", "2_000") + "[early_stopping]\nfactor = 2\nrungs = 2\n"
+    folder = made(tmp_path, text)
+    (name,) = Study(folder).left_out()
+    for more in ([], ["--until-significant"]):
+        assert main(["compare", str(folder), *more]) == 2
+        said = capsys.readouterr().err
+        assert f"Left out are {name}: stopped early in FrozenLake-v1" in said
+        assert "FIRST and SECOND with --until-significant" in said
+    (tmp_path / "one").mkdir()
+    alone = made(tmp_path / "one", text.partition("[vary]")[0])
+    assert main(["compare", str(alone)]) == 2
+    assert "has default alone. Give a setting several values below [vary]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["compare", "show"])
+def test_of_a_folder_of_studies_one_is_named(command, tmp_path, capsys):
+    folder = made(tmp_path, STUDY.replace("20_000", "200"))
+    assert main([command, str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert "ame one of" in said and str(folder) in said
+
+
 def test_what_cannot_be_compared_so_is_refused(study, tmp_path, capsys):
     assert main(["compare", str(study), "--stages", "3"]) == 2
     assert "belong to --until-significant" in capsys.readouterr().err

@@ -162,6 +162,37 @@ def test_a_study_has_its_runs_processes_best_settings_and_failures(study, tmp_pa
     assert "run 8: EnvError: it is broken" in text and "a warning" in text and "1k steps" in text
 
 
+def test_settings_that_got_further_come_before_those_that_were_stopped_early(whole_study, tmp_path):
+    plan = whole_study.plan
+    with Member(StudyFolder(tmp_path)) as member:
+
+        def make(run, steps, value):
+            trial = plan.trial(run, steps)
+            known = {"optimal_value": 1.0, "random_value": 0.0, "exact_value": value, "final_return": value}
+            more = {"training_return": value, "episodes": 10, "seconds": 0.1, "train_seconds": 0.1}
+            curve = [[steps, value, 5]]
+            member.keep(
+                {"key": trial.key, "run": run, "error": None, "steps": steps, "curve": curve} | known | more
+            )
+
+        for run in range(18):  # the first settings are the best after 100 steps, and not after 300
+            make(run, 100, 0.75 - run // 3 / 8)
+        for run in range(6):
+            make(run, 300, 0.25 + run // 3 / 8)
+    lines = lines_of(StudyView(tmp_path, "x"), height=34)
+    best = [line.split()[1:5] for line in lines if "epsilon=" in line]
+    assert best[:3] == [
+        ["0.375", "3", "300", "epsilon=0.2"],
+        ["0.25", "3", "300", "epsilon=0.1"],
+        ["0.5", "3", "100", "epsilon=0.3"],
+    ]
+    told = {each["settings"]: each for each in whole_study.summary()}
+    assert [told[f"epsilon={name}"]["steps"] for name in ("0.2", "0.3")] == [300, 100]
+    first = whole_study.first_rows()
+    assert len(first) == 18 and {row["steps"] for row in first} == {100}
+    assert [row["score"] for row in first[:4]] == [0.75, 0.75, 0.75, 0.625]
+
+
 def test_a_study_that_is_not_there_yet_is_no_error(tmp_path):
     assert "no study yet" in "\n".join(lines_of(StudyView(tmp_path / "none", "x")))
 

@@ -344,12 +344,27 @@ def test_from_dict_keeps_order_and_forbids_what_is_not_listed():
         ({0: {0: [7]}}, r"P\[0\]\[0\] has the outcome 7"),
         ({0: {"left": [(1.0, 0, 0, True)]}}, r"P\[0\] has an action 'left'"),
         ({0: {0: [(0.5, 0, 0, True)]}}, "add up to 0.5"),
-        ({0: {0: [(1.0, 0, 0, "yes")]}}, "outcome_terminated has dtype"),
+        ({0: {0: [(1.0, 0, 0, "yes")]}}, r"P\[0\]\[0\] has an outcome whose terminated is 'yes'"),
     ],
 )
 def test_from_dict_refuses(P, message):
     with pytest.raises(ModelError, match=message):
         TabularMDP.from_dict(P, [1.0])
+
+
+@pytest.mark.parametrize(
+    ("outcome", "message"),
+    [
+        ((1.0, 1.5, 0.0, False), "next state is 1.5; it must be a whole number"),
+        ((1.0, 0, "1", False), "reward is '1'; it must be a number"),
+        ((None, 0, 0.0, False), "probability is None; it must be a number"),
+        ((1.0, 0, 0.0, 1), "terminated is 1; it must be True or False"),
+    ],
+)
+def test_from_dict_names_the_state_and_the_action_of_an_outcome_of_another_kind(outcome, message):
+    right = [(0.5, 0, 0.0, False), (0.5, 1, 0.0, True)]
+    with pytest.raises(ModelError, match=rf"P\[1\]\[0\] has an outcome whose {message}"):
+        TabularMDP.from_dict({0: {0: right, 1: right}, 1: {0: [outcome], 1: right}}, [1.0, 0.0])
 
 
 def test_from_dict_takes_a_number_of_actions():

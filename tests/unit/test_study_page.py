@@ -102,6 +102,31 @@ def test_a_study_of_one_seed_that_is_under_way_or_was_stopped_early_has_a_page(t
     assert "Learning curves" in titles and "Intervals" not in titles and "Performance profiles" not in titles
 
 
+def test_with_early_stopping_scores_are_compared_after_the_same_number_of_steps(tmp_path, monkeypatch):
+    """What a setting matters is told by the first rung; stopped settings are in the order of their rungs."""
+    from dist_classicrl.report import study_sections as sections
+    from dist_classicrl.sweep.halving import SuccessiveHalving
+
+    vary = {"learning_rate": [0.0001, 0.01, 0.1, 0.2, 0.3, 0.4]}
+    stopping = SuccessiveHalving(factor=2, rungs=3)
+    few = {"total_steps": 8_000, "points": 4, "eval_episodes": 5}
+    study = Sweep(GARNET, seeds=2, vary=vary, early_stopping=stopping, folder=tmp_path, **few).run(1)
+    seen = []
+    real = sections.sensitivity
+    monkeypatch.setattr(sections, "sensitivity", lambda *given: seen.append(given) or real(*given))
+    page = Page("T").add(*study_sections(study)).html
+    ((settings, scores),) = seen
+    assert sorted(set(settings["learning_rate"])) == vary["learning_rate"] and len(scores) == 12
+    assert "the first rung, of 2,000 steps" in page
+    (compared,) = re.findall("Settings compared</h2>.*?</table>", page, re.DOTALL)
+    told = [
+        (name, int(steps.replace(",", "")))
+        for name, steps in re.findall(r"<td>(learning_rate=[^<]*)</td><td>([\d,]+)</td>", compared)
+    ]
+    assert [steps for _, steps in told] == sorted((steps for _, steps in told), reverse=True)
+    assert {steps for _, steps in told} == {2_000, 4_000, 8_000}
+
+
 @pytest.mark.slow
 def test_without_matplotlib_it_says_what_to_install(study, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)

@@ -62,19 +62,25 @@ def telling_of_compilation() -> Iterator[None]:
 
 
 def show_study(study: Study) -> None:
-    """Write a table of all settings, with the runs that are made of each and their mean score."""
+    """Write a table of all settings, with the runs that are made of each and their mean score.
+
+    With early stopping it has the steps that the score is of.
+    """
+    has_rungs = study.plan.stopping is not None
     rows = [
         [
             each["environment"],
             each["settings"] + (" (stopped early)" if each["stopped"] else ""),
             str(each["runs"]),
             str(each["failed"]),
+            *([f"{each['steps']:,}"] if has_rungs else []),
             "-" if each["mean_score"] is None else f"{each['mean_score']:.4g}",
             "-" if each["standard_error"] is None else f"{each['standard_error']:.2g}",
         ]
         for each in study.summary()
     ]
-    output.show_table(["environment", "settings", "runs", "failed", "score", "standard error"], rows)
+    steps = ["steps"] if has_rungs else []
+    output.show_table(["environment", "settings", "runs", "failed", *steps, "score", "standard error"], rows)
 
 
 def refuse_study(folder: str | os.PathLike[str]) -> None:

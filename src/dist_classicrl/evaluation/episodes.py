@@ -130,9 +130,9 @@ def evaluate(
     seed = fresh_seed() if seed is None else seed
     episodes, max_steps = _EPISODES("episodes", episodes), _STEPS("max_steps", max_steps)
     source = agent.resolved(env, min(settings.n_envs, episodes))
+    if source.stepped is not None:
+        check_not_trained_in(agent, source.stepped)  # before there is anything to close: it is in use
     try:
-        if source.stepped is not None:
-            check_not_trained_in(agent, env)
         if source.keys is not None or agent.keyed is not None:
             return _evaluate_keyed(source, agent, episodes, seed, max_steps)
         if q_table.shape[0] < source.n_states or q_table.shape[1] < source.n_actions:

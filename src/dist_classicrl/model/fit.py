@@ -11,8 +11,30 @@ from dist_classicrl.errors import EnvError, EnvMismatchError, SettingsError
 from dist_classicrl.model.keyed import KeyedRows
 
 if TYPE_CHECKING:
+    from dist_classicrl.environments.stepped.base import SteppedEnv
     from dist_classicrl.environments.stepped.spaces import SpaceIndex
     from dist_classicrl.model.agent_state import AgentState
+
+
+def get_to_know(state: AgentState, env: Any) -> Source:
+    """Return `env` as a `Source`, and take note of its size, its spaces and its legal actions.
+
+    EnvError where it cannot be learned in, or is larger than the table.
+    """
+    source = look_at(state, env)
+    state.take_note_of(source)
+    return source
+
+
+def look_at(state: AgentState, env: Any) -> Source:
+    """Return `env` as a `Source` that the table has room for; where there is no table yet, make it."""
+    source = state.resolved(env, state.settings.n_envs)
+    try:
+        make_room(state, source)
+    except BaseException:
+        source.close()
+        raise
+    return source
 
 
 def make_room(state: AgentState, source: Source) -> None:
@@ -131,18 +153,15 @@ def check_made_for(state: AgentState, env: Any) -> None:
             )
 
 
-def check_not_trained_in(state: AgentState, env: Any) -> None:
-    """Raise SettingsError where `env` is the very environment that the training steps through."""
-    import gymnasium
-
-    objects = gymnasium.Env, gymnasium.vector.VectorEnv
-    if not isinstance(env, objects) or not isinstance(state.trains_in, objects):
-        return
-    if env.unwrapped is state.trains_in.unwrapped:
+def check_not_trained_in(state: AgentState, env: SteppedEnv) -> None:
+    """Raise SettingsError where `env` steps an environment that the training of the agent steps through."""
+    trained = [] if state.trains_in is None else state.trains_in.objects
+    both = [one for one in env.objects if any(one is other for other in trained)]
+    if both:
         raise SettingsError(
-            f"{env} is the environment that the training steps through, and to play in it would break "
+            f"{both[0]} is the environment that the training steps through, and to play in it would break "
             "off its episodes and change what is learned. Give a second environment, or a function that "
-            "makes one."
+            "makes a new one at every call."
         )
 
 

@@ -51,6 +51,11 @@ class _Group:
     def stopped(self) -> bool:
         return any(row["stopped"] for row in self.rows)
 
+    @property
+    def steps(self) -> int:
+        """Of the longest run."""
+        return max((row["steps"] or 0 for row in self.rows), default=0)
+
 
 def study_sections(study: Study, resamples: int = RESAMPLES) -> list[Section]:
     """Return the sections of a study's page, in order.
@@ -76,7 +81,7 @@ def study_sections(study: Study, resamples: int = RESAMPLES) -> list[Section]:
         _intervals(groups),
         _curves(study, groups, resamples),
         _profiles(study, groups, resamples),
-        _sensitivity(study, rows),
+        _sensitivity(study),
         _exact(groups),
         _failures(study, rows),
         _how(study),
@@ -88,8 +93,9 @@ def study_sections(study: Study, resamples: int = RESAMPLES) -> list[Section]:
 def _groups(study: Study, rows: Iterable[Mapping[str, Any]], resamples: int) -> list[_Group]:
     """Return the settings of each environment, the best interquartile mean first.
 
-    Last come those that were stopped early, and before them those with a run that failed: of the others alone
-    their mean would flatter them.
+    Those that were stopped early come behind the others, the ones that had more steps first: scores after
+    different numbers of steps are not compared. Among those with as many steps a setting with a run that
+    failed comes last: of the others alone its mean would flatter it.
     """
     of: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -108,9 +114,9 @@ def _groups(study: Study, rows: Iterable[Mapping[str, Any]], resamples: int) -> 
         groups.append(_Group(environment, variant, study.name_of(variant), tuple(theirs), middle))
     order = {name: place for place, name in enumerate(study.plan.environments)}
 
-    def rank(group: _Group) -> tuple[int, bool, float]:
+    def rank(group: _Group) -> tuple[int, bool, int, float]:
         value = -math.inf if group.middle is None else group.middle.value
-        return order[group.environment], group.stopped, -value
+        return order[group.environment], group.stopped, -group.steps if group.stopped else 0, -value
 
     return sorted(groups, key=rank)
 
@@ -178,9 +184,10 @@ def _settings(groups: Sequence[_Group], study: Study) -> Section | None:
     )
     if any(group.stopped for group in groups):
         section.add_text(
-            "Settings that were stopped early had fewer steps. Those that were not were chosen by the scores "
-            "of earlier runs with the same seeds, so theirs are a little flattering; new seeds, as "
-            "dist-classicrl compare --until-significant runs them, are not."
+            "Settings that were stopped early had fewer steps, and come behind the others, those with more "
+            "steps first: scores are compared after the same number of steps only. Those that were not were "
+            "chosen by the scores of earlier runs with the same seeds, so theirs are a little flattering; "
+            "new seeds, as dist-classicrl compare --until-significant runs them, are not."
         )
     _cut(section, groups, "settings")
     several = len(study.plan.environments) > 1
@@ -191,7 +198,7 @@ def _settings(groups: Sequence[_Group], study: Study) -> Section | None:
             [
                 group.name + (" (stopped early)" if group.stopped else ""),
                 *([group.environment] if several else []),
-                f"{max((row['steps'] or 0 for row in group.rows), default=0):,}",
+                f"{group.steps:,}",
                 f"{len(group.well):,}",
                 f"{len(group.rows) - len(group.well):,}",
                 "-" if middle is None else f"{middle.value:.4g}",
@@ -285,19 +292,21 @@ def _profiles(study: Study, groups: Sequence[_Group], resamples: int) -> Section
     )
 
 
-def _sensitivity(study: Study, rows: Sequence[Mapping[str, Any]]) -> Section | None:
+def _sensitivity(study: Study) -> Section | None:
     section, drawn = Section("What each setting matters"), 0
     section.add_text(
         "Mean score of the runs with each value, over whatever else they had, with its 95 % t-interval, and "
-        "the share of the variance of scores that a setting explains by itself. Runs that were stopped early "
-        "are left out."
+        "the share of the variance of scores that a setting explains by itself."
     )
+    rows = study.first_rows()
+    if study.plan.stopping is not None:
+        steps = max((row["steps"] or 0 for row in rows), default=0)
+        section.add_text(
+            f"Scores are those after the first rung, of {counted(steps, 'step')}, which all settings had: "
+            "those that got further were chosen by their scores, and say nothing of the others."
+        )
     for environment in study.plan.environments:
-        ours = [
-            row
-            for row in rows
-            if row["environment"] == environment and row["score"] is not None and not row["stopped"]
-        ]
+        ours = [row for row in rows if row["environment"] == environment and row["score"] is not None]
         settings = {name: _numbers([row[name] for row in ours]) for name in study.varied}
         settings = {name: values for name, values in settings.items() if len(set(values)) > 1}
         if len(ours) < FEWEST or not settings or drawn == _MOST_PICTURES:

@@ -37,6 +37,11 @@ _LEAVE_SECONDS = 5.0  # for which the heartbeat is waited for: it may hang in a 
 _ABOUT_A_PROCESS = "/proc/{}/stat"  # of proc(5)
 
 
+def studies_in(folder: str | os.PathLike[str]) -> list[Path]:
+    """Return the folders of studies that lie in this one, in order."""
+    return sorted(path.parent for path in Path(folder).glob(f"*/{PLAN}"))
+
+
 class StudyFolder:
     """What lies in the folder of a study: plan, claims, members, records, and settings that were proposed."""
 
@@ -84,7 +89,9 @@ class StudyFolder:
             if not isinstance(plan, dict):
                 raise ValueError("no JSON object")
         except FileNotFoundError as error:
-            raise StudyError(f"There is no study in {self.path}: it has no {PLAN}.") from error
+            inside = studies_in(self.path)
+            named = f" Name one of the studies in it, such as {inside[0]}." if inside else ""
+            raise StudyError(f"There is no study in {self.path}: it has no {PLAN}.{named}") from error
         except ValueError as error:
             raise StudyError(f"{self.path / PLAN} is damaged ({error}).") from error
         return plan

@@ -142,6 +142,20 @@ class Study:
         """
         return [dict(row) for row in self._rows()]
 
+    def first_rows(self) -> list[dict[str, Any]]:
+        """Return `rows` of the first trainings of all runs, which have the same steps.
+
+        With early stopping these are the trainings of the first rung, which all settings have, those that
+        got further included; `stopped` is that of the run. Without it they are `rows`.
+        """
+        if self._stopping is None:
+            return self.rows()
+        self._learn_settings()
+        records, steps = self._files.records(), self._stopping.steps(0, self.plan.total_steps)
+        keys = [self.plan.trial(number, steps).key for number in range(self.plan.n_runs)]
+        stopped = {row["run"]: row["stopped"] for row in self._rows()}
+        return [self._row(records[key], stopped[records[key]["run"]]) for key in keys if key in records]
+
     def _rows(self) -> list[dict[str, Any]]:
         """Return `rows`, made anew only where there are more records than before."""
         known = (len(self._files.records()), self._files.withdrawn)
@@ -254,6 +268,7 @@ class Study:
     def summary(self) -> list[dict[str, Any]]:
         """Return a dict for each environment and settings: runs, failed, mean and spread of the scores.
 
+        `steps` is how many the longest of these runs had: with early stopping scores of others are of fewer.
         `standard_error` is that of the mean score; None for a single run. Where a run failed both are None:
         of the others alone the mean would flatter the settings.
         """
@@ -267,6 +282,7 @@ class Study:
                 "runs": len(rows),
                 "failed": sum(row["error"] is not None for row in rows),
                 "stopped": rows[0]["stopped"],
+                "steps": max(row["steps"] or 0 for row in rows),
                 **_spread([row["score"] for row in rows]),
             }
             for (name, variant), rows in groups.items()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dist_classicrl.sweep.study import Study
 
 _MOST_SETTINGS = 12  # 66 pairs
+_MOST_REASONS = 5  # of an error
 
 _HELP = f"""\
 Compare settings of a study: which are better, and how sure that is.
@@ -87,6 +88,8 @@ def command(
             f"{folder} has {len(names)} settings, and so many pairs take long and tell little. Give two "
             "of them as FIRST and SECOND, as the table of `dist-classicrl sweep` names them."
         )
+    if len(names) < 2:
+        raise StudyError(_too_few(folder, names, left_out))
     if until_significant:
         limits = {"stages": stages or 5, "seeds_per_stage": seeds_per_stage or 5, "level": level}
         _run_more(folder, names, limits, processes, retry_failed, as_json)
@@ -111,6 +114,20 @@ def command(
         return
     _show(found)
     _tell_of(left_out, study)
+
+
+def _too_few(folder: Path, names: list[str], left_out: dict[str, str]) -> str:
+    """Return why there is nothing to compare, and what to do about it."""
+    said = f"Comparing needs two settings with all runs, and {folder} has {names[0] if names else 'none'}"
+    if not left_out:
+        return f"{said} alone. Give a setting several values below [vary] in the file of a study."
+    why = "; ".join(f"{name}: {reason}" for name, reason in [*left_out.items()][:_MOST_REASONS])
+    more = "; ..." if len(left_out) > _MOST_REASONS else ""
+    return (
+        f"{said}. Left out are {why}{more}. Type `dist-classicrl sweep` again where runs are missing, with "
+        "--retry-failed where some failed, or name two of them as FIRST and SECOND with --until-significant, "
+        "which runs new seeds of both with all steps."
+    )
 
 
 def _tell_of(left_out: dict[str, str], study: Study) -> None:

@@ -12,6 +12,7 @@ import click
 from dist_classicrl.cli import output
 from dist_classicrl.cli.option_types import Whole, option
 from dist_classicrl.cli.trained_agent import load_with_env, run_argument
+from dist_classicrl.errors import StudyError
 
 if TYPE_CHECKING:
     from dist_classicrl.cli.several.listing import ListedRun
@@ -68,6 +69,7 @@ def command(
     """Show policy and values of a trained model as text."""
     from dist_classicrl.cli.several.listing import runs_in
     from dist_classicrl.model.policy import policy_of
+    from dist_classicrl.sweep.folder import studies_in
     from dist_classicrl.sweep.study import is_study
 
     is_of_one = env is not None or env_args or states is not None or observations
@@ -89,6 +91,8 @@ def command(
     if not is_of_one and (found := runs_in(Path(run))):
         _show_runs(found, as_json)
         return
+    if inside := studies_in(run):
+        raise StudyError(f"{run} is a folder of studies. Name one of them, such as {inside[0]}.")
     trained, made = load_with_env(run, env, env_args)
     policy = policy_of(trained.state, made)
     asked = [_state_of(policy, text) for text in observations]

@@ -26,7 +26,7 @@ _SILENT_SECONDS = 15.0  # a process shows that it lives every few seconds
 
 @dataclass
 class _Scores:
-    """Of the runs of some settings that have all steps, or of the longest rung."""
+    """Of the runs of some settings in the last rung that they reached; of all without early stopping."""
 
     steps: int = 0
     scores: list[float] = field(default_factory=list)
@@ -98,7 +98,9 @@ class StudyView:
         study = self._study
         if study is None:
             return Text("There is no study yet.", style="dim")
-        ranked = sorted(self._by_settings.items(), key=lambda item: -item[1].mean)
+        # With early stopping by the rung that was reached, then by the score there: those of others are of
+        # other numbers of steps.
+        ranked = sorted(self._by_settings.items(), key=lambda item: (-item[1].steps, -item[1].mean))
         best = ranked[0][1].curve if ranked else {}
         curve = {step: math.fsum(means) / len(means) for step, means in sorted(best.items())}
         chart = Chart([*curve], [*curve.values()], "steps", "No run has ended yet.")
@@ -117,7 +119,13 @@ class StudyView:
         screen.split_column(
             Layout(headline(str(self._folder), self._hint), size=1),
             Layout(self._bar(study), size=2),
-            Layout(Panel(_best(ranked, names), title="best settings so far", border_style="dim")),
+            Layout(
+                Panel(
+                    _best(ranked, names, study.plan.stopping is not None),
+                    title="best settings so far",
+                    border_style="dim",
+                )
+            ),
             lower,
         )
         return screen
@@ -175,14 +183,19 @@ class StudyView:
         return table
 
 
-def _best(ranked: list[tuple[tuple[str, str], _Scores]], with_names: bool) -> RenderableType:
+def _best(
+    ranked: list[tuple[tuple[str, str], _Scores]], with_names: bool, with_steps: bool
+) -> RenderableType:
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim", expand=True)
     table.add_column("score", justify="right", no_wrap=True)
     table.add_column("runs", justify="right", no_wrap=True)
+    if with_steps:
+        table.add_column("steps", justify="right", no_wrap=True)
     table.add_column("settings", ratio=1, no_wrap=True, overflow="ellipsis")
     for (environment, settings), found in ranked:
         name = f"{environment} {settings}" if with_names else settings
-        table.add_row(f"{found.mean:.4g}", str(len(found.scores)), name)
+        steps = [short(found.steps)] if with_steps else []
+        table.add_row(f"{found.mean:.4g}", str(len(found.scores)), *steps, name)
     return table

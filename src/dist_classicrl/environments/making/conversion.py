@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.checks import is_whole
+from dist_classicrl.checks import is_flag, is_real, is_whole
 from dist_classicrl.environments.model_checks import as_array, positive_int
 from dist_classicrl.environments.reachability import row_pointer
 from dist_classicrl.errors import ActionMaskError, ModelError
@@ -82,6 +82,8 @@ def fields_of_dict(
             outcomes.extend(listed)
             counts.append(len(listed))
     columns: Any = zip(*outcomes, strict=True) if outcomes else ((), (), (), ())
+    columns = tuple(columns)
+    _check_kinds(columns, counts, A)
     prob, follow, reward, ends = columns
     listed_pairs = np.array(counts).reshape(len(by_state), A) > 0
     if action_mask is None:
@@ -100,6 +102,25 @@ def fields_of_dict(
         "outcome_terminated": ends,
         "action_mask": action_mask,
     }
+
+
+def _check_kinds(columns: Sequence[Sequence[Any]], counts: Sequence[int], A: int) -> None:
+    """Raise ModelError that names the first outcome of which a part is of another kind than it must be."""
+    kinds = (
+        ("fiub", "probability", is_real, "a number"),
+        ("iu", "next state", is_whole, "a whole number"),
+        ("fiub", "reward", is_real, "a number"),
+        ("b", "terminated", is_flag, "True or False"),
+    )
+    for values, (allowed, name, is_right, wanted) in zip(columns, kinds, strict=True):
+        if not values or as_array(name, values).dtype.kind in allowed:
+            continue
+        wrong = next((i for i, value in enumerate(values) if not is_right(value)), None)
+        if wrong is not None:
+            s, a = divmod(int(np.searchsorted(np.cumsum(counts), wrong, side="right")), A)
+            raise ModelError(
+                f"P[{s}][{a}] has an outcome whose {name} is {values[wrong]!r}; it must be {wanted}"
+            )
 
 
 def _keyed(name: str, row: Any) -> Mapping[int, Any]:

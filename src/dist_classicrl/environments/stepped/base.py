@@ -122,6 +122,11 @@ class SteppedEnv:
         """Legal actions in `next_states`, likewise; perhaps none where the episode ended."""
         return self._next_masks if self._has_masks else None
 
+    @property
+    def objects(self) -> list[Any]:
+        """The environments that are stepped, without their wrappers."""
+        raise NotImplementedError
+
     def reset(self, seed: int | None = None) -> None:
         """Start an episode in every environment.
 

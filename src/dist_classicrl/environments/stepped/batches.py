@@ -45,6 +45,11 @@ class LoopedEnvs(SteppedEnv):
                 )
         self._envs = envs
 
+    @property
+    def objects(self) -> list[Any]:
+        """The environments that are stepped, without their wrappers."""
+        return [env.unwrapped for env in self._envs]
+
     def _reset(self, seed: int | None) -> None:
         self._restart(self._rows, None if seed is None else [seed + e for e in range(self.n_envs)])
 
@@ -140,6 +145,12 @@ class VectorEnvs(SteppedEnv):
         self._env = env
         self._mode = _autoreset_mode(env)
         self._awaiting = self._rows[:0]  # the environments that reset at the next step, whatever the action
+
+    @property
+    def objects(self) -> list[Any]:
+        """The vector environment without its wrappers, and those of its parts that are in this process."""
+        env = self._env.unwrapped
+        return [env, *(one.unwrapped for one in getattr(env, "envs", ()))]
 
     def _reset(self, seed: int | None) -> None:
         with _told_who_ended(self._env):
