@@ -7,12 +7,13 @@ from dist_classicrl.agent.agent import state_of
 from dist_classicrl.cli import config
 from dist_classicrl.cli.main import main
 from dist_classicrl.environments import named
+from dist_classicrl.model.fit import get_to_know
 
 
 def agent_for(env, values=None, visits=None, **settings):
     """Return an agent that knows `env`, with a table that is a function of (states, actions) or an array."""
     agent = DistAsyncQLearning(seed=1, n_envs=2, **settings)
-    state_of(agent).get_to_know(env).close()
+    get_to_know(state_of(agent), env).close()
     if values is not None:
         agent.q_table = values
     if visits is not None:

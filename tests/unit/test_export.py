@@ -17,6 +17,7 @@ from dist_classicrl.errors import ExportError, ModelFileError
 from dist_classicrl.export import program as policy_program
 from dist_classicrl.export.formats import KINDS, export
 from dist_classicrl.export.table_file import read_table
+from dist_classicrl.model.fit import get_to_know
 from dist_classicrl.model.policy import plain_value, policy_of
 
 
@@ -170,7 +171,7 @@ def test_the_program_plays_what_was_tried_where_masks_were_told_as_states_were_m
 def test_the_program_looks_at_no_masks_where_the_agent_does_not(tmp_path):
     agent = DistAsyncQLearning(seed=1, use_action_mask=False)
     env = CASES["masked"]()
-    state_of(agent).get_to_know(env).close()
+    get_to_know(state_of(agent), env).close()
     agent.q_table = np.arange(agent.q_table.size, dtype=float).reshape(agent.q_table.shape)
     act = module_at(export(state_of(agent), tmp_path / "policy.py", env))["act"]
     env.observation_space.seed(1)

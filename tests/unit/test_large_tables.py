@@ -15,6 +15,7 @@ from dist_classicrl.engines.sharded.host_memory import HostMemory
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.evaluation.episodes import _evaluate_compiled
 from dist_classicrl.model import places
+from dist_classicrl.model.fit import get_to_know
 from dist_classicrl.tables import large_table
 from dist_classicrl.tables.large_table import LargeTable
 from dist_classicrl.tables.line_table import LineTable, size_of
@@ -175,7 +176,7 @@ def test_a_table_that_does_not_fit_is_refused_before_the_run_by_how_much(monkeyp
         learner.q_table = np.ones((5_000, 4))
     assert not learner.q_table.any()
     # Who joins others finds the table that they have.
-    state_of(learner).get_to_know(MODEL).close()
+    get_to_know(state_of(learner), MODEL).close()
 
 
 def test_what_needs_a_copy_that_does_not_fit_is_refused_with_the_remedy(monkeypatch, tmp_path):

@@ -16,7 +16,7 @@ from dist_classicrl.comm.world import checked_comm, watch_for_unhandled_errors
 from dist_classicrl.engines.progress import Progress
 from dist_classicrl.model import model_file
 from dist_classicrl.model.agent_state import AgentState
-from dist_classicrl.model.fit import check_made_for
+from dist_classicrl.model.fit import check_made_for, get_to_know
 from dist_classicrl.schedules import Constant, Exponential, Linear, Schedule
 from dist_classicrl.settings import Settings
 
@@ -560,7 +560,7 @@ class DistAsyncQLearning(LearnedTable):
         agent._state.take_model(saved)
         if env is not None:
             check_made_for(agent._state, env)
-            agent._state.get_to_know(env).close()
+            get_to_know(agent._state, env).close()
         return agent
 
 

@@ -62,6 +62,7 @@ from dist_classicrl.membership.election import Deposed
 from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.handshake import Setup
 from dist_classicrl.model.agent_state import AgentState, Corner
+from dist_classicrl.model.fit import get_to_know, look_at
 from dist_classicrl.model.places import Place
 from dist_classicrl.process.stop import StopWatch
 from dist_classicrl.rules import behaviors
@@ -144,7 +145,7 @@ class Session:
 
     def join(self, entry: Entry) -> TrainingResult:
         """Train with those who have begun already."""
-        source = self._as_trained_in(self.state.get_to_know(self.asked.env))
+        source = self._as_trained_in(get_to_know(self.state, self.asked.env))
         beginning = Beginning.from_dict(entry.told)
         adopt(self.state, beginning, self.plan, self.watch)
         engine = engine_named(
@@ -177,7 +178,7 @@ class Session:
                 ranks, len(agreement.members), engine_for(state.settings, ranks, asked.placement)
             )
             if error is None:
-                source = state.look_at(asked.env)
+                source = look_at(state, asked.env)
                 until_training.callback(source.close)
                 source = self._as_trained_in(source)
                 steps = asked.bounded_steps(steps, source, state.steps)

@@ -34,6 +34,7 @@ from dist_classicrl.membership.election import Deposed
 from dist_classicrl.membership.group import Group, NewView, Over, Timing, group_of, serving_rank
 from dist_classicrl.membership.handshake import Setup
 from dist_classicrl.model.agent_state import AgentState
+from dist_classicrl.model.fit import get_to_know
 from dist_classicrl.process import exit as process_exit
 from dist_classicrl.process.parent import find_parent, replacement_mark
 from dist_classicrl.process.stop import StopWatch, is_interactive
@@ -154,7 +155,7 @@ def _train_as_replacement(agent: Any, state: AgentState, asked: Request, visit: 
     """
     visit.calls += 1
     if visit.calls < int(replacement_mark() or 1):
-        state.get_to_know(asked.env).close()
+        get_to_know(state, asked.env).close()
         results = [call["result"] for call in visit.told["finished"]][visit.calls - 1 : visit.calls]
         return TrainingResult.from_dict(results[0]) if results else TrainingResult()
     process_exit.note_losses()

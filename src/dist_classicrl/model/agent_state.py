@@ -17,7 +17,6 @@ from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.resolve import Source, resolve
 from dist_classicrl.errors import DivergenceError, NotTrainedError, SettingsError
 from dist_classicrl.learning.rules import check_settings, named_shared, table_shape
-from dist_classicrl.model.fit import make_room
 from dist_classicrl.model.keyed import KeyedLookup, KeyedRows
 from dist_classicrl.model.lookup import Lookup, tried
 from dist_classicrl.model.model_file import SavedModel
@@ -361,30 +360,11 @@ class AgentState:
 
     # The environment
 
-    def get_to_know(self, env: Any) -> Source:
-        """Return `env` as a `Source`, and take note of its size, its spaces and its legal actions.
-
-        EnvError where it cannot be learned in, or is larger than the table.
-        """
-        source = self.look_at(env)
-        self.take_note_of(source)
-        return source
-
     def resolved(self, env: Any, n_envs: int) -> Source:
         """Return `env` as a `Source`; if it is stepped, its states are keys where those of the table are."""
         has_keys = self.keyed is not None and self.keyed.keys.size > 0
         most = 0 if has_keys else self.settings.max_states
         return resolve(env, n_envs, self.settings.use_action_mask, max_states=most)
-
-    def look_at(self, env: Any) -> Source:
-        """Return `env` as a `Source` that the table has room for; where there is no table yet, make it."""
-        source = self.resolved(env, self.settings.n_envs)
-        try:
-            make_room(self, source)
-        except BaseException:
-            source.close()
-            raise
-        return source
 
     def take_note_of(self, source: Source) -> None:
         """Take observations and actions from now on as those of this environment."""

@@ -15,6 +15,7 @@ from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.environments.stepped.spaces import SpaceIndex
 from dist_classicrl.errors import OutsideSpaceError
 from dist_classicrl.model.agent_state import AgentState
+from dist_classicrl.model.fit import get_to_know
 from dist_classicrl.model.keyed import KeyedLookup, KeyIndex
 from dist_classicrl.model.lookup import Lookup, tried
 
@@ -219,7 +220,7 @@ def policy_of(agent: AgentState, env: Any = None, is_copy: bool = False) -> Poli
     it. EnvError where the environment is larger than the table, NotTrainedError where there is none yet.
     """
     if env is not None:
-        agent.get_to_know(env).close()
+        get_to_know(agent, env).close()
     states, actions = agent.shape.of_table if agent.keyed is None else agent.q_table.shape
     keyed = agent.keyed
     states = states if agent.observations is None or keyed is not None else agent.observations.n

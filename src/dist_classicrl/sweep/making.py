@@ -19,6 +19,7 @@ from dist_classicrl.learning.card.cards import Card
 from dist_classicrl.learning.card.choosing import card_of_this_rank
 from dist_classicrl.learning.card.runs import CardRuns, Made, kind_of_run, why_not_at_once
 from dist_classicrl.model.agent_state import AgentState
+from dist_classicrl.model.fit import look_at
 from dist_classicrl.settings import Settings
 from dist_classicrl.sweep.plan import Parcel, Plan, Trial
 from dist_classicrl.sweep.trial import (
@@ -124,7 +125,7 @@ class Making:
             source = _as_trained_in(self._source(trial.environment, settings), settings)
             if (why := why_not_at_once(source, settings)) is not None:
                 return why
-            AgentState(settings).look_at(self._environment(trial.environment, settings)).close()
+            look_at(AgentState(settings), self._environment(trial.environment, settings)).close()
             engine = engine_for(settings, 1, "auto").name
         except DistClassicRLError as error:  # which each run raises
             return str(error).rstrip(".")
