@@ -146,6 +146,7 @@ if options.get("rows_once"):
 if options.get("divided"):
     large_table.WHOLE_SHARE = 0.0
 cores.bound_cores = lambda: list(range(options.get("cores") or 64))
+cores.core_quota = lambda: None
 if hosts := options.get("hosts"):
     Group.host_of = lambda self, rank: f"host {rank % hosts}"
 rank, replacement = rank_of_environment() or 0, False

@@ -494,7 +494,7 @@ class _Unsettled:
 
     def __init__(self, group: Group) -> None:
         self.is_head, self.rank = group.is_server, group.rank
-        self.term, self.members = group.view.term, group.view.members
+        self.term, self.members, self.head = group.view.term, group.view.members, group.view.server
         network, server = group.wire.network, group.view.server
         if any(network.is_cut(server, rank) for rank in group.view.members):
             raise CutOffError("There is no setup over a network that is cut.")
@@ -701,6 +701,7 @@ class Calls(Story):
             simulated_time(self.network),
             mock.patch.object(participants, "Participant", _Watched),
             mock.patch.object(cores, "bound_cores", lambda: list(range(self.cores))),
+            mock.patch.object(cores, "core_quota", lambda: None),
         ):
             self.network.run(self.main, 120.0 * SILENCE)
         if self.network.gave_up:

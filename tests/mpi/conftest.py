@@ -39,6 +39,7 @@ def folder(world, tmp_path):
 def a_core_for_each_rank(monkeypatch):
     """Let all ranks learn on any machine: where they wait for each other only as many do as have cores."""
     monkeypatch.setattr(cores, "bound_cores", lambda: list(range(1024)))
+    monkeypatch.setattr(cores, "core_quota", lambda: None)
 
 
 @pytest.fixture

@@ -37,30 +37,53 @@ class FourSeconds(BaseCallback):
         return self.progress.seconds < 4.0
 
 
+class Workers(BaseCallback):
+    """Notes which ranks learn, by the reports of a training."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def _on_training_start(self):
+        self._note()
+
+    def _on_step(self):
+        self._note()
+
+    def _note(self):
+        progress = self.progress
+        assert progress.workers == len(progress.ranks)
+        self.seen.add(tuple(each.rank for each in progress.ranks))
+
+
 def few_cores(monkeypatch, n):
     monkeypatch.setattr(cores, "bound_cores", lambda: list(range(n)))
 
 
 @pytest.mark.core
 @pytest.mark.parametrize("n_cores", [1, 2])
-@pytest.mark.parametrize("kind", ["supersteps", "rows of the host", "rounds"])
+@pytest.mark.parametrize("kind", ["supersteps", "rows of the host", "rounds", "replayed rounds"])
 def test_as_many_ranks_learn_as_there_are_cores(
     world, alone, several_ranks, make_agent, digests, monkeypatch, played, kind, n_cores
 ):
     few_cores(monkeypatch, n_cores)
     if kind == "rows of the host":
         monkeypatch.setattr(large_table, "FROM_ENTRIES", 1)
-    placement = "replicated" if kind == "rounds" else "sharded"
+    placement = "replicated" if "rounds" in kind else "sharded"
+    settings = {"async_updates": False, "replay_ratio": 0.5 if kind == "replayed rounds" else 0.0}
     model = TabularMDP.garnet(300, 4, 3, seed=1)
-    together, single = (make_agent(async_updates=False, comm=comm) for comm in (world, alone))
+    together, single = (make_agent(**settings, comm=comm) for comm in (world, alone))
+    workers = Workers()
+    first = 1 if "rounds" in kind else 0  # a server of rounds does not learn
+    learning = tuple(range(first, min(first + n_cores, world.size)))
     for steps in (30_011, 9_973):
-        result = together.train(model, total_steps=steps, placement=placement)
+        result = together.train(model, total_steps=steps, placement=placement, callbacks=workers)
         single.train(model, total_steps=steps, placement=placement)
-        assert result.steps == steps
+        assert result.steps == steps and result.workers == len(learning)
         assert set(digests(together)) == set(digests(single))
     learned = [bool(kinds) for kinds in world.allgather(played)]
-    first = 1 if kind == "rounds" else 0  # a server of rounds does not learn
-    assert learned == [first <= rank < first + n_cores for rank in range(world.size)]
+    assert learned == [rank in learning for rank in range(world.size)]
+    assert workers.seen == ({learning} if world.rank == 0 else set())
 
 
 def test_who_waits_hears_of_a_training_that_takes_longer_than_its_deadline(

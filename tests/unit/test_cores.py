@@ -9,25 +9,29 @@ import pytest
 from dist_classicrl.engines.roles import cores
 
 
-def settled(monkeypatch, hosts, bound, quotas=None, **run):
-    """Return what ranks on these hosts are told, which are bound to these cores and have such quotas."""
+def settled(monkeypatch, hosts, bound, quotas=None, serves_only=False, cards=(), **run):
+    """Return what ranks on these hosts are told, which are bound to these cores and have such quotas.
+
+    The ranks `cards` learn on one.
+    """
     quotas = quotas or [None] * len(hosts)
     said = []
-    for own, quota in zip(bound, quotas, strict=True):
+    for rank, (own, quota) in enumerate(zip(bound, quotas, strict=True)):
         monkeypatch.setattr(cores, "bound_cores", lambda own=own: list(own))
         monkeypatch.setattr(cores, "core_quota", lambda quota=quota: quota)
-        start = SimpleNamespace(members=(0,), is_head=False)
+        start = SimpleNamespace(members=(0,), head=0, is_head=False)
         start.agree = lambda error, description, numbers: said.append(numbers) or np.array([numbers])
-        cores.settle_cores(a_run(**run), a_group(hosts), start)
+        card = "a card" if rank in cards else None
+        cores.settle_cores(a_run(card=card, **run), a_group(hosts), start, serves_only)
     told = a_run(**run)
-    start = SimpleNamespace(members=tuple(range(len(hosts))), is_head=True)
+    start = SimpleNamespace(members=tuple(range(len(hosts))), head=0, is_head=True)
     start.agree = lambda *_: np.array(said, np.int64)
-    cores.settle_cores(told, a_group(hosts), start)
+    cores.settle_cores(told, a_group(hosts), start, serves_only)
     return told.told
 
 
-def a_run(simulator="compiled", large=None):
-    return SimpleNamespace(told={}, source=SimpleNamespace(simulator=simulator), large=large)
+def a_run(simulator="compiled", large=None, card=None):
+    return SimpleNamespace(told={}, source=SimpleNamespace(simulator=simulator), large=large, card=card)
 
 
 def a_group(hosts):
@@ -44,7 +48,19 @@ def test_as_many_ranks_of_a_host_learn_as_it_has_cores(monkeypatch, caplog):
         told = settled(monkeypatch, hosts, [range(2)] * 3 + [range(8)] * 2)
     assert told["cores"] == {"a": 2, "b": 8}
     assert playing(told, hosts) == [0, 1, 3, 4]
-    assert [record.getMessage()[:27] for record in caplog.records] == ["a has 2 cores for 3 ranks: "]
+    said = ["a has 2 cores for 3 ranks that could learn: so many do"]
+    assert [record.getMessage().partition(",")[0] for record in caplog.records] == said
+
+
+def test_a_server_that_does_not_learn_needs_no_core_besides(monkeypatch, caplog):
+    with caplog.at_level(logging.INFO, "dist_classicrl"):
+        settled(monkeypatch, ["a"] * 3, [range(2)] * 3, serves_only=True)
+    assert not caplog.records
+
+
+def test_all_learn_where_one_of_them_has_a_card(monkeypatch):
+    hosts = ["a"] * 3
+    assert playing(settled(monkeypatch, hosts, [range(1)] * 3, cards=[2]), hosts) == [0, 1, 2]
 
 
 def test_those_are_taken_that_are_there(monkeypatch):

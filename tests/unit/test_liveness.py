@@ -278,6 +278,21 @@ def test_a_long_call_of_the_environment_is_not_the_servers_silence():
 # A worker that owns rows
 
 
+def nothing_to_do(*_):
+    """Stand for what a part does that is of no interest."""
+
+
+def test_who_came_to_own_no_rows_has_those_of_its_host_all_the_same():
+    """In the next call it may be let in late, and finds the memory in which they are by nobody's word."""
+    channel = TimedChannel(0, (0.5, done(4)), (1.0, RELEASE))
+    large = SimpleNamespace(is_divided=False, is_in_use=False)
+    part = Part(SimpleNamespace(large=large), group(1, channel), None)
+    worker = SuperstepWorker(part.group, part, Cut(0, 0, 100), Base())
+    worker.follow_on(channel)
+    worker.run()
+    assert large.is_in_use
+
+
 def test_a_table_that_came_is_not_lost_where_the_rows_are_divided_anew_at_once():
     cut, nothing = Cut(0, 0, 100), np.zeros(0, np.int64)
     table = Refresh(-1, 0, None, np.arange(4.0), np.ones(4, np.int64))
@@ -286,7 +301,8 @@ def test_a_table_that_came_is_not_lost_where_the_rows_are_divided_anew_at_once()
         Begin(2, (0, 1, 2), cut, Refresh(0, 0, nothing, np.zeros(0), nothing)),
     )
     channel = TimedChannel(0, (0.0, encode(first)), (0.0, encode(second)), (1.0, done(4)), (2.0, RELEASE))
-    part = SimpleNamespace(taken=[], begun=[], close=lambda: None, note_owners=lambda *_: None)
+    part = SimpleNamespace(taken=[], begun=[], close=nothing_to_do, note_rows=nothing_to_do)
+    part.note_owners = nothing_to_do
     part.take = lambda refresh: part.taken.append(refresh.values.tolist())
     part.begin = lambda attempt, *_: part.begun.append(attempt)
     worker = SuperstepWorker(group(1, channel), part, cut, Base())
@@ -302,9 +318,8 @@ def test_memory_that_is_gone_is_missed_only_if_no_other_order_comes(comes):
     coming = [(0.0, encode(begin)), (0.0, encode(Play(1, 100))), *beats(0.5, 3.0 * SILENCE, 1.0)]
     coming[4:] = coming[4:] if comes is None else [(3.0, encode(comes)), (4.0, done(4)), (5.0, RELEASE)]
     channel = TimedChannel(0, *coming)
-    part = SimpleNamespace(
-        attempt=0, begun=[], take=lambda _: None, close=lambda: None, note_owners=lambda *_: 0
-    )
+    part = SimpleNamespace(attempt=0, begun=[], take=nothing_to_do, close=nothing_to_do)
+    part.note_owners = part.note_rows = nothing_to_do
 
     def begins(attempt, *_):
         if attempt == 1:

@@ -32,7 +32,8 @@ class TrainingResult(Outcome):
         Wall time of compiling or loading compiled code, on the slowest rank.
     steps_per_second : float
     workers : int
-        Ranks that learned; 1 where one process trained alone.
+        Ranks that learned; 1 where one process trained alone. In the reproducible mode those are as many of a
+        host as it has cores, at most, and others wait.
     lost_workers : tuple of int
         Ranks that were lost on the way, or left, and did not come back.
     events : tuple of dict

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def get_to_know(state: AgentState, env: Any) -> Source:
-    """Return `env` as a `Source`, and take note of its size, its spaces and its legal actions.
+    """Return `env` as a `Source`, and let the state know its size, its spaces and its legal actions.
 
     EnvError where it cannot be learned in, or is larger than the table.
     """
@@ -30,14 +30,14 @@ def look_at(state: AgentState, env: Any) -> Source:
     """Return `env` as a `Source` that the table has room for; where there is no table yet, make it."""
     source = state.resolved(env, state.settings.n_envs)
     try:
-        make_room(state, source)
+        _make_room(state, source)
     except BaseException:
         source.close()
         raise
     return source
 
 
-def make_room(state: AgentState, source: Source) -> None:
+def _make_room(state: AgentState, source: Source) -> None:
     """Check that the table has room for an environment, and make it where there is none yet.
 
     EnvError where it has not, which is an EnvMismatchError once another environment was learned in.

@@ -2,8 +2,8 @@
 
 In rounds and supersteps a rank without a core of its own holds up all. Of who learns the table tells
 nothing: it is the same bits. Who does not takes the place of one that is lost. Environments in Python may
-well wait for something else than a core, so there all learn; and where rows are divided between hosts, any
-rank may have to tell those of its host.
+well wait for something else than a core, as learners on cards do, so there all learn; and where rows are
+divided between hosts, any rank may have to tell those of its host.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dist_classicrl._hints import bound_cores, core_quota
+from dist_classicrl._words import counted
 from dist_classicrl.engines.run import Run
 from dist_classicrl.membership.admission import Entry
 from dist_classicrl.membership.group import Group
@@ -26,20 +27,26 @@ logger = logging.getLogger(__name__)
 _KEY = "cores"  # of what is told: for each host; {} where it does not matter
 
 
-def settle_cores(run: Run, group: Group, start: Setup | Entry) -> None:
-    """Let all ranks know how many cores each host has for them; who joins was told."""
+def settle_cores(run: Run, group: Group, start: Setup | Entry, serves_only: bool) -> None:
+    """Let all ranks know how many cores each host has for them; who joins was told.
+
+    `serves_only`: the head learns nothing, and needs no core while the others learn.
+    """
     if isinstance(start, Entry):
         return
     run.told[_KEY] = {}
     if run.source.simulator is None or (run.large is not None and run.large.is_divided):
         return
     own = bound_cores()
-    numbers = [len(own), zlib.crc32(repr(own).encode()), core_quota() or sys.maxsize]
+    numbers = [len(own), zlib.crc32(repr(own).encode()), core_quota() or sys.maxsize, run.card is not None]
+    everyone = start.agree(None, {}, numbers).tolist()
+    if any(has_card for *_, has_card in everyone):
+        return
     bound: dict[str, dict[int, int]] = {}  # of each host the cores of each set that ranks are bound to
     quotas: dict[str, int] = {}
-    ranks = Counter(group.host_of(rank) for rank in start.members)
-    for rank, told in zip(start.members, start.agree(None, {}, numbers).tolist(), strict=True):
-        cores, which, quota = told
+    learning = [rank for rank in start.members if not (serves_only and rank == start.head)]
+    ranks = Counter(group.host_of(rank) for rank in learning)
+    for rank, (cores, which, quota, _) in zip(start.members, everyone, strict=True):
         host = group.host_of(rank)
         bound.setdefault(host, {})[which] = cores
         quotas[host] = quota
@@ -47,11 +54,11 @@ def settle_cores(run: Run, group: Group, start: Setup | Entry) -> None:
     for host, cores in run.told[_KEY].items() if start.is_head else ():
         if ranks[host] > cores:
             logger.info(
-                "%s has %s cores for %s ranks: so many of them learn, and the others wait to take the place "
-                "of one that is lost.",
+                "%s has %s for %s that could learn: so many do, and the others wait to take the place of one "
+                "that is lost.",
                 host or "This host",
-                cores,
-                ranks[host],
+                counted(cores, "core"),
+                counted(ranks[host], "rank"),
             )
 
 

@@ -55,6 +55,10 @@ class Service(ABC, Generic[Client]):
     def take_in(self, peer: Peer[Client], message: np.ndarray) -> None:
         """Take in a message of a worker."""
 
+    def waits(self, rank: int) -> bool:
+        """Whether a worker has nothing to do, and is there to take the place of another one."""
+        return False
+
 
 @dataclass(eq=False)
 class Members(Generic[Client]):
@@ -141,6 +145,8 @@ class Members(Generic[Client]):
         if progress != peer.progress:
             peer.progress = progress
             peer.progressed_at = group.wire.now()
+            if peer.is_untried and self.service.waits(peer.rank):  # it has begun, and that is all it is to do
+                self.note_push(peer)
         if self._announced.awaits(peer.rank, view):
             self._announced.echo(peer.rank, view, self._died_for_sure())
 

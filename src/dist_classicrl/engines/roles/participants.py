@@ -326,6 +326,9 @@ class Participant(Generic[W, S]):
             run.kept = server.position.steps - run.start
         try:
             result = self._end(server, stop)
+        except CheckpointFencedError:
+            server.await_successor()
+            raise
         except TrainingStopped as stopped:
             tell_stopped(self.group.wire, server.channels, stopped, LAST_PUSH_SECONDS)
             raise

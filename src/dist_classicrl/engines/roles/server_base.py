@@ -156,11 +156,12 @@ class Serving(Service[Client]):
         return Company(Learning(group.rank, group.host_of(group.rank)), self.has_workers, group.events)
 
     def who_learns(self) -> list[Learning]:
-        """Return what reports say of the workers."""
+        """Return what reports say of the workers that learn."""
         now, group = self.group.wire.now(), self.group
         return [
             Learning(peer.rank, group.host_of(peer.rank), max(0.0, now - peer.channel.last_heard))
             for peer in self.peers.learners
+            if not self.waits(peer.rank)
         ]
 
     def receive(self) -> int:

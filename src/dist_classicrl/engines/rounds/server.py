@@ -41,7 +41,9 @@ _WHY_MORE = (
 )
 
 _TELL_ALL_SECONDS = 1.0
-"""So often who carries nobody, for want of a core, is told where the run is, and could go on from there."""
+_TELL_ALL_SHARE = 0.02
+"""So often who carries nobody, for want of a core, is told where the run is, and could go on from there; less
+often where that takes more than this share of the time."""
 
 
 def carriers(settings: Settings, workers: list[int]) -> dict[int, int]:
@@ -161,24 +163,23 @@ class RoundServer(Serving[Client]):
 
     def _begin_round(self, since: int, order: Order) -> None:
         """Tell all the table, who plays what, and what to tell; again if somebody was lost meanwhile."""
-        workers = with_cores(self.told, self.group, [peer.rank for peer in self.peers.learners])
-        if not workers:
+        carried_by = self._carriers()
+        if not carried_by:
             raise NobodyLeft
         self._attempt += 1
         self._is_broken = False
         self._played: dict[int, RoundMaps] = {}  # by rank, as their sizes in bytes
         self._sizes: dict[int, int] = {}
-        carried_by = carriers(self.settings, workers)
         if carried_by != self._carried_by:
             self._laggards.begin()
         self._carried_by = carried_by
         ready: dict[int, tuple[np.ndarray, int]] = {}
         now = self.group.wire.now()
-        tells_all = order != Order.GO_ON or not self.may_repeat or now >= self._told_all + _TELL_ALL_SECONDS
+        tells_all = order != Order.GO_ON or now >= self._told_all + self._seconds_between_copies()
         if tells_all:
             self._told_all = now
         for peer in self.peers.present.values():
-            if not tells_all and peer.rank not in carried_by.values():
+            if not tells_all and self.waits(peer.rank):
                 peer.client.is_new = True
                 continue
             base = -1 if peer.client.is_new else since
@@ -204,6 +205,21 @@ class RoundServer(Serving[Client]):
         now = self.group.wire.now()
         for peer in self.peers.present.values():
             peer.channel.last_heard = max(peer.channel.last_heard, now - self.group.timing.interval)
+
+    def _carriers(self) -> dict[int, int]:
+        """Return which rank is to carry each logical worker from now on; {} where nobody is left.
+
+        A learner whose state cannot be put back stays where it is, whoever joins.
+        """
+        if self._carried_by and not self.may_repeat:
+            return self._carried_by
+        workers = with_cores(self.told, self.group, [peer.rank for peer in self.peers.learners])
+        return carriers(self.settings, workers) if workers else {}
+
+    def _seconds_between_copies(self) -> float:
+        waiting = sum(self.waits(rank) for rank in self.peers.present)
+        n_bytes = self.table.values.nbytes + self.table.counts.nbytes
+        return max(_TELL_ALL_SECONDS, waiting * n_bytes / 1e9 / _TELL_ALL_SHARE)
 
     def _collect(self, order: Order) -> None:
         """Wait for all maps of a round, or all states at the end; begin it again if somebody is lost."""
@@ -309,7 +325,11 @@ class RoundServer(Serving[Client]):
     def has_admitted(self, rank: int) -> None:
         """Let the worker take part, from the next round on."""
 
+    def waits(self, rank: int) -> bool:
+        """See `Service`."""
+        return rank not in (self._carried_by or self._carriers()).values()
+
     @property
     def learning(self) -> int:
         """How many ranks learn: this one, if there is nobody else."""
-        return min(max(1, len(self.peers.learners)), self.settings.logical_workers)
+        return max(1, len(self.who_learns()))

@@ -25,7 +25,7 @@ from dist_classicrl.tables.shared import SharedTable
 def train(run: Run, group: Group, start: Setup | Entry) -> Outcome:
     """Train with the other ranks, as `Engine.train` says."""
     settle_compression(run, group, start)
-    settle_cores(run, group, start)
+    settle_cores(run, group, start, serves_only=True)
     return run_together(RoundRoles, run, group, start)
 
 

@@ -174,6 +174,14 @@ class Part:
         if self.division is not None:
             self.division.holders[:] = [self.group.host_of(players[owner]) for owner in owners.tolist()]
 
+    def note_rows(self) -> None:
+        """Take note that all ranks have begun with the rows of their host, those that own none among them.
+
+        Of rows that are divided between hosts `note_owners` says who has them.
+        """
+        if self.run.large is not None and not self.run.large.is_divided:
+            self.run.large.is_in_use = True
+
     @property
     def owners_now(self) -> np.ndarray:
         """What the last `Begin` said of the slots."""

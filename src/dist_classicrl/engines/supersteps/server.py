@@ -125,7 +125,16 @@ class SuperstepServer(Serving[Client]):
     @property
     def learning(self) -> int:
         """How many ranks learn."""
-        return 1 + len(self.peers.learners)
+        return len(self.who_learns())
+
+    def waits(self, rank: int) -> bool:
+        """See `Service`: who only waits until messages pay is one of those who learn."""
+        return rank not in self._with_cores()
+
+    def _with_cores(self) -> list[int]:
+        """Return who could own rows now, this rank first."""
+        ranks = [self.group.rank, *(peer.rank for peer in self.peers.learners)]
+        return with_cores(self.told, self.group, ranks)
 
     def who_learns(self) -> list[Learning]:
         """See `Serving`: this rank does as well."""
@@ -243,10 +252,9 @@ class SuperstepServer(Serving[Client]):
         self._is_broken = self._must_begin = False
         self._who.begin()
         self._used = self.cut.used
-        learners = {} if self._who.is_alone else {peer.rank: peer for peer in self.peers.learners}
-        playing = with_cores(self.told, self.group, [self.group.rank, *learners])
+        playing = [self.group.rank] if self._who.is_alone else self._with_cores()
         players = tuple(sorted(playing))
-        others = [learners[rank] for rank in playing[1:]]
+        others = [self.peers.present[rank] for rank in playing[1:]]
         owners, rows = self.part.owners(players), self.part.new_rows()
         ready: dict[int, np.ndarray] = {}
         for peer in others:
@@ -261,7 +269,7 @@ class SuperstepServer(Serving[Client]):
         self._laggards.begin()
 
     def _play(self, until: int) -> None:
-        begin, others = self.group.wire.now(), bool(self.peers.learners)
+        begin, others = self.group.wire.now(), len(self._with_cores()) > 1
         self._played = {}
         self._order(Play(self._attempt, until))
         self._played[self.group.rank] = self.part.play(until, self._tend)

@@ -56,7 +56,7 @@ def train(run: Run, group: Group | None, start: Setup | Entry | None) -> Outcome
     try:
         try:
             _share_rows(run, group, start)
-            settle_cores(run, group, start)
+            settle_cores(run, group, start, serves_only=False)
             memory = _memory(run, group, start)
         except BaseException:
             run.close(None)

@@ -83,6 +83,7 @@ class SuperstepWorker(Working):
 
     def run(self) -> Final | None:
         """Do what the server orders."""
+        self.part.note_rows()
         backoff = Backoff(self.group.wire.sleep)
         while self.final is None and not self.was_released:
             self._tend_idle()

@@ -1,0 +1,101 @@
+"""Workers of rounds for whom there is no core: who takes whose place, and what the server says of them."""
+
+import numpy as np
+import pytest
+from timed_channel import TimedChannel, group_of, stop_clock
+
+from dist_classicrl.engines.outcome import Tally
+from dist_classicrl.engines.progress import Reporter
+from dist_classicrl.engines.roles.peers import PeerState
+from dist_classicrl.engines.rounds.messages import Order, RoundStart
+from dist_classicrl.engines.rounds.server import RoundServer
+from dist_classicrl.engines.run import LossPolicy
+from dist_classicrl.engines.schedule import Pace
+from dist_classicrl.membership.heartbeat import Beat
+from dist_classicrl.settings import Settings
+from dist_classicrl.tables.shared import SharedTable
+
+SETTINGS = Settings(async_updates=False, logical_workers=4, sync_frequency=1, batch_size=1)
+LARGE = 1_000_000  # entries, 16 MB of values and visits
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    stop_clock(monkeypatch)
+
+
+def server_of(hosts, cores, may_repeat=True, entries=4):
+    """Return the server of ranks on these hosts, itself on the first, in its first round."""
+    group = group_of(0, [TimedChannel(rank) for rank in range(1, len(hosts))], 1.0, 8.0, 40.0)
+    group.hosts = list(hosts)
+    tally = Tally(total_steps=100)
+    table = SharedTable(np.zeros(entries), np.zeros(entries, np.int64))
+    first = RoundStart(Pace.first(SETTINGS, True))
+    settings = {"settings": SETTINGS, "start": 0, "steps": 100, "first": first, "may_repeat": may_repeat}
+    told = {"cores": cores}
+    server = RoundServer(group, table, LossPolicy("replace"), tally, Reporter(tally), told, **settings)
+    server._begin_round(-1, Order.GO_ON)
+    return server
+
+
+def carrying(server):
+    return sorted(set(server._carried_by.values()))
+
+
+def learning(server):
+    return [each.rank for each in server.who_learns()]
+
+
+def orders(server):
+    """Return how many rounds each worker was told of."""
+    return [len(peer.channel.sent) for peer in server.peers]
+
+
+def test_who_waits_is_none_of_those_who_learn_until_somebody_is_lost():
+    server = server_of("aaaa", {"a": 2})
+    assert carrying(server) == learning(server) == [1, 2] and server.learning == 2
+    server.members.lose(1, "it is gone")
+    server._begin_round(-1, Order.GO_ON)
+    assert carrying(server) == learning(server) == [2, 3] and server.learning == 2
+
+
+def test_learners_that_cannot_be_put_back_stay_where_they_are_whoever_comes():
+    server = server_of("aab", {"a": 2, "b": 1}, may_repeat=False)
+    before = server._carried_by
+    server.group.wire._channels[3] = TimedChannel(3)
+    server.members._open(3, 9)  # on the server's host, which has a core left
+    server._begin_round(-1, Order.GO_ON)
+    assert server._carried_by == before and learning(server) == [1, 2]
+
+
+def test_a_replacement_that_has_to_wait_did_not_come_to_nothing():
+    server = server_of("aaa", {"a": 2})
+    server.group.wire._channels[3] = TimedChannel(3)
+    server.members._add(3, server.group.wire._channels[3], PeerState.UNTRIED, False)
+    replacement = server.peers.present[3]
+    server.members.note_progress(replacement, 1, (0, 0))
+    assert not replacement.is_untried
+
+
+def test_one_that_is_to_learn_has_to_learn_something_first():
+    server = server_of("aa", {"a": 2})
+    server.group.wire._channels[2] = TimedChannel(2)
+    server.members._add(2, server.group.wire._channels[2], PeerState.UNTRIED, False)
+    server._begin_round(-1, Order.GO_ON)
+    server.take_in_common(server.peers.present[2], Beat(1, (0, 0)))
+    assert server.peers.present[2].is_untried
+
+
+@pytest.mark.parametrize(("entries", "seconds"), [(4, 1.0), (LARGE, 1.6)])
+def test_who_waits_is_told_the_table_so_seldom_that_it_costs_little(entries, seconds):
+    server = server_of("aaaa", {"a": 1}, entries=entries)
+    clock = server.group.wire
+    assert orders(server) == [1, 1, 1]
+    for _ in range(15):
+        clock.sleep(0.1)
+        server._begin_round(-1, Order.GO_ON)
+    told = orders(server)
+    assert told[0] == 16 and told[1] == told[2] == (2 if seconds < 1.5 else 1)
+    clock.sleep(0.2)
+    server._begin_round(-1, Order.GO_ON)
+    assert orders(server)[1] == 2
