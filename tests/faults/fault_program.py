@@ -138,7 +138,7 @@ faulthandler.register(signal.SIGQUIT)
 options = json.loads(sys.argv[1])
 HURRY = os.path.join(options["folder"], "hurry")
 if options.get("slow"):
-    slow_down(until=HURRY)
+    slow_down(until=HURRY, steps_per_second=200_000)
 if options.get("by_messages"):
     training._memory = lambda run, group, start: None
 if options.get("rows_once"):

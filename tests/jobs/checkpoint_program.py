@@ -8,6 +8,8 @@ OPTIONS is a JSON object:
     calls         further arguments of each call, in order; "agent" chooses the agent, 0 by default
     signal        a signal that this process sends to itself as soon as train listens for it, on rank 0
     slow_disk     seconds that each file takes longer to be on disk
+    patience      seconds for which a rank that stops waits for the goodbye of the others, 60 by default: on a
+                  busy machine one may be held up for longer than the package waits
 
 Each rank prints one JSON object per line: "event" is "started", "trained" after each call, "stepping" at the
 first step of a corridor, "stopped" where training was stopped in order, or "failed", with what was raised
@@ -27,6 +29,7 @@ import numpy as np
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 
 from dist_classicrl import DistAsyncQLearning
+from dist_classicrl.engines.roles import shutdown
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.errors import RemoteRankError, TrainingStopped
 from dist_classicrl.schedules import PerVisit
@@ -60,7 +63,7 @@ class SlowCorridor(gymnasium.Env):
 class StuckCorridor(SlowCorridor):
     """The same, with steps that nobody waits for."""
 
-    seconds = 10.0
+    seconds = 600.0
 
 
 class ThinIce(FrozenLakeEnv):
@@ -106,6 +109,7 @@ def slow_down(function, seconds):
 
 
 options = json.loads(sys.argv[1])
+shutdown._BYE_SECONDS = options.get("patience", 60.0)
 os.fsync = slow_down(os.fsync, options.get("slow_disk", 0.0))
 calls = options["calls"]
 model = TabularMDP.garnet(60, 3, 4, seed=5)

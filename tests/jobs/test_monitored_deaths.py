@@ -17,7 +17,7 @@ from dist_classicrl import DistributedDebugger, DistributedMonitor
 from dist_classicrl.errors import RankLostError, RemoteRankError
 
 world = MPI.COMM_WORLD
-monitor, debugger = DistributedMonitor(world, log_interval=1), DistributedDebugger(world, timeout=20)
+monitor, debugger = DistributedMonitor(world, log_interval=1), DistributedDebugger(world, timeout=100)
 for step in range(2):
     monitor.log_metrics(step, reward=world.rank, throughput=10.0)
 assert debugger.check_data_consistency(np.arange(5))
@@ -25,7 +25,7 @@ if world.rank == 2:
     monitor.plot_training_curves()  # waits until rank 0 has what was logged here
     time.sleep(0.3)
     os.kill(os.getpid(), signal.SIGKILL)
-deadline, begun = time.monotonic() + 20, time.monotonic()
+deadline = time.monotonic() + 100
 while world.rank == 0 and not monitor.lost_ranks and time.monotonic() < deadline:
     monitor.log_metrics(1)
     time.sleep(0.01)
@@ -51,7 +51,7 @@ def test_a_rank_that_is_killed_holds_up_nobody(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(PROGRAM)
     whole = [*mpirun_command(3, launcher), *words, *command([str(script)])]
-    job = run_job(whole, timeout=240.0, env=launch_environment(), cwd=tmp_path)
+    job = run_job(whole, timeout=400.0, env=launch_environment(), cwd=tmp_path)
     assert not job.timed_out, job.output
     said = sorted(json.loads(line.split(" ", 1)[1]) for line in job.output.splitlines() if "SAID" in line)
     assert [rank for rank, *_ in said] == [0, 1], job.output

@@ -45,7 +45,7 @@ result = agent.train(
     callbacks=[killer, MetricsCallback("run")],
     progress_interval=0.06,
     checkpoint_dir="run/checkpoints",
-    # In the slow run two workers take half a second for these.
+    # In the slow run two workers take two seconds for these.
     checkpoint_interval=200_000,
 )
 print(json.dumps(result.to_dict()))

@@ -41,7 +41,7 @@ def train_here(agent, *arguments, **options):
     calls.append(agent.rank)
     agents[:] = [agent]
     if "meet" in extra and [agent.rank, len(calls) - 1] == extra["meet"][:2]:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not pathlib.Path(extra["meet"][2]).exists() and time.monotonic() < deadline:
             time.sleep(0.005)
     return train(agent, *arguments, **options, progress=report)
@@ -90,7 +90,7 @@ def test_ranks_that_wait_for_a_busy_rank_0_and_that_one_stop_in_order(start_pyth
     folder, go = tmp_path / "saved", tmp_path / "go"
     options = {
         "train": {"checkpoint_dir": folder},
-        "calls": [{"total_steps": 20_000}, {"total_steps": 2_000_000}],
+        "calls": [{"total_steps": 20_000}, {"total_steps": 20_000_000}],
     }
     job = start_python(*changed_program({"meet": [0, 1, go], "slow": slowly.__file__}, **options), ranks=3)
     wait = [Path(f"{go}-1-{rank}") for rank in (1, 2)]
@@ -102,8 +102,8 @@ def test_ranks_that_wait_for_a_busy_rank_0_and_that_one_stop_in_order(start_pyth
     assert job.process.poll() is None, job.output
     go.touch()
     made = check_stopped(job, 3, "SIGUSR1 ", since, folder)
-    assert {each["call"] for each in job.events("stopped")} == {1} and 20_000 <= made < 2_020_000
-    check_made(run_python(*program(**options)).output, 1, 2_020_000)
+    assert {each["call"] for each in job.events("stopped")} == {1} and 20_000 <= made < 20_020_000
+    check_made(run_python(*program(**options)).output, 1, 20_020_000)
 
 
 def test_a_rank_that_waits_for_the_first_call_of_another_hears_signals(start_python, tmp_path):
@@ -141,6 +141,7 @@ def test_a_rank_that_hangs_is_ended_with_the_job(start_python, tmp_path):
     folder, hanging = tmp_path / "saved", tmp_path / "hanging"
     options = {
         "environment": "Hanging-v0",
+        "patience": 8.0,
         "train": {"checkpoint_dir": folder, "checkpoint_interval": 1},
     }
     job = start_python(
@@ -150,7 +151,7 @@ def test_a_rank_that_hangs_is_ended_with_the_job(start_python, tmp_path):
     job.must_wait_for(lambda: hanging.exists() and written(), "the rank to hang, and the first checkpoint")
     since = time.time()
     job.send(signal.SIGUSR1)
-    job.wait(75, timeout=20.0)
+    job.wait(75)
     stopped = job.events("stopped")
     assert sorted(each["rank"] for each in stopped) == [0, 1], job.output
     newest = folder / "agent-0" / complete_checkpoints(folder / "agent-0")[0]
@@ -158,7 +159,7 @@ def test_a_rank_that_hangs_is_ended_with_the_job(start_python, tmp_path):
     made = check_with_numpy_alone(newest)["steps"]
     assert {each["steps"] for each in stopped} == {made} and made > 0
     assert (newest / "manifest.json").stat().st_mtime > since - 0.05  # file systems count in ticks
-    assert "Rank 2 did not stop within 3 s" in job.output
+    assert "Rank 2 did not stop within 10 s" in job.output
 
 
 def test_many_short_calls_and_a_signal_at_any_moment(start_python, run_python, tmp_path):

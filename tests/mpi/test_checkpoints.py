@@ -172,18 +172,19 @@ def test_a_time_limit_of_rank_0_stops_all(world, make_agent, lake, folder):
 def test_a_time_limit_is_one_of_training_and_not_of_what_is_compiled_first(
     world, make_agent, lake, folder, monkeypatch
 ):
-    compile_all = Run.compile
+    compile_all, compiled = Run.compile, []
 
     def compile_slowly(*arguments):
         compile_all(*arguments)
-        time.sleep(1.5)
+        time.sleep(3.0)
+        compiled.append(time.monotonic())
 
     monkeypatch.setattr(Run, "compile", compile_slowly)
-    with pytest.raises(TrainingStopped, match="time limit of 1 s") as stopped:
-        make_agent().train(lake, total_steps=LONG, checkpoint_dir=folder, time_limit=1.0)
-    assert (
-        stopped_everywhere(world, stopped.value, folder) > 20_000
-    )  # the first look comes after some hundred
+    with pytest.raises(TrainingStopped, match="time limit of 2.5 s") as stopped:
+        make_agent().train(lake, total_steps=LONG, checkpoint_dir=folder, time_limit=2.5)
+    # Had it begun before, it would have been over when the training began. It leaves time for saving.
+    assert world.rank or time.monotonic() - compiled[0] > 0.5
+    assert stopped_everywhere(world, stopped.value, folder) > 0
 
 
 @MODES
@@ -279,7 +280,7 @@ def test_a_server_that_was_replaced_stops_all_its_ranks(
     world, make_agent, alone, lake, folder, restart, async_updates
 ):
     # So long it waits to hear that the other server is one of this run.
-    agent = make_agent(async_updates=async_updates, heartbeat_timeout=6.0)
+    agent = make_agent(async_updates=async_updates, heartbeat_timeout=15.0)
     agent.train(lake, total_steps=1_000, checkpoint_dir=folder)
     restart()
     if world.rank == 0:
@@ -545,7 +546,7 @@ def refused(world, kind, text, train, culprit=0):
     begin = time.monotonic()
     with pytest.raises(kind if world.rank == culprit else RemoteRankError, match=text) as caught:
         train()
-    assert time.monotonic() - begin < 12.0
+    assert time.monotonic() - begin < 120.0  # far less than ranks wait for each other
     if world.rank != culprit:
         assert caught.value.rank == culprit
         assert caught.value.summary.split(":")[0].endswith(kind.__name__)

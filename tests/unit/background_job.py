@@ -92,8 +92,14 @@ class BackgroundJob:
         self.process.send_signal(number)
 
     def send_to_rank(self, rank, number):
-        """Send a signal to one rank that has said that it started."""
-        os.kill(next(each["pid"] for each in self.events("started") if each["rank"] == rank), number)
+        """Send a signal to one rank as soon as it has said that it started."""
+
+        def pids():
+            return [each["pid"] for each in self.events("started") if each["rank"] == rank]
+
+        # What a rank has done may be seen before mpirun has handed on what it said.
+        (pid,) = self.must_wait_for(pids, f"the word of rank {rank} that it started")
+        os.kill(pid, number)
 
     def kill(self):
         """Kill everything that belongs to the job, as one would a process group."""

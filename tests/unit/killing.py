@@ -88,7 +88,7 @@ def kill_and_finish(way, steps, folder, kills, chance, seen):
         check_folder(agent_folder, seen)
     expected = newest_of(agent_folder)
     with BackgroundJob(program(**options_of(way, steps, folder)), ranks=SETTINGS[way][1]) as job:
-        job.wait(timeout=90)
+        job.wait(timeout=300)
         check_end(job, way, steps, agent_folder, expected, seen)
 
 
@@ -129,5 +129,5 @@ def check_end(job, way, steps, agent_folder, expected, seen):
 def uninterrupted(way, steps):
     """Return the SHA-256 of the table of a run that nobody kills and that writes no checkpoints."""
     with BackgroundJob(program(**options_of(way, steps)), ranks=None) as job:
-        job.wait(0, timeout=90)
+        job.wait(0, timeout=300)
         return events(job.output, "trained")[0]["sha256"]

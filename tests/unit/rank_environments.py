@@ -64,17 +64,17 @@ class Corridor(gymnasium.Env):
     mask : array_like of two bool
     seconds : float
         What a step takes.
-    hangs_for : float
-        Seconds that the tenth step takes instead.
+    hangs_until : pathlib.Path, optional
+        The tenth step ends when there is this file, or after two minutes.
     """
 
-    def __init__(self, cells=5, mask=(True, True), seconds=0.0, hangs_for=0.0):
+    def __init__(self, cells=5, mask=(True, True), seconds=0.0, hangs_until=None):
         self.observation_space = gymnasium.spaces.Discrete(cells)
         self.action_space = gymnasium.spaces.Discrete(2)
         self._cells = cells
         self._mask = np.array(mask, np.int8)
         self._seconds = seconds
-        self._hangs_for = hangs_for
+        self._hangs_until = hangs_until
         self._steps = 0
         self._cell = 0
 
@@ -85,7 +85,11 @@ class Corridor(gymnasium.Env):
 
     def step(self, action):
         self._steps += 1
-        time.sleep(self._hangs_for if self._steps == 10 else self._seconds)
+        if self._steps == 10 and self._hangs_until is not None:
+            deadline = time.monotonic() + 120.0
+            while not self._hangs_until.exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
+        time.sleep(self._seconds)
         self._cell = max(self._cell + (1 if action else -1), 0)
         end = self._cell == self._cells - 1
         return self._cell, float(end), end, False, {"action_mask": self._mask}

@@ -1,3 +1,4 @@
+import contextlib
 import json
 import mmap
 import os
@@ -204,7 +205,8 @@ def test_the_delay_between_starts_grows_up_to_its_limit(supervise, monkeypatch):
 
 @pytest.mark.slow
 def test_a_job_without_a_sign_of_life_is_ended(supervise, tmp_path, capfd):
-    script = "touch $place/alive; [ $attempt = 2 ] && { done_; exit; }; sleep 600"
+    # A busy machine may hold up a later attempt, too.
+    script = "touch $place/alive; [ $attempt != 1 ] && { done_; exit; }; sleep 600"
     assert supervise(script, silence=1.5) == 0
     assert "no rank gave a sign of life for 1.5 s" in capfd.readouterr().err
 
@@ -463,7 +465,7 @@ def start_launch(tmp_path):
 
 
 def wait_for(path):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not path.exists():
         assert time.monotonic() < deadline, f"{path.name} did not come"
         time.sleep(0.01)
@@ -492,10 +494,23 @@ def test_signals_reach_mpirun_in_a_form_that_lets_ranks_save(start_launch, tmp_p
     process = start_launch(STOPS_IN_ORDER)
     wait_for(tmp_path / "ready")
     process.send_signal(number)
-    said = process.communicate(timeout=30)[1]
+    said = process.communicate(timeout=120)[1]
     assert (process.returncode, (tmp_path / "heard").read_text().split()) == (status, [heard])
     name = "Ctrl-C" if number == signal.SIGINT else number.name
     assert (f"{name}: the ranks are asked to stop" in said) == (not number.name.startswith("SIGUSR"))
+
+
+def again_until_it_ends(process, number):
+    """Send a process that has got a signal further ones, and return what it said.
+
+    Of two that come at the same moment, as to a process that is held up, the second is the same request.
+    """
+    for _ in range(20):
+        time.sleep(0.4)  # sooner, it would be the same request
+        process.send_signal(number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=6)[1]
+    raise AssertionError("further signals do not end it")
 
 
 DEAF = "trap '' USR1; touch $place/alive; echo $$ > pid; mv pid ready; while :; do sleep 0.05; done"
@@ -510,9 +525,7 @@ def test_a_second_signal_ends_everything_at_once(start_launch, tmp_path, first, 
     process = start_launch(DEAF)
     wait_for(tmp_path / "ready")
     process.send_signal(first)
-    time.sleep(0.4)  # sooner, it would be the same request
-    process.send_signal(signal.SIGTERM)
-    said = process.communicate(timeout=30)[1]
+    said = again_until_it_ends(process, signal.SIGTERM)
     assert process.returncode == status
     assert "ended by a second signal" in said
     assert not is_running(int((tmp_path / "ready").read_text()))
@@ -532,7 +545,7 @@ def test_a_signal_before_any_rank_runs_ends_the_job_and_mpirun_hears_nothing(
     process = start_launch("trap 'touch heard' USR1 USR2; touch ready; while :; do sleep 0.05; done")
     wait_for(tmp_path / "ready")
     process.send_signal(number)
-    said = process.communicate(timeout=30)[1]
+    said = process.communicate(timeout=120)[1]
     assert (process.returncode, (tmp_path / "heard").exists()) == (status, False)
     assert "no rank had begun" in said and "The same command starts the job again" in said
 
@@ -542,7 +555,7 @@ def test_a_job_that_does_not_stop_is_ended(start_launch, tmp_path):
     process = start_launch(f"while :; do touch $place/alive; sleep 0.1; done & {DEAF}", "--silence", "1")
     wait_for(tmp_path / "ready")
     process.send_signal(signal.SIGTERM)
-    said = process.communicate(timeout=30)[1]
+    said = process.communicate(timeout=120)[1]
     assert (process.returncode, "did not stop within 1 s" in said) == (143, True)
 
 
@@ -555,7 +568,7 @@ def test_a_signal_that_stops_nothing_is_forgotten(start_launch, tmp_path):
     process = start_launch(script, "--silence", "1", "--restart-delay", "0")
     wait_for(tmp_path / "ready")
     process.send_signal(signal.SIGUSR2)
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     assert (process.returncode, (tmp_path / "on-2").exists()) == (0, True)
 
 
@@ -566,7 +579,7 @@ def test_a_signal_between_two_starts_stops_the_restarting(start_launch, tmp_path
     while "starts again in 30 s" not in process.stderr.readline():
         assert process.poll() is None
     process.send_signal(number)
-    process.communicate(timeout=20)
+    process.communicate(timeout=120)
     assert (process.returncode, (tmp_path / "on-2").exists()) == (status, False)
 
 

@@ -337,7 +337,7 @@ def test_a_time_limit_stops_in_time_and_the_next_run_goes_on(tmp_path, restart):
         begin = time.monotonic()
         with pytest.raises(TrainingStopped, match="time limit of 0.3 s"):
             agent.train(LAKE, total_steps=10**12, checkpoint_dir=tmp_path, time_limit=0.3)
-        assert time.monotonic() - begin < 20.0
+        assert time.monotonic() - begin < 120.0
         assert before < agent.steps == newest(tmp_path).body["steps"] < 10**12
         restart()
 

@@ -9,8 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from functools import partial
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -651,19 +651,21 @@ def test_who_lives_keeps_its_claim_and_who_has_died_loses_it(tmp_path):
         other.stdout.close()
 
 
-def test_a_process_of_another_host_is_lost_after_a_silence(tmp_path):
+def test_a_process_of_another_host_is_lost_after_a_silence(tmp_path, monkeypatch):
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr("dist_classicrl.sweep.folder.time", SimpleNamespace(monotonic=lambda: clock.now))
     folder = StudyFolder(tmp_path)
     folder.begin({})
     (tmp_path / "members" / "far").write_text(json.dumps({"host": "far", "pid": 1, "start": "1"}))
     (tmp_path / "claims" / "p.0").write_text("far")
-    with Member(folder, silence=0.4) as member:
+    with Member(folder, silence=40.0) as member:
         assert not member.claim("p")
-        time.sleep(0.3)
-        os.utime(tmp_path / "members" / "far")
+        clock.now += 30.0
+        os.utime(tmp_path / "members" / "far", (1000.0, 1000.0))  # a sign of life, by whatever clock
         assert not member.claim("p")
-        time.sleep(0.3)
+        clock.now += 30.0
         assert not member.claim("p")
-        time.sleep(0.3)
+        clock.now += 30.0
         assert member.claim("p")
 
 
