@@ -41,7 +41,7 @@ def kernels_make_the_table_of_a_core():
             there._shared_bytes, there._room = 0, None
             there._launchers.clear()
             there._round = there._make_round()
-        one, other = learned(here, 300), learned(there, 300)
+        one, other = learned(here, 150), learned(there, 150)
         for name in one:
             assert np.array_equal(one[name], other[name]), name
         assert np.array_equal(here.totals.values, there.totals.values)
@@ -52,9 +52,9 @@ def kernels_of_one_table_make_that_of_a_core():
     ramp = plan.Shape(4, 32, 1)
     apart = plan.Shape(4, 1, 8)  # blocks take their turns here, and threads would not
     for env, algorithm, shape, steps, start, given in (
-        (MODEL, "q_learning", None, 300, 0, {}),
-        (MODEL, "sarsa", None, 203, 0, {"dtype": np.float32}),
-        (MASKED, "double_q_learning", None, 300, 0, {}),
+        (MODEL, "q_learning", None, 100, 0, {}),
+        (MODEL, "sarsa", None, 83, 0, {"dtype": np.float32}),
+        (MASKED, "double_q_learning", None, 100, 0, {}),
         (MODEL, "n_step_sarsa", ramp, 1100, 255_000, {}),
         (MODEL, "sarsa", apart, 203, 0, {"rows": True, "dtype": np.float32}),
         (MASKED, "double_q_learning", apart, 300, 0, {"is_alone": True}),
@@ -89,23 +89,23 @@ def agent(device, **given):
 
 
 def an_agent_learns_and_its_checkpoint_goes_on_on_cores_and_back(folder, **given):
-    saving = {"checkpoint_dir": folder, "checkpoint_interval": 100, "env": MODEL}
+    saving = {"checkpoint_dir": folder, "checkpoint_interval": 50, "env": MODEL}
     first = agent("cuda", **given)
-    result = first.train(steps=200, **saving)
-    assert (result.steps, result.device) == (200, "cuda") and first.visits.sum() == 200
+    result = first.train(steps=100, **saving)
+    assert (result.steps, result.device) == (100, "cuda") and first.visits.sum() == 100
     again = agent("cuda", **given)
-    again.train(env=MODEL, steps=200)
+    again.train(env=MODEL, steps=100)
     assert np.array_equal(first.q_table, again.q_table)  # a seed makes the same table from run to run
     on_cores = agent("cpu", **given)
-    assert on_cores.train(steps=200, **saving).steps == 200  # made before
+    assert on_cores.train(steps=100, **saving).steps == 100  # made before
     assert np.array_equal(on_cores.q_table, first.q_table)
     assert np.array_equal(on_cores.visits, first.visits)
-    result = on_cores.train(steps=300, **saving)
-    assert result.device == "cpu" and on_cores.visits.sum() == 500
+    result = on_cores.train(steps=150, **saving)
+    assert result.device == "cpu" and on_cores.visits.sum() == 250
     back = agent("cuda", **given)
-    for steps in (200, 300, 100):
+    for steps in (100, 150, 50):
         back.train(steps=steps, **saving)
-    assert back.visits.sum() == 600
+    assert back.visits.sum() == 300
 
 
 def auto_goes_by_what_was_asked_for_and_not_by_what_is_left(folder):
@@ -161,10 +161,10 @@ def rounds_of_logical_workers_are_the_same_to_the_bit():
 
 def many_runs_at_once_are_those_of_a_core_to_the_bit():
     given = {"discount_factor": 0.9}  # exploration falls over half of the run
-    runs = learn_runs(MODEL, range(5), 1000, Settings(**given))
+    runs = learn_runs(MODEL, range(5), 500, Settings(**given))
     for seed in range(5):
         one = DistAsyncQLearning(seed=seed, **given)
-        result = one.train(env=MODEL, steps=1000)
+        result = one.train(env=MODEL, steps=500)
         assert np.array_equal(runs.q_tables[seed], one.q_table)
         assert np.array_equal(runs.visits[seed], one.visits)
         assert runs.episodes[seed] == result.episodes
