@@ -38,7 +38,7 @@ BRIDGE, BRIDGE_ADDRESS = "docker0", "172.17.0.1"
 SSH_PORT = 22
 # What a client of a host that does not answer ends with: ssh's own code.
 UNREACHABLE = 255
-CONNECT_SECONDS = 4.0
+CONNECT_SECONDS = 12.0
 STARTING_SECONDS = 120.0
 ENDING_SECONDS = 60.0
 PROCESS_IDS = 5_000
