@@ -171,12 +171,15 @@ def replaced(deaths, chance):
             targets = run.targets()
             job.check(targets, "has no worker left")
             job.end_process(chance.choice(targets))
-            job.wait_for(
-                lambda number=number: job.told_of("replaced") >= number, "a replacement", RUN_SECONDS
-            )
+            job.wait_for(lambda number=number: replacements_of(job) >= number, "a replacement", RUN_SECONDS)
         job.wait_for_workers(WORKERS)
         stop_in_order(job)
-        return job.told_of("replaced")
+        return replacements_of(job)
+
+
+def replacements_of(job):
+    """Return how many replacements whoever serves has told of."""
+    return sum(event["kind"] == "replaced" for event in job.told())
 
 
 def stop_in_order(job):

@@ -23,7 +23,7 @@ SECONDS = 120.0
 EXCHANGES = 20  # that go on with the witness while a replacement is on its way
 TALKED = "talked"  # this file says that they did
 # A replacement waits for that before it starts MPI.
-WAIT = f"until [ -e {TALKED} ]; do sleep 0.01; done; exec \"$@\""
+WAIT = f'until [ -e {TALKED} ]; do sleep 0.01; done; exec "$@"'
 WAY = sys.argv[1]
 
 
