@@ -77,7 +77,7 @@ def test_without_a_checkpoint_the_loss_of_rows_that_are_there_once_is_named_on_a
 
 def test_owners_of_rows_that_step_environments_are_killed():
     victims = ("worker", "server")
-    seen = kill_supersteps.one_run("counted", victims, False, Random(7), steps=100_000, span=0.05)
+    seen = kill_supersteps.one_run("counted", victims, False, Random(7), steps=50_000, span=0.1)
     assert seen["killed"] == 2
 
 
