@@ -48,8 +48,8 @@ LIMIT_SECONDS = {
     "unit": 3600,
     "mpi": 1800,
     "jobs": 2400,
-    "faults": 1200,
-    "cluster": 1800,
+    "faults": 2400,
+    "cluster": 3600,
 }
 
 

@@ -19,7 +19,7 @@ from hosts import NETWORK, Hosts
 
 NAMESPACE = "default"
 CONNECT = "import socket; socket.create_connection(({!r}, {}), timeout=1)"
-READY_SECONDS = 30.0
+READY_SECONDS = 300.0
 # What the operator sets for Open MPI, of which version 5 reads nothing.
 OF_THE_OPERATOR = {
     "OMPI_MCA_orte_keep_fqdn_hostnames": "true",

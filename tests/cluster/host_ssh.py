@@ -36,6 +36,21 @@ def why_not() -> str | None:
     return f"there is no {', no '.join(missing)}" if missing else None
 
 
+_PROBE = """
+import socket, time
+until = time.monotonic() + {1}
+while True:
+    try:
+        socket.create_connection(({0!r}, 22), timeout=1.0)
+    except OSError:
+        if time.monotonic() > until:
+            raise
+        time.sleep(0.05)
+    else:
+        break
+"""
+
+
 class SshHosts(Hosts):
     """Hosts that call themselves node1, node2, ..., with a server of ssh each; here they stay h1, h2, ...
 
@@ -76,6 +91,9 @@ class SshHosts(Hosts):
             server = f"mount -t tmpfs run /run && mkdir /run/sshd && exec {_path('sshd')} -f {settings}"
             start = f"hostname node{number} && {server}"
             subprocess.run(self.command(name, ["sh", "-c", start]), check=True, timeout=SECONDS)
+            # It goes into the background before it listens.
+            probe = self.command(name, [sys.executable, "-c", _PROBE.format(f"{NETWORK}.{number}", SECONDS)])
+            subprocess.run(probe, check=True, timeout=2 * SECONDS)
 
     def environment(self, **variables: str) -> dict[str, str]:
         """Return the environment of somebody who works on these hosts."""

@@ -38,9 +38,9 @@ BRIDGE, BRIDGE_ADDRESS = "docker0", "172.17.0.1"
 SSH_PORT = 22
 # What a client of a host that does not answer ends with: ssh's own code.
 UNREACHABLE = 255
-CONNECT_SECONDS = 4.0
-STARTING_SECONDS = 20.0
-ENDING_SECONDS = 5.0
+CONNECT_SECONDS = 12.0
+STARTING_SECONDS = 120.0
+ENDING_SECONDS = 60.0
 PROCESS_IDS = 5_000
 # What a shell on the other host has of itself; all else is passed on by whoever starts a program, or lost.
 LOGIN_VARIABLES = ("PATH", "HOME", "USER", "LANG", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH")

@@ -28,12 +28,12 @@ from dist_classicrl.launch.launcher import launch_environment
 NODES = ("h1", "h2")
 LOGIN = "h3"
 POLL_SECONDS = 0.3
-STARTING_SECONDS = 60.0
-COMMAND_SECONDS = 60.0
+STARTING_SECONDS = 180.0
+COMMAND_SECONDS = 120.0
 # On a busy machine the controller may not answer at once.
-ANSWERING_SECONDS = 60.0
+ANSWERING_SECONDS = 180.0
 LONGEST_MESSAGE_SECONDS = 20
-ENDING_SECONDS = 30.0
+ENDING_SECONDS = 120.0
 JOB_SECONDS = 600.0
 ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY"})
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "mungekey")

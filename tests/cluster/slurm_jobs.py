@@ -56,7 +56,7 @@ def script(name: str, *words: str) -> str:
 
 
 def slow_words(steps: int, interval: str) -> tuple[str, ...]:
-    """Return the words with which `train` takes its time, and saves at this interval."""
+    """Return the words with which `train` takes its time until `hurry`, and saves at this interval."""
     saving = ("--checkpoint-interval", interval, "--eval-episodes", "1")
     return ("slurm_lake:SlowLake", "--total-steps", str(steps), *saving, *learning(1))
 
@@ -77,7 +77,7 @@ def run_folder(place: Path) -> Path:
 def steps_made(folder: Path) -> int:
     """Return how many steps the run in a folder has told of."""
     path = folder / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
+    *lines, _ = path.read_text().split("\n") if path.exists() else [""]
     return max((json.loads(line).get("steps", 0) for line in lines), default=0)
 
 
@@ -88,6 +88,16 @@ def wait_until_it_trains(cluster: SlurmCluster, job: str, steps: int = 1) -> Pat
         return steps_made(run_folder(Path(about["WorkDir"]))) >= steps
 
     return run_folder(Path(cluster.wait_for(job, trains, f"{steps} steps")["WorkDir"]))
+
+
+def hurry(cluster: SlurmCluster, job: str) -> None:
+    """Let a job that takes its time come to its end, now and when it is started again."""
+    (cluster.place(job) / "hurry").touch()
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Return the complete checkpoints of the run in a folder."""
+    return sorted(path.parent for path in folder.glob("checkpoints/agent-0/*/manifest.json"))
 
 
 def result(folder: Path) -> dict:

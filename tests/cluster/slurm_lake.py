@@ -1,6 +1,6 @@
 """A lake on which every step takes a while, so that a training takes its time on any machine.
 
-A job that was queued again makes haste: nobody waits for anything to happen to it.
+It makes haste as soon as there is a file `hurry` in the job's folder: what was to happen to it has happened.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 
-PAUSE = 0.0 if "SLURM_RESTART_COUNT" in os.environ else 2e-3
+PAUSE = 2e-3
 
 
 class SlowLake(FrozenLakeEnv):
@@ -18,8 +18,10 @@ class SlowLake(FrozenLakeEnv):
 
     def __init__(self):
         super().__init__(is_slippery=False)
+        self._pause = PAUSE
 
     def step(self, action):
-        if PAUSE:
-            time.sleep(PAUSE)
+        if self._pause:
+            time.sleep(self._pause)
+            self._pause *= not os.path.exists("hurry")
         return super().step(action)

@@ -20,7 +20,7 @@ def linted(program, *words):
     path = shutil.which(program, path=os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]]))
     if path is None:
         pytest.skip(f"There is no {program}: the extra `cluster` has it.")
-    return subprocess.run([path, *words], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return subprocess.run([path, *words], cwd=ROOT, capture_output=True, text=True, timeout=300)
 
 
 def test_the_linter_of_dockerfiles_finds_nothing(tmp_path):

@@ -1,5 +1,6 @@
 """`doctor --hostfile` on emulated hosts, with their agent as ssh: each trouble is made, and found by name."""
 
+import contextlib
 import json
 import os
 import shlex
@@ -18,9 +19,12 @@ import dist_classicrl
 from dist_classicrl.process.jobs import run_job
 
 SECONDS = 300
-# In less than this a daemon of mpirun ends; what the doctor starts on hosts waits longer if nobody ends it.
-LEFT_SECONDS = 10.0
-DOCTOR = [sys.executable, "-m", "dist_classicrl", "doctor", "--json"]
+# In less than this a daemon of mpirun ends, on a busy machine as well; what the doctor starts on hosts waits
+# for twice what it is given if nobody ends it.
+LEFT_SECONDS = 60.0
+DOCTOR = [sys.executable, "-m", "dist_classicrl", "doctor", "--json", "--timeout", "120"]
+TRIES = 5  # until one is met in its midst
+EXAMINATIONS = 3
 AHEAD_SECONDS = 90.0
 PACKAGE = Path(dist_classicrl.__file__).parent
 CLOCK = f"""
@@ -69,28 +73,44 @@ def examined(hosts, *words, names=None, status=0, hostfile=None):
     return {each["check"]: each for each in json.loads(job.output)["findings"]}
 
 
+def check_repeatedly(check):
+    """Let a busy machine spoil an examination, which measures times and speeds, but not each of several."""
+    for number in range(EXAMINATIONS):
+        try:
+            check()
+        except (AssertionError, KeyError, ValueError):
+            if number == EXAMINATIONS - 1:
+                raise
+        else:
+            return
+
+
 def statuses(found):
     return {check: finding["status"] for check, finding in found.items()}
 
 
 def test_three_hosts_that_are_well(three_hosts, work):
     (work / "hosts").write_text("h1:2\nh2:2\nh3:2\n")  # in the form of another launcher than Open MPI
-    found = examined(three_hosts, "--checkpoint-dir", "saved", hostfile=work / "hosts")
-    (work / "hosts").unlink()
-    well = ["hosts", "connections", "host names", "same versions", "working folder", "clocks", "ranks"]
-    assert {statuses(found)[check] for check in well} == {"ok"}
-    shared = [statuses(found)[check] for check in ("shared checkpoint folder", "shared state folder")]
-    assert shared == ["ok", "ok"]
-    assert "6 on 3 hosts" in found["ranks"]["found"]
-    assert found["same versions"]["data"].keys() == {"h1", "h2", "h3"}
-    clocks = found["clocks"]["data"]
-    assert clocks.keys() == {"h2", "h3"}
-    for clock in clocks.values():  # they have the same clock, which the uncertainty has to allow for
-        assert abs(clock["offset"]) <= clock["uncertainty"] + 1e-6 < 1.0
-    pairs = found["pairs of hosts"]["data"]["pairs"]
-    assert sorted(pair["hosts"] for pair in pairs) == [["h1", "h2"], ["h1", "h3"], ["h2", "h3"]]
-    assert all(pair["latency"] > 0.0 and pair["bandwidth"] > 0.0 for pair in pairs)
-    assert list(work.iterdir()) == []  # neither checkpoints nor the state folder stay
+
+    def check():
+        found = examined(three_hosts, "--checkpoint-dir", "saved", hostfile=work / "hosts")
+        well = ["hosts", "connections", "host names", "same versions", "working folder", "clocks", "ranks"]
+        assert {statuses(found)[check] for check in well} == {"ok"}
+        shared = [statuses(found)[check] for check in ("shared checkpoint folder", "shared state folder")]
+        assert shared == ["ok", "ok"]
+        assert "6 on 3 hosts" in found["ranks"]["found"]
+        assert found["same versions"]["data"].keys() == {"h1", "h2", "h3"}
+        clocks = found["clocks"]["data"]
+        assert clocks.keys() == {"h2", "h3"}
+        for clock in clocks.values():  # they have the same clock, which the uncertainty has to allow for
+            assert abs(clock["offset"]) <= clock["uncertainty"] + 1e-6 < 1.0
+        pairs = found["pairs of hosts"]["data"]["pairs"]
+        assert sorted(pair["hosts"] for pair in pairs) == [["h1", "h2"], ["h1", "h3"], ["h2", "h3"]]
+        assert all(pair["latency"] > 0.0 and pair["bandwidth"] > 0.0 for pair in pairs)
+        # Neither checkpoints nor the state folder stay.
+        assert [path.name for path in work.iterdir()] == ["hosts"]
+
+    check_repeatedly(check)
 
 
 @pytest.mark.skipif(shutil.which("tc") is None, reason="there is no program tc to slow a card down")
@@ -113,20 +133,23 @@ def test_a_host_that_is_not_like_the_others_is_named(three_hosts, work, monkeypa
     shape = ["tbf", "rate", "20mbit", "burst", "64kb", "latency", "400ms"]
     do(three_hosts, "h3", "tc", "qdisc", "add", "dev", "eth0", "root", *shape)
 
-    found = examined(three_hosts, "--checkpoint-dir", "saved", "--state-dir", "state", status=1)
-    assert (statuses(found)["hosts"], statuses(found)["connections"]) == ("ok", "ok")
-    assert statuses(found)["same versions"] == "failure"
-    (line,) = found["same versions"]["found"].splitlines()
-    assert line.startswith("dist_classicrl differs: ") and line.endswith("on h3") and "on h1, h2" in line
-    assert found["shared checkpoint folder"]["found"] == "it is not the same one on h3"
-    assert "cannot be written to on h2" in found["shared state folder"]["found"]
-    assert statuses(found)["clocks"] == "warning"
-    assert found["clocks"]["found"].startswith("far apart on h3")
-    clock = found["clocks"]["data"]["h3"]
-    assert abs(clock["offset"] - AHEAD_SECONDS) <= clock["uncertainty"] + 0.001
-    assert statuses(found)["pairs of hosts"] == "warning"
-    assert found["pairs of hosts"]["found"].startswith("h3 is far slower than the others")
-    assert statuses(found)["ranks"] == "ok"
+    def check():
+        found = examined(three_hosts, "--checkpoint-dir", "saved", "--state-dir", "state", status=1)
+        assert (statuses(found)["hosts"], statuses(found)["connections"]) == ("ok", "ok")
+        assert statuses(found)["same versions"] == "failure"
+        (line,) = found["same versions"]["found"].splitlines()
+        assert line.startswith("dist_classicrl differs: ") and line.endswith("on h3") and "on h1, h2" in line
+        assert found["shared checkpoint folder"]["found"] == "it is not the same one on h3"
+        assert "cannot be written to on h2" in found["shared state folder"]["found"]
+        assert statuses(found)["clocks"] == "warning"
+        assert found["clocks"]["found"].startswith("far apart on h3")
+        clock = found["clocks"]["data"]["h3"]
+        assert abs(clock["offset"] - AHEAD_SECONDS) <= clock["uncertainty"] + 0.001
+        assert statuses(found)["pairs of hosts"] == "warning"
+        assert found["pairs of hosts"]["found"].startswith("h3 is far slower than the others")
+        assert statuses(found)["ranks"] == "ok"
+
+    check_repeatedly(check)
 
 
 @pytest.mark.parametrize(
@@ -140,20 +163,39 @@ def test_a_host_that_is_not_like_the_others_is_named(three_hosts, work, monkeypa
 )
 def test_a_doctor_that_is_ended_leaves_nothing_on_hosts(three_hosts, work, part, number):
     words = [*DOCTOR, "--hostfile", three_hosts.hostfile(1), "--agent", three_hosts.agent]
-    with subprocess.Popen(
-        three_hosts.command("h1", [*words, "--checkpoint-dir", "saved"]), stdout=subprocess.DEVNULL
-    ) as doctor:
-        try:
-            deadline = time.monotonic() + SECONDS
-            while not any(part in line for line in three_hosts.processes("h3").values()):
-                assert doctor.poll() is None and time.monotonic() < deadline
-                time.sleep(0.005)
-            doctor.send_signal(number)
-            assert doctor.wait(SECONDS) == 128 + number
-        finally:
-            doctor.kill()
-    check_nothing_runs(three_hosts)
-    assert list(work.iterdir()) == []
+    command = three_hosts.command("h1", [*words, "--checkpoint-dir", "saved"])
+    for _ in range(TRIES):
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as doctor:
+            met = None
+            try:
+                met = stopped(three_hosts, part, doctor)
+                if met is not None:
+                    doctor.send_signal(number)
+                    assert doctor.wait(SECONDS) == 128 + number
+            finally:
+                doctor.kill()
+                if met is not None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(met, signal.SIGCONT)
+        check_nothing_runs(three_hosts)
+        assert list(work.iterdir()) == []
+        if met is not None:
+            return
+    pytest.fail(f"none of {TRIES} doctors was met while {part} ran")
+
+
+def stopped(hosts, part, doctor):
+    """Stop this part of a doctor on h3, so that it does not come to its end; None if the doctor has."""
+    deadline = time.monotonic() + SECONDS
+    while doctor.poll() is None:
+        assert time.monotonic() < deadline
+        for pid in [pid for pid, line in hosts.processes("h3").items() if part in line]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+                if part in hosts.processes("h3").get(pid, ""):  # it has not ended
+                    return pid
+        time.sleep(0.005)
+    return None
 
 
 def test_hosts_that_do_not_answer_are_named_and_the_others_are_examined(possible, work):
@@ -183,13 +225,17 @@ def test_hosts_that_do_not_reach_each_other_are_named_and_nothing_hangs(three_ho
     for host, other in (("h2", "10.77.0.3"), ("h3", "10.77.0.2")):
         nowhere = ["lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent"]
         do(three_hosts, host, "ip", "neighbour", "replace", other, *nowhere)
-    found = examined(three_hosts, status=1)
-    assert statuses(found)["hosts"] == "ok" and statuses(found)["connections"] == "failure"
-    missing = [(each["from"], each["to"]) for each in found["connections"]["data"]["missing"]]
-    assert missing == [("h2", "h3"), ("h3", "h2")]
-    assert "h2 does not reach h3 by TCP" in found["connections"]["found"]
-    assert "Ranks are started on h1, h2 alone." in found["connections"]["found"]
-    assert statuses(found)["ranks"] == "ok" and "4 on 2 hosts" in found["ranks"]["found"]
+
+    def check():
+        found = examined(three_hosts, status=1)
+        assert statuses(found)["hosts"] == "ok" and statuses(found)["connections"] == "failure"
+        missing = [(each["from"], each["to"]) for each in found["connections"]["data"]["missing"]]
+        assert missing == [("h2", "h3"), ("h3", "h2")]
+        assert "h2 does not reach h3 by TCP" in found["connections"]["found"]
+        assert "Ranks are started on h1, h2 alone." in found["connections"]["found"]
+        assert statuses(found)["ranks"] == "ok" and "4 on 2 hosts" in found["ranks"]["found"]
+
+    check_repeatedly(check)
 
 
 @pytest.mark.skipif(shutil.which("nft") is None, reason="there is no program nft for a firewall")
@@ -200,7 +246,7 @@ def test_what_listens_behind_a_firewall_ends_without_being_told(three_hosts, wor
     )
     for host in ("h2", "h3"):
         do(three_hosts, host, "nft", firewall)
-    found = examined(three_hosts, "--timeout", "30", status=1)
+    found = examined(three_hosts, status=1)
     assert "h1 does not reach h2 by TCP" in found["connections"]["found"]
     assert "Ranks are started on h1 alone." in found["connections"]["found"]
 

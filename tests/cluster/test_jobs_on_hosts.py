@@ -3,10 +3,12 @@
 import cut_network
 import pytest
 
-KILLED = cut_network.Case(kill="h3", restarts=1, steps=12_000, grace=2.0)
-# As long as ten seconds of silence count for nothing, the job waits; it has more to do than these seconds.
+# More steps than are made until something has happened, however late that is; then they hurry.
+LONG = {"steps": 100_000, "share": 0.02, "hurries": True, "grace": 30.0}
+KILLED = cut_network.Case(kill="h3", restarts=1, silence=60.0, **LONG)
+# No silence of such a length counts for anything: the job waits.
 DOWN_SECONDS = 10.0
-DOWN = cut_network.Case(cut="h3", seconds=DOWN_SECONDS, silence=30.0, steps=32_000, grace=2.0)
+DOWN = cut_network.Case(cut="h3", seconds=DOWN_SECONDS, silence=120.0, **LONG)
 
 pytestmark = pytest.mark.usefixtures("possible", "survivable")
 

@@ -7,6 +7,7 @@ file is fetched, and where that is impossible the tests that need it are skipped
 from __future__ import annotations
 
 import copy
+import http.client
 import os
 import time
 import urllib.request
@@ -53,7 +54,7 @@ def published():
     else:
         try:
             text = fetched(URL)
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             pytest.skip(f"{URL} cannot be had ({error}); name a copy in DIST_CLASSICRL_MPIJOB_CRD.")
     definition = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     (version,) = (each for each in definition["spec"]["versions"] if each["name"] == "v2beta1")
@@ -68,6 +69,9 @@ def fetched(url):
             text += part
             if time.monotonic() > deadline:
                 raise TimeoutError(f"not within {FETCH_SECONDS:g} s")
+        length = answer.headers["Content-Length"]
+    if length is not None and len(text) < int(length):
+        raise http.client.IncompleteRead(text, int(length) - len(text))
     return text
 
 

@@ -7,6 +7,8 @@ from slurm_cluster import SlurmCluster
 from slurm_jobs import (
     FOUR_TASKS,
     check_learned,
+    checkpoints_in,
+    hurry,
     result,
     run_folder,
     script,
@@ -14,7 +16,9 @@ from slurm_jobs import (
     wait_until_it_trains,
 )
 
-STEPS = 20_000
+# Three workers need more than two minutes for them until they are told to hurry.
+STEPS = 200_000
+SOME_STEPS = 2_000
 # Without a warning the job is killed some seconds after it was told to make way.
 CASES = {
     "warning": {"sends_warning": True, "grace": 60},
@@ -33,11 +37,14 @@ def preempted(slurm_possible):
             text = script("requeue.sbatch", *slow_words(STEPS, INTERVALS[name]))
             jobs[name] = cluster.submit(text, *FOUR_TASKS, "--partition=all")
         for name, cluster in clusters.items():
-            wait_until_it_trains(cluster, jobs[name], STEPS // 3)
+            folder = wait_until_it_trains(cluster, jobs[name], SOME_STEPS)
+            if name == "no warning":
+                cluster.wait_for(jobs[name], lambda _, folder=folder: checkpoints_in(folder), "a checkpoint")
             other = "#!/bin/bash\nsleep 2\n"
             cluster.submit(other, "--partition=high", "--nodes=2", "--exclusive", "--job-name=other")
         for name, cluster in clusters.items():
             cluster.wait_for(jobs[name], lambda about: about["Restarts"] == "1", "it to be queued again")
+            hurry(cluster, jobs[name])
         yield {name: (cluster, jobs[name]) for name, cluster in clusters.items()}
 
 

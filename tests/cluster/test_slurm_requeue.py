@@ -10,6 +10,8 @@ from slurm_jobs import (
     FOUR_TASKS,
     TRAIN,
     check_learned,
+    checkpoints_in,
+    hurry,
     result,
     run_folder,
     script,
@@ -17,9 +19,11 @@ from slurm_jobs import (
     wait_until_it_trains,
 )
 
-# Seven workers cannot make them before the warning, which comes a minute after the start at the latest.
-LONG_STEPS = 300_000
-STEPS = 20_000
+# Seven workers cannot make them before the warning, which comes a minute after the start, or somewhat later.
+LONG_STEPS = 500_000
+# Three workers need more than a minute for them until they are told to hurry.
+STEPS = 100_000
+SOME_STEPS = 2_000
 ENDLESS = 10**14
 # The script, which hands it on, is all that hears it.
 WARNING = ("scancel", "--batch", "--signal=USR1")
@@ -70,9 +74,10 @@ def test_a_cancelled_job_leaves_no_process_on_any_node(cluster):
 
 def test_ranks_that_srun_started_hear_the_warning_and_go_on_when_requeued(cluster):
     job = cluster.submit(script("srun.sbatch", *TRAIN, *slow_words(STEPS, "1h")), *FOUR_TASKS)
-    folder = wait_until_it_trains(cluster, job, STEPS // 3)
+    folder = wait_until_it_trains(cluster, job, SOME_STEPS)
     cluster.run(*WARNING, job)
     cluster.wait_for(job, lambda about: about["Restarts"] == "1", "it to be queued again")
+    hurry(cluster, job)
     cluster.wait(job, "COMPLETED")
     assert len(re.findall(r"Stopped by SIGUSR1 on rank \d", cluster.output(job))) == 1
     assert result(folder)["resumed_from"] is not None
@@ -80,6 +85,8 @@ def test_ranks_that_srun_started_hear_the_warning_and_go_on_when_requeued(cluste
 
 
 def test_a_job_that_is_warned_while_it_starts_is_queued_again(cluster, early_job):
+    cluster.wait_for(early_job, lambda about: about["Restarts"] == "1", "it to be queued again")
+    hurry(cluster, early_job)
     cluster.wait(early_job, "COMPLETED")
     assert cluster.about(early_job)["Restarts"] == "1"
     check_learned(run_folder(cluster.place(early_job)) / "model.npz", STEPS, slow=True)
@@ -91,11 +98,14 @@ def test_the_warning_before_the_time_limit_saves_the_run(cluster, long_job):
 
     cluster.wait_for(long_job, has_stopped, "it to be queued again")
     said = cluster.output(long_job)
-    steps = int(re.search(r"SIGUSR1 on rank \d \(h\d\) after ([\d,]+) of", said)[1].replace(",", ""))
+    # It is warned a minute after each start, as long as it does not hurry.
+    steps = int(re.findall(r"SIGUSR1 on rank \d \(h\d\) after ([\d,]+) of", said)[-1].replace(",", ""))
+    found = checkpoints_in(run_folder(cluster.place(long_job)))
+    saved = [int(np.load(path / "visits.npy").sum()) for path in found]
+    hurry(cluster, long_job)
     assert "the same command goes on from there" in said  # and exit status 75 has queued it again
     # Nothing saves it but the warning, and the end.
-    saved = sorted(run_folder(cluster.place(long_job)).glob("checkpoints/agent-0/*/visits.npy"))
-    assert steps in [int(np.load(path).sum()) for path in saved]
+    assert steps in saved
 
 
 def test_the_job_that_was_warned_goes_on_where_it_stopped(cluster, long_job):

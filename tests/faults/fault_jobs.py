@@ -35,8 +35,8 @@ STEPS = {"lake": 150_000_000, "taxi": 100_000_000, "counted": 500_000}
 GAP = 0.05
 # From the last process that is killed or stopped to the end of a run, whatever the machine.
 RUN_SECONDS = 300.0
-# What is still there some seconds after mpirun has ended has been left behind.
-LEFT_SECONDS = 5.0
+# What is still there so long after mpirun has ended has been left behind, however busy the machine is.
+LEFT_SECONDS = 60.0
 
 
 def why_not():
@@ -151,6 +151,19 @@ class FaultJob(BackgroundJob):
 
         self.wait_for(counted, f"{number} workers")
 
+    def wait_until(self, kind, rank):
+        """Wait until whoever serves tells of a rank that it was lost last ("excluded"), or came back last."""
+
+        def is_told():
+            kinds = [event["kind"] for event in self.told() if event["rank"] == rank]
+            return [each for each in kinds if each in ("excluded", "readmitted")][-1:] == [kind]
+
+        self.wait_for(is_told, f"rank {rank} to be {kind}", RUN_SECONDS)
+
+    def told(self):
+        """Return the events of which whoever served has told so far, in order."""
+        return [event for line in self.said("progress") for event in line["events"]]
+
     def hurry(self):
         """Let a job that takes its time come to its end: what was to be done to it is done."""
         (self.folder / "hurry").touch()
@@ -197,7 +210,7 @@ class FaultJob(BackgroundJob):
 
         Whoever was not killed has made all steps and has the same, good table, and no process is left. Where
         steps are counted, none was learned that nobody made, and no more are lost than `deaths` may cost: the
-        number of workers that were killed or stopped.
+        number of workers that were killed or stopped; None: whoever was silent for too long.
         """
         self.wait_for_end()
         self.check(self._nobody_is_left(), f"left {processes.processes_of(self.job)} behind")
@@ -214,6 +227,8 @@ class FaultJob(BackgroundJob):
         result = trained[-1]["result"]
         killed = {rank for rank, pid in self.pids.items() if pid in self.killed}
         self.check(set(result["lost_workers"]) <= killed, "lost workers that were not killed")
+        if deaths is None:
+            deaths = sum(event["kind"] == "excluded" for event in result["events"])
         lost, bound = None, None
         if counted := self.counted():
             lost, bound = sum(counted.values()) - self.steps, deaths * self.most_steps_lost

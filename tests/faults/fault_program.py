@@ -39,7 +39,7 @@ from mpi4py import MPI
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
 
-from slowly import slow_down
+from slowly import STEPS_PER_SECOND, slow_down
 
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl._hints import rank_of_environment
@@ -49,6 +49,8 @@ from dist_classicrl.engines.supersteps import training
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.errors import RankLostError, RemoteRankError, TrainingStopped
 from dist_classicrl.learning.supersteps import share as superstep_share
+from dist_classicrl.learning.supersteps.by_messages.steps import MessageSteps
+from dist_classicrl.learning.supersteps.together import DONE
 from dist_classicrl.membership.group import Group
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.tables import large_table
@@ -100,6 +102,28 @@ class CountedRing(gymnasium.Env):
         return self.place, float(self.place == 0), False, False, {}
 
 
+def slow_supersteps():
+    """Do to supersteps what `slow_down` does to learners: these are deaths in their midst, on any machine."""
+    play_together, superstep = superstep_share.Share.play_together, MessageSteps.superstep
+
+    def rest(steps):
+        if not os.path.exists(HURRY):
+            time.sleep(steps / STEPS_PER_SECOND)
+
+    def play_slowly(share, stream, *arguments):
+        state = share._boxes.state
+        before = stream.used + state[DONE]
+        is_made = play_together(share, stream, *arguments)
+        rest(stream.used + state[DONE] - before)
+        return is_made
+
+    def superstep_slowly(share, stretch, done, size):
+        yield from superstep(share, stretch, done, size)
+        rest(size)
+
+    superstep_share.Share.play_together, MessageSteps.superstep = play_slowly, superstep_slowly
+
+
 @cache
 def count_of_this_process():
     """Return the array of one number, on disk."""
@@ -139,6 +163,7 @@ options = json.loads(sys.argv[1])
 HURRY = os.path.join(options["folder"], "hurry")
 if options.get("slow"):
     slow_down(until=HURRY, steps_per_second=200_000)
+    slow_supersteps()
 if options.get("by_messages"):
     training._memory = lambda run, group, start: None
 if options.get("rows_once"):

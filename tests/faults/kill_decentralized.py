@@ -20,12 +20,13 @@ _PAUSE = 2e-3
 _DEATHS_WORTH = 4  # three rounds of four ranks, where a push of one worker would be lost
 
 
-def one_run(environment, victims, pattern, chance, steps=None, span=0.6, saving=False):
+def one_run(environment, victims, pattern, chance, steps=None, span=0.6, saving=False, slow=False):
     """Train, kill the `victims` one after the other, and return what `FaultJob.finish` has seen."""
     steps = STEPS[environment] if steps is None else steps
     pause = _PAUSE if environment == "counted" else 0.0
     agent = {"topology": "decentralized", "exchange_pattern": pattern}
-    with FaultJob(environment, RANKS, total_steps=steps, agent=agent, pause=pause, saving=saving) as job:
+    options = {"total_steps": steps, "agent": agent, "pause": pause, "saving": saving, "slow": slow}
+    with FaultJob(environment, RANKS, **options) as job:
         for share in sorted(span * chance.random() for _ in victims):
             if not job.wait_for_steps(share):
                 break
@@ -34,6 +35,7 @@ def one_run(environment, victims, pattern, chance, steps=None, span=0.6, saving=
             others = [pid for pid in job.pids.values() if pid not in (server, *job.killed)]
             is_server = victims[len(job.killed)] == "server"
             job.end_process(server if is_server else chance.choice(others))
+        job.hurry()
         result = job.finish(deaths=_DEATHS_WORTH * len(victims))
     return {**result, "victims": victims, "pattern": pattern, "saving": saving}
 

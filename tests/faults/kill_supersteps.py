@@ -69,6 +69,7 @@ def one_run(
     divided=False,
     cores=None,
     placement="sharded",
+    slow=False,
 ):
     """Train, kill the `victims` one after the other, and return what `FaultJob.finish` has seen."""
     steps = STEPS[environment] if steps is None else steps
@@ -76,7 +77,7 @@ def one_run(
     known = None if is_stepped else undisturbed(environment, steps, placement)
     asked = options(by_messages, saving, rows_once, hosts, is_stepped, divided, cores, placement)
     pause = _PAUSE if is_stepped else 0.0
-    with FaultJob(environment, RANKS, total_steps=steps, **asked, pause=pause) as job:
+    with FaultJob(environment, RANKS, total_steps=steps, **asked, pause=pause, slow=slow) as job:
         if rows_once:
             job.wait_for_checkpoint()
         for share in sorted(span * chance.random() for _ in victims):
@@ -88,6 +89,7 @@ def one_run(
             is_server = victims[len(job.killed)] == "server"
             others = [pid for pid in alive if pid != server]
             job.end_process(server if is_server else chance.choice(others))
+        job.hurry()
         result = job.finish(deaths=_DEATHS_WORTH * len(victims))
         found = job.said("trained")[-1]["sha256"]
         job.check(is_stepped or found == known, "learned another table than a process alone")
@@ -123,7 +125,8 @@ def one_host_lost(steps, share=0.2):
 
 def one_loss_without_checkpoint(victim, ranks=RANKS):
     """Train with a table that is there once and no checkpoints, kill one, and check what all others say."""
-    with FaultJob("lake", ranks, total_steps=STEPS["lake"], **options(False, False, rows_once=True)) as job:
+    asked = options(False, False, rows_once=True)
+    with FaultJob("lake", ranks, total_steps=STEPS["lake"], **asked, slow=True) as job:
         job.check(job.wait_for_steps(0.01), "ended early")
         dead = job.server() if victim == "server" else next(iter(set(job.pids.values()) - {job.server()}))
         job.end_process(dead)

@@ -20,7 +20,7 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
-from fault_jobs import FaultJob, why_not
+from fault_jobs import RUN_SECONDS, FaultJob, why_not
 
 from dist_classicrl.launch.launcher import find_launcher, launch_environment
 from dist_classicrl.launch.mpirun import survival_words
@@ -33,6 +33,7 @@ SETTINGS = {
     "on_failure": "replace",
     "max_replacements": 10**6,
 }
+PATIENT_SECONDS = 120.0
 STOPPED_SECONDS = 3 * SETTINGS["heartbeat_timeout"]
 # Of the beginning and the end, in which nobody is killed.
 CALM = 0.1
@@ -141,14 +142,7 @@ def soak(seconds, every, chance, environment="lake", calm=CALM, **options):
             run.wait_until(next_one)
         run.wait_until(seconds)
         job.wait_for_workers(WORKERS)  # that are on their way when the job ends may hold it up within MPI
-        server = job.server()
-        os.kill(server, signal.SIGUSR1)
-        job.wait_for_end()
-        stopped = job.said("stopped")
-        job.check({line["pid"] for line in stopped} >= {server, job.pids[WITNESS]}, "did not stop in order")
-        # After a stop only the server has the whole table.
-        made = [(line["visits"], line["steps"]) for line in stopped if line["pid"] == server]
-        job.check(made[0][0] == made[0][1] > 0, f"made {made} steps")
+        server = stop_in_order(job)
         before, after = run.speed(0, calm * seconds), run.speed((1 - calm) * seconds, seconds)
         return {
             "deaths": len(run.deaths),
@@ -161,6 +155,44 @@ def soak(seconds, every, chance, environment="lake", calm=CALM, **options):
             "first": list(job.pids.values()),
             "samples": run.samples,
         }
+
+
+def replaced(deaths, chance):
+    """Kill so many workers, each once the one before it is replaced; return how many replacements came.
+
+    Nobody is lost here for being silent, as on a busy machine.
+    """
+    agent = {**SETTINGS, "heartbeat_timeout": PATIENT_SECONDS}
+    with FaultJob("lake", WORKERS + 1, total_steps=10**15, agent=agent, saving=True, slow=True) as job:
+        job.check(job.wait_for_steps(0.0), "did not train")
+        run = Soak(job, chance)
+        for number in range(1, deaths + 1):
+            job.wait_for_workers(WORKERS)
+            targets = run.targets()
+            job.check(targets, "has no worker left")
+            job.end_process(chance.choice(targets))
+            job.wait_for(lambda number=number: replacements_of(job) >= number, "a replacement", RUN_SECONDS)
+        job.wait_for_workers(WORKERS)
+        stop_in_order(job)
+        return replacements_of(job)
+
+
+def replacements_of(job):
+    """Return how many replacements whoever serves has told of."""
+    return sum(event["kind"] == "replaced" for event in job.told())
+
+
+def stop_in_order(job):
+    """Stop a job by a signal to whoever serves, wait for its end and check it; return the server."""
+    server = job.server()
+    os.kill(server, signal.SIGUSR1)
+    job.wait_for_end()
+    stopped = job.said("stopped")
+    job.check({line["pid"] for line in stopped} >= {server, job.pids[WITNESS]}, "did not stop in order")
+    # After a stop only the server has the whole table.
+    made = [(line["visits"], line["steps"]) for line in stopped if line["pid"] == server]
+    job.check(made[0][0] == made[0][1] > 0, f"made {made} steps")
+    return server
 
 
 def growth(samples, pid, column, since):

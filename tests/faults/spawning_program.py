@@ -19,7 +19,11 @@ from dist_classicrl.process.parent import find_parent, replacement_mark
 DYING, SERVER, WITNESS = 2, 1, 0
 TAG = 5
 TO_DIE, TO_END, HELLO = 1, 2, 3
-SECONDS = 30.0
+SECONDS = 120.0
+EXCHANGES = 20  # that go on with the witness while a replacement is on its way
+TALKED = "talked"  # this file says that they did
+# A replacement waits for that before it starts MPI.
+WAIT = f'until [ -e {TALKED} ]; do sleep 0.01; done; exec "$@"'
 WAY = sys.argv[1]
 
 
@@ -74,36 +78,46 @@ def replace():
     say("replacement", replacement_mark(), "of world", MPI.COMM_WORLD.size, "was told", what)
     if what != "dead" and what[0] == TO_DIE:
         os.kill(os.getpid(), signal.SIGKILL)
-    # A moment after the message that said so, the parent is gone: that has to be heard as well.
+    line.send(HELLO, 0)
+    # A moment after that is heard, the parent is gone: that has to be heard as well.
     say("replacement hears that its server is", line.wait())
 
 
 def wait_for_replacement(replacements, witness):
     """Return the line to the next replacement; the witness is talked to all the time."""
     deadline = time.monotonic() + SECONDS
-    exchanged, longest, last = 0, 0.0, time.monotonic()
+    exchanged, is_under_way = 0, False
     while True:
         now = time.monotonic()
         assert now < deadline, "no replacement came"
-        longest, last = max(longest, now - last), now
         if replacements.start(now):
             say("started", replacements.started)
-            exchanged = 0
+            exchanged, is_under_way = 0, WAY == "kill" or replacements.started == 2
         for comm in replacements.poll():
-            say("arrived", "while messages went on" if exchanged > 20 else f"after {exchanged} messages")
+            os.unlink(TALKED)
+            say("arrived while messages went on")
             return Line(comm, 0)
         if witness.poll() is not None:
             exchanged += 1
             witness.send(HELLO, exchanged)
+            if exchanged == EXCHANGES and is_under_way:
+                open(TALKED, "w").close()
         time.sleep(0.001)
 
 
 def serve(comm):
     replacing.FIRST_DELAY = 0.1
-    replacing.ARRIVAL_SECONDS = 1.5 if WAY == "early" else 15.0
+    replacing.ARRIVAL_SECONDS = 1.5 if WAY == "early" else SECONDS
+    spawn = replacing.spawn_in_thread
+    replacing.spawn_in_thread = lambda words: spawn(["sh", "-c", WAIT, "-", "env", *words])
     spawner = replacing.spawner("at work")
     if WAY == "early":
-        attempts = iter([lambda: replacing.spawn_in_thread(["true"]), spawner])
+
+        def begin_anew():
+            replacing.ARRIVAL_SECONDS = SECONDS  # of one that does come
+            return spawner()
+
+        attempts = iter([lambda: spawn(["true"]), begin_anew])
         replacements = replacing.Replacements(2, begin=lambda: next(attempts)())
     else:
         replacements = replacing.Replacements(2, begin=spawner)
@@ -119,11 +133,12 @@ def serve(comm):
         replacements.wanted(1)
     line = wait_for_replacement(replacements, witness)
     say("second says", line.wait()[0], "and", len(replacements._attempts), "are on the way")
+    # Each answers, so that nothing that was said is lost with this process.
     line.send(TO_END, 0)
+    line.wait()
     witness.wait()
     witness.send(TO_END, 0)
-    line.request.Cancel()
-    time.sleep(0.5)
+    witness.wait()
 
 
 def main():
@@ -140,6 +155,8 @@ def main():
         while (message := line.wait()) != "dead" and message[0] != TO_END:
             line.send(HELLO, 0)
         say("witness was told", message)
+        line.send(HELLO, 0)
+        line.wait()
 
 
 if replacement_mark() is None:

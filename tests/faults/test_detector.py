@@ -14,6 +14,7 @@ from dist_classicrl.process.jobs import run_job
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).with_name("detector_program.py")
 TOOLS = Path(__file__).with_name("tools_program.py")
+SECONDS = 400.0
 
 
 def run(what, options, folder):
@@ -21,7 +22,7 @@ def run(what, options, folder):
     program = [str(TOOLS)] if what == "tools" else [str(PROGRAM), what]
     command = [*mpirun_command(3), *options, sys.executable, *program]
     source = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
-    job = run_job(command, timeout=60.0, env=launch_environment({**os.environ, **source}), cwd=folder)
+    job = run_job(command, timeout=SECONDS, env=launch_environment({**os.environ, **source}), cwd=folder)
     assert not job.timed_out, job.output
     said = [json.loads(line) for line in job.output.splitlines() if line.startswith('{"rank"')]
     return {each["rank"]: each for each in said}, job.output

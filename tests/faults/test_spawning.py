@@ -12,7 +12,7 @@ from dist_classicrl.process.jobs import run_job
 
 PROGRAM = Path(__file__).with_name("spawning_program.py")
 SOURCE = Path(__file__).resolve().parents[2] / "src"
-SECONDS = 90.0
+SECONDS = 400.0
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from mpi4py import MPI
 from dist_classicrl.errors import RankLostError
 from dist_classicrl.mpi_tools import ParameterSync, QuorumBarrier, TwoLevel
 
-SECONDS = 60.0  # if MPI does not say that a rank was killed, silence does not tell in time
+SECONDS = 200.0  # if MPI does not say that a rank was killed, silence does not tell in time
 VICTIM = 2
 
 
