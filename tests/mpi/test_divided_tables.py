@@ -13,9 +13,11 @@ from mpi4py import MPI
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP, _memory
 from dist_classicrl.agent.agent import state_of
+from dist_classicrl.callbacks import EvalCallback
 from dist_classicrl.checkpoint import arrays as array_files
 from dist_classicrl.engines.supersteps import division
 from dist_classicrl.errors import SettingsError
+from dist_classicrl.evaluation.exact import greedy_value
 from dist_classicrl.membership.group import Group
 from dist_classicrl.model import places
 from dist_classicrl.tables import large_table
@@ -100,12 +102,26 @@ def test_each_host_has_its_share_and_learns_what_one_process_does(truth, folder)
     assert learner.evaluate(MODEL, episodes=20, seed=3, max_steps=50).lengths.max() <= 50
     with pytest.raises(SettingsError, match=r"divided between hosts.*action_values.*save_model"):
         learner.q_table  # noqa: B018
+    assert learner.shared == {}
     with pytest.raises(SettingsError, match=r"partition=.* cannot take the place of"):
         learned_more(learner, partition="range")
+    with pytest.raises(SettingsError, match=r"the engine 'rounds' needs all of it.*Write placement="):
+        learner.train(MODEL, total_steps=10, placement="replicated")
     if WORLD.rank == 1:  # others do something else meanwhile
         loaded = DistAsyncQLearning.load_model(learner.save_model(folder / "model"), comm=MPI.COMM_SELF)
         np.testing.assert_array_equal(loaded.q_table, learner.action_values(STATES))
         assert loaded.steps == learner.steps and loaded.visits.sum() == sum(CALLS)
+    WORLD.barrier()
+
+
+def test_it_is_shown_and_its_exact_value_known_while_it_is_learned(truth, capsys):
+    evaluation = EvalCallback(MODEL, eval_freq=60_001, n_eval_episodes=2, max_steps=20)
+    learner = learned(CALLS[:1], callbacks=[evaluation], verbose=True)
+    assert bits_of(learner) == truth(CALLS[:1])
+    found = greedy_value(MODEL, learner.action_values(STATES), 0.9)
+    if WORLD.rank == 0:
+        assert "5,000 states, 5 actions" in capsys.readouterr().err
+        assert evaluation.last_exact_value == pytest.approx(found) and found > 0.0
     WORLD.barrier()
 
 

@@ -1,5 +1,6 @@
 """Tables that all ranks of a host have once, as rows alone, between calls of `train` as well."""
 
+import errno
 import hashlib
 import os
 import signal
@@ -93,6 +94,17 @@ def test_there_is_one_table_in_all_calls(monkeypatch, dtype, way):
         with pytest.raises(ValueError, match="read-only"):  # else each rank would add it
             learner.q_table += 1.0
     assert learner.evaluate(MODEL, 3).episodes == 3
+
+
+def test_a_file_that_has_no_room_is_refused_before_it_is_written_to(monkeypatch):
+    def full(descriptor, offset, size):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(host_memory.HostMemory, "told", property(nowhere))
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    if WORLD.size > 1:
+        with pytest.raises(SettingsError, match=r"temporary folder .* has no room for one of .* MiB"):
+            agent().train(MODEL, total_steps=1_000, placement="sharded")
 
 
 def test_it_goes_on_from_a_checkpoint_on_another_number_of_ranks(folder):

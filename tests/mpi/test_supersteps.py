@@ -212,6 +212,7 @@ def test_one_process_goes_on_where_many_stopped(
         ({"partition": "blocks"}, {}, "partition must be"),
         ({"partition": nobody}, {}, "partition gives state 0 to 77"),
         ({}, {"replay_ratio": 0.5}, "replay_ratio=0.5"),
+        ({}, {"prefetch_factor": 4}, "prefetch_factor=4: nothing is pushed.* Write prefetch_factor=2"),
         ({}, {"on_failure": "replace"}, "on_failure"),
     ],
 )

@@ -461,6 +461,24 @@ def test_a_large_table_is_there_once(monkeypatch):
     assert "14.9 GiB for the table of all its ranks, and 180 MiB on each rank" in finding.found
 
 
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_large_table_that_fits_once_and_not_in_copies_is_no_failure(is_async):
+    settings = Settings(dtype="float32", async_updates=is_async)
+    plan = replace(PLAN, settings=settings, states=250_000_000, actions=8)
+    rows = 250_000_000 * 64 + 3 * memory.PROCESS_BYTES
+
+    def finding(plan, left):
+        (found,) = memory.examine(plan, [rank_report(rank, left=left) for rank in range(3)])
+        return found
+
+    found = finding(plan, rows)
+    assert found.status == "warning" and found.found.startswith("too little for copies of the table")
+    assert "--placement auto" in found.remedy
+    assert finding(plan, rows - 1).status == "failure"
+    with_copies = replace(plan, settings=replace(settings, replay_ratio=1.0))
+    assert finding(with_copies, rows).status == "failure"
+
+
 def test_each_host_needs_room_for_its_own_ranks():
     plan = replace(PLAN, states=10**6, actions=10)
     need = memory.needed(plan)

@@ -70,6 +70,14 @@ def registered():
         engines.unregister(name)
 
 
+def test_pushes_in_flight_are_refused_where_nothing_is_pushed():
+    settings = Settings(prefetch_factor=4)
+    for ranks in (1, 3):
+        with pytest.raises(SettingsError, match="prefetch_factor=4: .* Write prefetch_factor=2"):
+            engine_for(settings, ranks, "sharded")
+        assert engine_for(settings, ranks, "replicated").name in ("local", "server")
+
+
 @pytest.mark.parametrize("placement", ["auto", "replicated"])
 @pytest.mark.parametrize(
     "ranks, async_updates, name",

@@ -124,6 +124,20 @@ def test_a_state_that_is_given_to_no_rank_is_told(in_place):
         owned_by(thirds, 10, 0, 1, in_place=in_place)
 
 
+OWNERS = np.zeros(7, np.int64)
+
+
+@numba.njit
+def from_an_array(state):
+    return OWNERS[state]
+
+
+def test_a_partition_that_reads_beyond_its_array_is_refused():
+    with pytest.raises(SettingsError, match="each of the 10 states: from_an_array raised IndexError"):
+        owned_by(from_an_array, 10, 0, 1)
+    assert owned_by(from_an_array, 7, 0, 1).states.size == 7
+
+
 @numba.njit
 def with_another(state, other):
     return other

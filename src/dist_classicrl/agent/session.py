@@ -236,6 +236,12 @@ class Session:
         large, group = self.state.large, self.group
         if large is None:
             return False
+        if large.is_divided and not self._in_rows(source, engine):
+            raise SettingsError(
+                "The table is divided between hosts since an earlier call of train, and the engine "
+                f"{engine.name!r} needs all of it on each rank, {large.size / 2**30:.3g} GiB. Write "
+                'placement="sharded", or take another agent.'
+            )
         hosts = [] if group is None else [group.host_of(rank) for rank in group.view.members]
         if group is None or len(set(hosts)) == 1 or not self._in_rows(source, engine):
             large.take_room()

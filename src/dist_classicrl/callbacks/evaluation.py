@@ -252,9 +252,20 @@ class EvalCallback(EventCallback):
             return math.nan
         try:
             settings = self.model.settings
-            return greedy_value(self._model, self.model.q_table, settings.discount_factor)
+            return greedy_value(self._model, self._values(self._model.n_states), settings.discount_factor)
         except ConvergenceError:
             return math.nan
+
+    def _values(self, n_states: int) -> np.ndarray:
+        """Return the action values; of a table that is divided between hosts what they tell when asked."""
+        try:
+            values: np.ndarray = self.model.q_table
+        except SettingsError:
+            environment = self.model.learned_in
+            if environment is None or not environment.is_numbered or environment.n_states < n_states:
+                raise
+            return self.model.action_values(np.arange(n_states))
+        return values
 
     def _stream(self) -> int:
         """Return the seed of this evaluation: each has other episodes, the same ones if it is made again."""

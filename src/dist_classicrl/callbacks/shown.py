@@ -18,6 +18,7 @@ from dist_classicrl._words import counted
 from dist_classicrl.callbacks.bar import bar, in_words, is_terminal, rendered, short
 from dist_classicrl.callbacks.base import BaseCallback
 from dist_classicrl.callbacks.display import LogCallback
+from dist_classicrl.errors import SettingsError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -66,12 +67,21 @@ class ShownTraining(BaseCallback):
     def _on_training_start(self) -> None:
         if self.verbose and not self._has_begun:
             assert self.progress is not None  # it came with the start
-            states, actions = self.model.q_table.shape
+            states, actions = self._table_shape()
             _write(
                 f"training for {self.progress.total_steps:,} steps: {states:,} states, {actions:,} actions, "
                 f"{counted(self.progress.workers, 'worker')}, seed {self.model.seed}"
             )
         self._has_begun = True
+
+    def _table_shape(self) -> tuple[int, ...]:
+        try:
+            shape: tuple[int, ...] = self.model.q_table.shape
+        except SettingsError:  # divided between hosts: it is of exactly the environment's size
+            if (environment := self.model.learned_in) is None:
+                raise
+            return environment.n_states, environment.n_actions
+        return shape
 
     def on_step(self, progress: Progress) -> bool:
         """Give a report."""

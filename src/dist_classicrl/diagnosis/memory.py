@@ -13,6 +13,8 @@ from dist_classicrl._memory import huge_pages_for_shared_memory, memory_left, ta
 from dist_classicrl._words import counted
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
 from dist_classicrl.diagnosis.plan import TrainingPlan
+from dist_classicrl.engines.engine import engine_for
+from dist_classicrl.errors import SettingsError
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.large_table import FROM_ENTRIES
 from dist_classicrl.tables.line_table import size_of
@@ -164,6 +166,17 @@ def _is_rows_alone(plan: TrainingPlan) -> bool:
     return is_large and plan.settings.async_updates and plan.settings.replay_ratio == 0.0
 
 
+def _fits_as_rows(plan: TrainingPlan, ranks: int, left: int) -> bool:
+    """Whether a host with so many ranks has room for what they hold of a large table without copies."""
+    if (plan.states or 0) * (plan.actions or 0) < FROM_ENTRIES or plan.ranks == 1:
+        return False
+    try:
+        engine_for(plan.settings, plan.ranks, "sharded")
+    except SettingsError:  # the settings are about copies
+        return False
+    return ranks * PROCESS_BYTES + _rows_bytes(plan) * ranks // plan.ranks <= left
+
+
 def _verdict(
     plan: TrainingPlan, memory: RankMemory, host: str, ranks: tuple[bool, int], least: int, left: int
 ) -> Finding:
@@ -179,6 +192,13 @@ def _verdict(
         "Fewer ranks on this host (--ranks, or slots in the hostfile), --dtype float32, a smaller "
         "--buffer-size or no replay, or more memory (SLURM: --mem)."
     )
+    if least > left and _fits_as_rows(plan, serves + workers, left):
+        return warning(
+            check,
+            f"too little for copies of the table: {text}",
+            "Compiled environments are learned without copies, in one table for a host (--placement auto, "
+            f"which is the default, or sharded). For others: {remedy[0].lower()}{remedy[1:]}",
+        )
     if least > left:
         return failure(check, f"too little: {text}", remedy)
     if least > _TIGHT * left:

@@ -175,7 +175,7 @@ def engine_for(settings: Settings, ranks: int, placement: Any, layout: Layout = 
             )
         return _checked(placement, settings)
     if placement == "sharded":
-        if (why := _is_replicated_only(settings)) is not None:
+        if (why := _is_replicated_only(settings) or _pushes_ahead(settings)) is not None:
             raise SettingsError(f'placement="sharded" cannot be had with {why}.')
         if not settings.async_updates or layout.hosts > 1 or layout.takes_owners(settings, ranks):
             return _SUPERSTEPS
@@ -298,6 +298,17 @@ def _is_replicated_only(settings: Settings) -> str | None:
             "replay_ratio=0"
         )
     return None
+
+
+def _pushes_ahead(settings: Settings) -> str | None:
+    """Return likewise how many pushes are asked to be in flight, of which "auto" takes no notice."""
+    usual = type(settings).prefetch_factor
+    if settings.prefetch_factor == usual:
+        return None
+    return (
+        f"prefetch_factor={settings.prefetch_factor}: nothing is pushed that could be in flight. Write "
+        f"prefetch_factor={usual}"
+    )
 
 
 def _checked(engine: Engine, settings: Settings) -> Engine:

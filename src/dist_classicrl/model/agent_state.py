@@ -182,6 +182,8 @@ class AgentState:
     @property
     def shared(self) -> dict[str, np.ndarray]:
         """What `DistAsyncQLearning.shared` is."""
+        if self.large is not None and self.large.is_divided:  # of one table and nothing else
+            return {}
         found = self.shape.shared(self.values).astype(np.float64)
         return named_shared(self.settings.algorithm, *self.shape.of_table, found)
 

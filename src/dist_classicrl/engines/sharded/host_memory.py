@@ -7,6 +7,7 @@ taken away as soon as all have it.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import secrets
@@ -210,21 +211,46 @@ def _opened_by_all(
     return memory, bool(everyone.all())
 
 
+def _takes_room(descriptor: int, size: int) -> bool:
+    """Take the room of a file now, and return whether there was any: writing to what has none is SIGBUS."""
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(descriptor, 0, _FRONT + size)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            return False
+    return True
+
+
 def _by_a_file(setup: Setup, size: int) -> HostMemory:
     """Share a file in the temporary folder, which has no name any more when this returns."""
     memory: HostMemory | None = None
     told: dict[str, Any] | None = None
     error: BaseException | None = None
     path: str | None = None
+    has_room = True
     try:
         if setup.is_head:
             descriptor, path = tempfile.mkstemp(prefix="dist-classicrl-table-")
             memory = HostMemory._of_new_file(descriptor, size)
             told = {**memory.told, "path": path}
+            has_room = _takes_room(descriptor, size)
     except BaseException as caught:  # whatever it is, the others must hear of it
         error = caught
     try:
-        setup.agree(error, {}, [], "a file for the table")
+        if not setup.agree(error, {}, [has_room], "a file for the table").all():
+            if memory is not None:
+                memory.close()
+            setup.agree(
+                SettingsError(
+                    "The ranks do not see each other's open files in /proc, and the temporary folder in "
+                    f"which they could share a file instead has no room for one of {size / 2**20:.3g} MiB. "
+                    'Let TMPDIR name a larger one that all see, or write placement="replicated".'
+                ),
+                {},
+                [],
+            )
         memory, has_it = _opened_by_all(setup, memory, told, size)
     finally:
         if path is not None:

@@ -141,7 +141,10 @@ def owner_of(partition, state):
 
 
 def has_owner(partition, state):
-    """Return whether a rank owns `state`, as a user's function may deny. Jitted code only."""
+    """Return whether a rank owns `state`, as a user's function may deny; its indices are checked.
+
+    Jitted code only.
+    """
     raise NotImplementedError("has_owner is for jitted code")
 
 
@@ -229,7 +232,7 @@ def _overload_has_owner(partition, state):
     kind = class_of(partition)
     if kind not in _FUNCTIONS:
         return lambda partition, state: True
-    function = as_called_by_kernels(_FUNCTIONS[kind], False)
+    function = as_called_by_kernels(_FUNCTIONS[kind], True)
     return lambda partition, state: 0 <= np.int64(function(state)) < partition.asked
 
 
