@@ -183,7 +183,8 @@ def test_a_time_limit_is_one_of_training_and_not_of_what_is_compiled_first(
     with pytest.raises(TrainingStopped, match="time limit of 2.5 s") as stopped:
         make_agent().train(lake, total_steps=LONG, checkpoint_dir=folder, time_limit=2.5)
     # Had it begun before, it would have been over when the training began. It leaves time for saving.
-    assert world.rank or time.monotonic() - compiled[0] > 0.5
+    if world.rank == 0 and world.size > 1:  # a process alone compiles elsewhere
+        assert time.monotonic() - compiled[0] > 0.5
     assert stopped_everywhere(world, stopped.value, folder) > 0
 
 
