@@ -213,6 +213,7 @@ def quiet_history(name, seed, is_run=True):
     history.network.hosts[:] = [0] * (size - 1) + [1] if name == "rows" else [0] + [1] * (size - 1)
     conditions = history.network.conditions
     conditions.has_word, conditions.tail, conditions.nap = True, 0.0, 0.03
+    conditions.eager = 1.0  # what somebody has sent who is away then does arrive
     history.steps_between_checkpoints = math.inf if name == "rows" else history.steps // 2
     history.slices = 3
     assert not is_run or not history.check()
