@@ -23,7 +23,7 @@ from dist_classicrl.engines import schedule
 from dist_classicrl.engines.engine import engine_for
 from dist_classicrl.engines.outcome import Outcome, Tally
 from dist_classicrl.engines.progress import Observer, Progress, Reporter
-from dist_classicrl.engines.roles import cores, participants
+from dist_classicrl.engines.roles import cores, participants, server_base
 from dist_classicrl.engines.roles.peers import Peer
 from dist_classicrl.engines.roles.server_base import NobodyLeft, Serving
 from dist_classicrl.engines.roles.worker_base import ServerLost, Working
@@ -1022,9 +1022,9 @@ class Supersteps(Calls):
 
     def check(self) -> list[str]:
         """Let it happen, and return what was wrong."""
-        shorter = {"_FIRST_STEPS": 150, "_PLAY_SECONDS": 0.2, "_KEEP_SECONDS": 0.3, "_KEEP_SHARE": 1.0}
         with (
-            mock.patch.multiple(superstep_server, **shorter),
+            mock.patch.multiple(superstep_server, _FIRST_STEPS=150, _PLAY_SECONDS=0.2),
+            mock.patch.multiple(server_base, _COPY_SECONDS=0.3, _COPY_SHARE=1.0),
             mock.patch.object(superstep_part, "_POLLS", 2),
             mock.patch.object(superstep_training, "_memory", lambda *_: None),  # they send messages
             mock.patch.object(superstep_part.Part, "can_be_alone", self._may_be_alone),

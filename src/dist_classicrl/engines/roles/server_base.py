@@ -29,6 +29,11 @@ from dist_classicrl.tables.shared import SharedTable
 
 Client = TypeVar("Client")
 
+_COPY_SECONDS = 1.0
+_COPY_SHARE = 0.02
+"""Ranks are told all the table, from which they could go on without this one, so often, or less often where
+that takes more than this share of the time."""
+
 
 class NobodyLeft(Exception):
     """The server has no workers any more."""
@@ -163,6 +168,11 @@ class Serving(Service[Client]):
             for peer in self.peers.learners
             if not self.waits(peer.rank)
         ]
+
+    def seconds_between_copies(self, ranks: int) -> float:
+        """Return after how many seconds so many ranks are told all the table once more."""
+        n_bytes = self.table.values.nbytes + self.table.counts.nbytes
+        return max(_COPY_SECONDS, ranks * n_bytes / 1e9 / _COPY_SHARE)
 
     def receive(self) -> int:
         """Take in what has come from the workers. Return how many messages that were."""

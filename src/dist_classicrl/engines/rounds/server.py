@@ -40,11 +40,6 @@ _WHY_MORE = (
     "It carries more logical workers than they. Let logical_workers be a multiple of the ranks that learn."
 )
 
-_TELL_ALL_SECONDS = 1.0
-_TELL_ALL_SHARE = 0.02
-"""So often who carries nobody, for want of a core, is told where the run is, and could go on from there; less
-often where that takes more than this share of the time."""
-
 
 def carriers(settings: Settings, workers: list[int]) -> dict[int, int]:
     """Return which rank carries each logical worker: neighbors, whose maps it adds up, shared evenly."""
@@ -175,11 +170,12 @@ class RoundServer(Serving[Client]):
         self._carried_by = carried_by
         ready: dict[int, tuple[np.ndarray, int]] = {}
         now = self.group.wire.now()
-        tells_all = order != Order.GO_ON or now >= self._told_all + self._seconds_between_copies()
+        waiting = [rank for rank in self.peers.present if self.waits(rank)]
+        tells_all = order != Order.GO_ON or now >= self._told_all + self.seconds_between_copies(len(waiting))
         if tells_all:
             self._told_all = now
         for peer in self.peers.present.values():
-            if not tells_all and self.waits(peer.rank):
+            if not tells_all and peer.rank in waiting:
                 peer.client.is_new = True
                 continue
             base = -1 if peer.client.is_new else since
@@ -215,11 +211,6 @@ class RoundServer(Serving[Client]):
             return self._carried_by
         workers = with_cores(self.told, self.group, [peer.rank for peer in self.peers.learners])
         return carriers(self.settings, workers) if workers else {}
-
-    def _seconds_between_copies(self) -> float:
-        waiting = sum(self.waits(rank) for rank in self.peers.present)
-        n_bytes = self.table.values.nbytes + self.table.counts.nbytes
-        return max(_TELL_ALL_SECONDS, waiting * n_bytes / 1e9 / _TELL_ALL_SHARE)
 
     def _collect(self, order: Order) -> None:
         """Wait for all maps of a round, or all states at the end; begin it again if somebody is lost."""

@@ -31,10 +31,6 @@ from dist_classicrl.process.stop import Stop
 
 _FIRST_STEPS = 4096
 _PLAY_SECONDS = 0.1
-_KEEP_SECONDS = 1.0
-_KEEP_SHARE = 0.02
-"""Of the time, at most, goes into telling all the table, from which they could go on without this rank."""
-
 
 _WHY_MORE = (
     "More of the states that are visited are its own. A function as partition= can divide them more evenly."
@@ -219,8 +215,7 @@ class SuperstepServer(Serving[Client]):
         saver.save(self._snapshot.values, self._snapshot.counts, self.position)
 
     def _seconds_between_copies(self) -> float:
-        n_bytes = self.table.values.nbytes + self.table.counts.nbytes
-        return max(_KEEP_SECONDS, (1 + len(self.peers.present)) * n_bytes / 1e9 / _KEEP_SHARE)
+        return self.seconds_between_copies(1 + len(self.peers.present))
 
     def _keep(self) -> None:
         """Tell all the table, so that each of them could go on from it."""
