@@ -38,7 +38,7 @@ from dist_classicrl.engines.progress import Observer
 from dist_classicrl.engines.run import LossPolicy, Resumed, Run
 from dist_classicrl.engines.saving import Saver, note_finished
 from dist_classicrl.engines.sharded.host_memory import share_rows
-from dist_classicrl.engines.supersteps.checks import check_asked, check_supersteps
+from dist_classicrl.engines.supersteps.checks import check_asked, check_supersteps, names_walkers
 from dist_classicrl.engines.supersteps.desk import open_desk
 from dist_classicrl.engines.supersteps.divided_rows import divide_rows
 from dist_classicrl.environments.identity import Identity
@@ -277,7 +277,8 @@ class Session:
         entries, is_keyed = source.n_states * source.n_actions, source.keys is not None
         rule, _ = find(self.state.settings.algorithm)
         is_compiled, can_travel = source.simulator is not None, self._can_travel(source)
-        return Layout(entries, len(hosts), is_compiled, is_keyed, can_travel, rule.is_one_step)
+        one_step, named = rule.is_one_step, names_walkers(self.asked.walkers, self.asked.partition)
+        return Layout(entries, len(hosts), is_compiled, is_keyed, can_travel, one_step, named)
 
     def _can_travel(self, source: Source) -> bool:
         settings = self.state.settings

@@ -161,10 +161,15 @@ class Layout:
     is_keyed: bool = False  # whether its states are keys
     can_travel: bool = False  # whether supersteps can learn it with these settings, compiled as it is
     is_one_step: bool = False  # see `LearningRule`
+    names_walkers: bool = False  # whether the call says how many walkers travel, or to which owners
 
     def takes_owners(self, settings: Settings, ranks: int) -> bool:
-        """Whether states are keys that need owners: of several ranks, or where one alone would not do."""
-        return self.is_keyed and (ranks > 1 or not self.is_compiled or not settings.async_updates)
+        """Whether states are keys that need owners: of several ranks, or where one alone would not do.
+
+        Who says something of walkers has them on any number of ranks, and so the same table.
+        """
+        alone_will_do = self.is_compiled and settings.async_updates and not self.names_walkers
+        return self.is_keyed and (ranks > 1 or not alone_will_do)
 
 
 def engine_for(settings: Settings, ranks: int, placement: Any, layout: Layout = Layout()) -> Engine:
