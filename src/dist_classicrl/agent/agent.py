@@ -396,7 +396,8 @@ class DistAsyncQLearning(LearnedTable):
             If values, or sums of rewards, grow beyond what the table and the records can hold.
         StateLimitError
             On all ranks, if the states are keys and there come more of them than `max_states`, or memory,
-            allows. What was learned is kept: raise `max_states` and call `train` again.
+            allows. What was learned is kept, of several ranks by the one that serves, mostly rank 0: raise
+            `max_states` and call `train` again, on all, which tells it to the others.
         EnvMismatchError
             If the table was learned in another one, and `new_env` does not allow it.
         SingletonError
