@@ -25,7 +25,8 @@ def settled(monkeypatch, hosts, bound, quotas=None, serves_only=False, cards=(),
         cores.settle_cores(a_run(card=card, **run), a_group(hosts), start, serves_only)
     told = a_run(**run)
     start = SimpleNamespace(members=tuple(range(len(hosts))), head=0, is_head=True)
-    start.agree = lambda *_: np.array(said, np.int64)
+    answers = iter([said, [cores._marked(sorted(own), 1 + max(map(max, bound))) for own in bound]])
+    start.agree = lambda *_: np.array(next(answers), np.int64)
     cores.settle_cores(told, a_group(hosts), start, serves_only)
     return told.told
 
@@ -75,9 +76,11 @@ def test_those_are_taken_that_are_there(monkeypatch):
         ([{0}, {1}, {2}], 3),  # as mpirun binds them
         ([{0}, {0}, {1}], 2),
         ([{0, 1, 2, 3}, {4, 5, 6, 7}, {0, 1, 2, 3}], 8),
+        ([{0, 1}, {1, 2}, {1, 2}], 3),
+        ([{31, 32}, {32, 700}, {0}], 4),
     ],
 )
-def test_cores_of_different_bindings_add_up(monkeypatch, bound, most):
+def test_cores_of_different_bindings_count_once_each(monkeypatch, bound, most):
     assert settled(monkeypatch, ["a"] * 3, bound)["cores"] == {"a": most}
 
 
