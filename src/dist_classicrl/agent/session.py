@@ -151,8 +151,8 @@ class Session:
         engine = engine_named(
             entry.told["engine"], self.state.settings, beginning.ranks, self.asked.placement
         )
-        steps = (beginning.asked - beginning.begin) // max(1, beginning.ranks - 1)
-        choice = self._choose_card(source, engine, beginning.ranks, steps)
+        total = beginning.asked - beginning.begin
+        choice = self._choose_card(source, engine, beginning.ranks, total)
         in_rows, device = entry.told["in_rows"], entry.told["device"]
         return self._train(engine, source, beginning, None, entry, in_rows, choice, device)
 
@@ -188,8 +188,8 @@ class Session:
                 check_source(state.settings, source)
                 check_behavior(source, state.settings, engine.name)
                 # Of the steps asked for, so that who goes on from a checkpoint comes to the same.
-                own = steps // max(1, ranks - 1) if asked.names_total else steps
-                choice = self._choose_card(source, engine, ranks, own)
+                total = steps if asked.names_total else steps * ranks
+                choice = self._choose_card(source, engine, ranks, total)
                 check_asked(engine.name, asked.walkers, asked.partition, source.keys)
                 if engine.name == "supersteps":
                     check_supersteps(source, state.settings, asked.walkers)
@@ -212,8 +212,9 @@ class Session:
         total = steps if asked.names_total else int(everyone[:, 0].sum())
         return source, engine, total, choice, device
 
-    def _choose_card(self, source: Source, engine: Engine, ranks: int, steps: int) -> _Choice:
-        """Return the card that this rank learns on, of which so many steps are asked, or none, and why."""
+    def _choose_card(self, source: Source, engine: Engine, ranks: int, total: int) -> _Choice:
+        """Return the card that this rank learns on or none, and why; `total` steps are asked of all ranks."""
+        steps = total // max(1, ranks - 1)  # of several ranks one serves
         serves = self.group is not None and self.group.is_server and engine.name != "rounds"
         place = self._place_on_host(engine)
         return _Choice(*card_for(source, self.state.settings, engine.name, ranks, serves, steps, place))
