@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from dist_classicrl.engines.roles import cores
+from dist_classicrl.engines.supersteps import server as superstep_server
+from dist_classicrl.engines.supersteps.server import SuperstepServer
 
 
 def settled(monkeypatch, hosts, bound, quotas=None, serves_only=False, cards=(), **run):
@@ -95,6 +97,24 @@ def test_all_learn_that_step_environments_or_may_have_to_tell_rows(monkeypatch):
     for run in ({"simulator": None}, {"large": divided}):
         told = settled(monkeypatch, hosts, [range(2)] * 4, **run)
         assert playing(told, hosts) == [0, 1, 2, 3]
+
+
+def test_a_report_asks_once_who_has_a_core_whatever_the_number_of_ranks(monkeypatch):
+    asked = []
+
+    def counted(*arguments):
+        asked.append(arguments)
+        return cores.with_cores(*arguments)
+
+    monkeypatch.setattr(superstep_server, "with_cores", counted)
+    channel = SimpleNamespace(last_heard=1.0)
+    server = object.__new__(SuperstepServer)
+    server.told = {"cores": {"a": 8}}
+    server.group = SimpleNamespace(rank=0, host_of=lambda rank: "a", wire=SimpleNamespace(now=lambda: 3.0))
+    learners = [SimpleNamespace(rank=rank, channel=channel) for rank in range(1, 100)]
+    server.members = SimpleNamespace(peers=SimpleNamespace(learners=learners))
+    assert [each.rank for each in server.who_learns()] == list(range(8))
+    assert len(asked) == 1
 
 
 def test_nobody_is_left_out_where_nothing_was_told():
