@@ -18,7 +18,6 @@ import pytest
 from dist_classicrl.__main__ import main
 from dist_classicrl._streams import is_output_closed
 from dist_classicrl.errors import LauncherError
-from dist_classicrl.launch import plan as plans
 from dist_classicrl.launch import restart, segments, silence
 from dist_classicrl.launch.folders import launch_folder, session_folder
 from dist_classicrl.launch.hosts import Host, hosts_that_answer, ranks_on, read_hostfile, write_hostfile
@@ -93,21 +92,6 @@ def test_a_job_that_marks_its_work_as_done_is_started_once(supervise, tmp_path, 
     assert supervise(f"echo $attempt >> {tmp_path}/starts; done_") == 0
     assert starts(tmp_path) == ["1"]
     assert capfd.readouterr().err == ""
-
-
-def test_more_ranks_than_cores_are_warned_of_once(supervise, tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(plans, "usable_cores", lambda: 2)
-    monkeypatch.delenv("SLURM_NTASKS", raising=False)
-    twice = "[ $attempt = 2 ] && done_; exit 0"
-    assert supervise(twice, ranks=100) == 0
-    said = capfd.readouterr().err
-    assert said.count("100 ranks share 2 cores: they are not faster than 3,") == 1
-    assert "Write --ranks 3, unless" in said
-    for fits in ({"ranks": 3}, {"ranks": 100, "hosts": (Host("here", 100),)}):
-        supervise("done_", **fits)
-        assert "share" not in capfd.readouterr().err
-    monkeypatch.setenv("SLURM_NTASKS", "100")
-    assert supervise("done_", ranks=100) == 0 and "share" not in capfd.readouterr().err
 
 
 def test_status_0_without_the_marker_is_a_death(supervise, tmp_path, capfd):

@@ -88,7 +88,7 @@ class LaunchPlan:
         )
 
     def shortage(self) -> str | None:
-        """Return what is said where this host, on which all ranks start, has cores for fewer; else None."""
+        """Return what is said of a training of more ranks than this host has cores for; None if they fit."""
         is_elsewhere = self.hosts is not None or any("host" in word for word in self.mpirun_words)
         cores = usable_cores()
         fit = ranks_for(cores)

@@ -81,8 +81,6 @@ class Supervisor:
         LauncherError if mpirun cannot be started or starts no rank, or there is no place to watch the ranks
         from.
         """
-        if (shortage := self._plan.shortage()) is not None:
-            say(shortage)
         # A signal that this process ignores, as under nohup, must not stop the job either.
         with (
             handled((*_PASSED_ON, *_TURNED_INTO_USR1), self._hear, even_ignored=False),
