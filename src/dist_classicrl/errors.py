@@ -77,6 +77,8 @@ class SpaceError(EnvError):
 class StateLimitError(DistClassicRLError, RuntimeError):
     """A game whose states are keys has come to more of them than there may be. What was learned is kept.
 
+    Of several ranks the one that serves has it, mostly rank 0, the others from the next call of `train` on.
+
     Attributes
     ----------
     steps : int or None

@@ -64,21 +64,21 @@ def one_run(
     steps=None,
     span=0.7,
     saving=False,
-    rows_once=False,
-    hosts=None,
-    divided=False,
-    cores=None,
-    placement="sharded",
     slow=False,
+    **more,
 ):
-    """Train, kill the `victims` one after the other, and return what `FaultJob.finish` has seen."""
+    """Train, kill the `victims` one after the other, and return what `FaultJob.finish` has seen.
+
+    `more` is for `options`.
+    """
     steps = STEPS[environment] if steps is None else steps
     is_stepped = environment == "counted"
+    asked = options(by_messages, saving, is_stepped=is_stepped, **more)
+    placement = asked["train"]["placement"]
     known = None if is_stepped else undisturbed(environment, steps, placement)
-    asked = options(by_messages, saving, rows_once, hosts, is_stepped, divided, cores, placement)
     pause = _PAUSE if is_stepped else 0.0
     with FaultJob(environment, RANKS, total_steps=steps, **asked, pause=pause, slow=slow) as job:
-        if rows_once:
+        if asked["rows_once"]:
             job.wait_for_checkpoint()
         for share in sorted(span * chance.random() for _ in victims):
             if not job.wait_for_steps(share):
@@ -93,16 +93,8 @@ def one_run(
         result = job.finish(deaths=_DEATHS_WORTH * len(victims))
         found = job.said("trained")[-1]["sha256"]
         job.check(is_stepped or found == known, "learned another table than a process alone")
-    return {
-        **result,
-        "victims": victims,
-        "by_messages": by_messages,
-        "saving": saving,
-        "rows_once": rows_once,
-        "hosts": hosts,
-        "divided": divided,
-        "cores": cores,
-    }
+    told = {name: value for name, value in asked.items() if name not in ("agent", "train")}
+    return {**result, "victims": victims, **told}
 
 
 def one_host_lost(steps, share=0.2):

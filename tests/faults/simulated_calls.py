@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import SimpleNamespace
@@ -54,12 +55,17 @@ INTERVAL, SILENCE, STUCK = 0.2, 1.0, 12.0
 EVENT_STEPS = 37
 ENTRIES, SHARED = 4096, 8
 _LAKE_ENTRIES = 16 * 4
-# So that the length of rounds changes often in runs of hundreds of steps.
-schedule.ROUND_UPDATES, schedule._LONGEST_SHARE, schedule.MOVING_LOAD = 3, 2, 3.0
 
 SETUP_SECONDS, LINGER = 8.0, 1.0
 LONGEST_STEP = 0.25 * SILENCE
 TIMING = Timing(INTERVAL, SILENCE, STUCK)
+
+
+@contextmanager
+def _short_rounds() -> Iterator[None]:
+    """Let the length of rounds change often in runs of hundreds of steps."""
+    with mock.patch.multiple(schedule, ROUND_UPDATES=3, _LONGEST_SHARE=2, MOVING_LOAD=3.0):
+        yield
 
 
 def random_conditions(rng: random.Random) -> Conditions:
@@ -695,6 +701,7 @@ class Calls(Story):
             except Deposed:
                 continue
 
+    @_short_rounds()
     def check(self) -> list[str]:
         """Let it happen, and return what was wrong."""
         with (
@@ -861,6 +868,7 @@ class Rounds(Calls):
         resumed = super().resumed()
         return None if resumed is None else replace(resumed, pace=self._earlier_job.pace.to_dict())
 
+    @_short_rounds()
     def _without_deaths(self, calls: int, until: int | None = None) -> _Undisturbed:
         """Return what a run of so many calls comes to in which nobody dies; the last one up to a step."""
         right = SharedTable(np.zeros(ENTRIES), np.zeros(ENTRIES, np.int64))

@@ -438,7 +438,8 @@ class SameRows(Calls):
 
     def random_settings(self, rng: random.Random) -> Settings:
         """Return those that the protocol depends on."""
-        return replace(super().random_settings(rng), compression_threshold=0.0, prefetch_factor=2)
+        kept = super().random_settings(rng)
+        return replace(kept, compression_threshold=0.0, prefetch_factor=2, sync_frequency="auto")
 
     def with_more(self, settings: Settings, seed: int) -> Settings:
         """See `Calls`: there is nothing to compress, and nobody is behind."""

@@ -10,7 +10,9 @@ import simulated
 import simulated_calls
 from simulated_network import Plan
 
+from dist_classicrl import settings
 from dist_classicrl.comm.envelope import Kind
+from dist_classicrl.engines import schedule
 from dist_classicrl.engines.decentralized.messages import Begin
 from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.engines.rounds.messages import RoundOrder
@@ -111,6 +113,12 @@ def test_the_last_worker_that_takes_over_does_not_go_on_alone_against_the_policy
             ends.add(tuple(history.ends()))
     assert ("killed", "RankLostError") in ends
     assert ("killed", "done") not in ends
+
+
+@pytest.mark.core
+def test_what_histories_change_in_the_schedule_of_rounds_is_put_back():
+    assert not simulated.check_seeds("rounds", [1])[1]
+    assert schedule.ROUND_UPDATES == settings.ROUND_UPDATES and schedule.MOVING_LOAD < 1.0
 
 
 @pytest.mark.core

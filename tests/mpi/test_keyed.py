@@ -164,6 +164,8 @@ def test_the_limit_is_of_all_ranks_together(world, alone, make_agent, folder, ex
     with pytest.raises(StateLimitError, match="^walk has come to more than 80 states") as caught:
         agent.train(game(), total_steps=1_000_000, checkpoint_dir=folder, **PLACED)
     assert agent.steps == caught.value.steps == single.steps
+    is_elsewhere = "Rank 0 alone has what was learned until the next call of train" in str(caught.value)
+    assert is_elsewhere == (world.rank > 0)
     if world.rank == 0:
         assert digest(agent) == digest(single)
         saved = type(agent).load_model(folder)

@@ -27,6 +27,7 @@ from dist_classicrl.cli.signals import Ended, ended_after
 from dist_classicrl.cli.synonyms import SYNONYMS, own_word
 from dist_classicrl.cli.trained_agent import load
 from dist_classicrl.errors import CheckpointError, SettingsError, TrainingStopped
+from dist_classicrl.launch import plan
 from dist_classicrl.model import places
 from dist_classicrl.monitoring import read_metrics
 from dist_classicrl.schedules import Linear, PerVisit
@@ -74,6 +75,21 @@ def begun(*asked):
 
 def steps_of(folder):
     return json.loads((folder / "result.json").read_text())["steps"]
+
+
+def test_more_ranks_than_cores_are_warned_of(place, capsys, monkeypatch):
+    monkeypatch.setattr(plan, "usable_cores", lambda: 2)
+    monkeypatch.delenv("SLURM_NTASKS", raising=False)
+    monkeypatch.setattr(start.Supervisor, "run", lambda supervisor: 0)
+    assert train(*LAKE, "--ranks", 100) == 0
+    said = capsys.readouterr().err
+    assert said.startswith("Warning: 100 ranks share 2 cores: they are not faster than 3,")
+    assert said.count("\n") == 1 and "Write --ranks 3, unless" in said
+    (place / "hosts").write_text("localhost slots=100\n")
+    for fits in (["--ranks", 3], ["--ranks", 100, "--hostfile", "hosts"]):
+        assert train(*LAKE, *fits) == 0 and "share" not in capsys.readouterr().err
+    monkeypatch.setenv("SLURM_NTASKS", "100")
+    assert train(*LAKE, "--ranks", 100) == 0 and "share" not in capsys.readouterr().err
 
 
 # A run from its beginning to its end

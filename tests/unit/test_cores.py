@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from dist_classicrl.engines.roles import cores
+from dist_classicrl.engines.supersteps import server as superstep_server
+from dist_classicrl.engines.supersteps.server import SuperstepServer
 
 
 def settled(monkeypatch, hosts, bound, quotas=None, serves_only=False, cards=(), **run):
@@ -25,7 +27,8 @@ def settled(monkeypatch, hosts, bound, quotas=None, serves_only=False, cards=(),
         cores.settle_cores(a_run(card=card, **run), a_group(hosts), start, serves_only)
     told = a_run(**run)
     start = SimpleNamespace(members=tuple(range(len(hosts))), head=0, is_head=True)
-    start.agree = lambda *_: np.array(said, np.int64)
+    answers = iter([said, [cores._marked(sorted(own), 1 + max(map(max, bound))) for own in bound]])
+    start.agree = lambda *_: np.array(next(answers), np.int64)
     cores.settle_cores(told, a_group(hosts), start, serves_only)
     return told.told
 
@@ -75,9 +78,11 @@ def test_those_are_taken_that_are_there(monkeypatch):
         ([{0}, {1}, {2}], 3),  # as mpirun binds them
         ([{0}, {0}, {1}], 2),
         ([{0, 1, 2, 3}, {4, 5, 6, 7}, {0, 1, 2, 3}], 8),
+        ([{0, 1}, {1, 2}, {1, 2}], 3),
+        ([{31, 32}, {32, 700}, {0}], 4),
     ],
 )
-def test_cores_of_different_bindings_add_up(monkeypatch, bound, most):
+def test_cores_of_different_bindings_count_once_each(monkeypatch, bound, most):
     assert settled(monkeypatch, ["a"] * 3, bound)["cores"] == {"a": most}
 
 
@@ -92,6 +97,24 @@ def test_all_learn_that_step_environments_or_may_have_to_tell_rows(monkeypatch):
     for run in ({"simulator": None}, {"large": divided}):
         told = settled(monkeypatch, hosts, [range(2)] * 4, **run)
         assert playing(told, hosts) == [0, 1, 2, 3]
+
+
+def test_a_report_asks_once_who_has_a_core_whatever_the_number_of_ranks(monkeypatch):
+    asked = []
+
+    def counted(*arguments):
+        asked.append(arguments)
+        return cores.with_cores(*arguments)
+
+    monkeypatch.setattr(superstep_server, "with_cores", counted)
+    channel = SimpleNamespace(last_heard=1.0)
+    server = object.__new__(SuperstepServer)
+    server.told = {"cores": {"a": 8}}
+    server.group = SimpleNamespace(rank=0, host_of=lambda rank: "a", wire=SimpleNamespace(now=lambda: 3.0))
+    learners = [SimpleNamespace(rank=rank, channel=channel) for rank in range(1, 100)]
+    server.members = SimpleNamespace(peers=SimpleNamespace(learners=learners))
+    assert [each.rank for each in server.who_learns()] == list(range(8))
+    assert len(asked) == 1
 
 
 def test_nobody_is_left_out_where_nothing_was_told():

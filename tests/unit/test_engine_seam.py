@@ -70,12 +70,41 @@ def registered():
         engines.unregister(name)
 
 
-def test_pushes_in_flight_are_refused_where_nothing_is_pushed():
-    settings = Settings(prefetch_factor=4)
-    for ranks in (1, 3):
-        with pytest.raises(SettingsError, match="prefetch_factor=4: .* Write prefetch_factor=2"):
+@pytest.mark.parametrize("async_updates", [True, False])
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"prefetch_factor": 4}, "prefetch_factor=4: nothing is pushed .* Write prefetch_factor=2"),
+        ({"sync_frequency": 64}, 'sync_frequency=64: nobody pushes, .* Write sync_frequency="auto"'),
+        ({"logical_workers": 4}, "logical_workers=4: there are no rounds .* Write logical_workers=16"),
+    ],
+)
+def test_what_is_said_of_copies_alone_is_refused_where_there_are_none(given, message, async_updates):
+    settings = Settings(async_updates=async_updates, **given)
+    copies = ("local", "server" if async_updates else "rounds")
+    for ranks, engine in zip((1, 3), copies, strict=True):
+        with pytest.raises(SettingsError, match=f'placement="sharded" cannot be had with {message}'):
             engine_for(settings, ranks, "sharded")
-        assert engine_for(settings, ranks, "replicated").name in ("local", "server")
+        assert engine_for(settings, ranks, "replicated").name == engine
+    with pytest.raises(SettingsError, match=f"keys cannot be learned by their owners with {message}"):
+        engine_for(settings, 3, "auto", Layout(is_compiled=True, is_keyed=True))
+
+
+@pytest.mark.parametrize("hosts", [1, 3])
+def test_auto_has_copies_where_that_is_what_settings_ask_for(hosts, caplog):
+    layout = Layout(entries=SHARDED_FROM, hosts=hosts, is_compiled=True, can_travel=True, is_one_step=True)
+    in_one = "sharded" if hosts == 1 else "supersteps"
+    for given, name in (
+        ({}, in_one),
+        ({"prefetch_factor": 4}, "server"),
+        ({"sync_frequency": 64}, "server"),
+        ({"logical_workers": 4}, in_one),  # which copies have no use for either
+    ):
+        assert engine_for(Settings(**given), 3, "auto", layout).name == name
+    with caplog.at_level("INFO", "dist_classicrl"):
+        same = engine_for(Settings(async_updates=False, prefetch_factor=4), 3, "auto", layout)
+    assert same.name == "supersteps"  # rounds push nothing either
+    assert "Nothing is pushed, whatever prefetch_factor=4 says" in caplog.text
 
 
 @pytest.mark.parametrize("placement", ["auto", "replicated"])

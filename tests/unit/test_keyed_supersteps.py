@@ -229,6 +229,32 @@ def test_a_process_alone_goes_on_where_it_stopped(tmp_path, anew):
         np.testing.assert_array_equal(found.array, known.array)
 
 
+@numba.njit
+def of_one_rank(key):
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "same"),
+    [({"walkers": 64}, SHARDED), (SHARDED, SHARDED), ({"partition": of_one_rank}, {})],
+    ids=["walkers", "sharded", "partition"],
+)
+def test_who_says_something_of_walkers_has_them_on_one_rank_too(asked, same):
+    env, tables = scrambled_once("taxi"), []
+    for async_updates, words in ((True, asked), (False, same)):
+        agent = DistAsyncQLearning(seed=3, async_updates=async_updates)
+        agent.train(env, total_steps=50_000, **words)
+        tables.append(agent.q_table)
+    np.testing.assert_array_equal(tables[0].states, tables[1].states)
+    np.testing.assert_array_equal(tables[0].array, tables[1].array)
+
+
+def test_copies_that_know_no_walkers_are_asked_for_none():
+    agent = DistAsyncQLearning(seed=3)
+    with pytest.raises(SettingsError, match="walkers=64 is for tables whose rows are divided"):
+        agent.train(scrambled_once("taxi"), total_steps=1_000, placement="replicated", walkers=64)
+
+
 def fail_at(steps):
     def look(progress):
         if progress.steps >= steps:

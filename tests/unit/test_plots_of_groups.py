@@ -357,6 +357,26 @@ def test_a_folder_without_records_is_left_out_with_a_warning(drawn, tmp_path, ca
     assert status == 2 and "mistyped" in err
 
 
+@pytest.mark.parametrize("command", ["plot", "report"])
+def test_broken_runs_in_a_folder_are_left_out_with_a_warning_each(drawn, tmp_path, capsys, command):
+    cut, edited, without, *good = make_runs(tmp_path / "runs", {}, {}, {}, {}, {})
+    (cut / "metrics.jsonl").write_text('{"kind": "prog\n')
+    (edited / "config.toml").write_text("environment = [")
+    (without / "config.toml").unlink()
+    status, out, err = run_command(capsys, command, str(tmp_path / "runs"))
+    broken = [(cut, "line 1: it is no JSON"), (without, "no config.toml")]
+    broken += [(edited, "is no TOML")] if command == "plot" else []  # a report needs no settings
+    assert status == 0 and err.count("Warning: ") == len(broken)
+    for run, why in broken:
+        (line,) = [line for line in err.splitlines() if line.startswith(f"Warning: {run} is left out. ")]
+        assert why in line
+    assert out == "plot.png: 2 runs, 40 reports\n" or all(str(run) in out for run in good)
+    for run in good:
+        (run / "config.toml").write_text("environment = [")
+    status, _, err = run_command(capsys, "plot", str(tmp_path / "runs"))
+    assert status == 2 and "line 1: it is no JSON" in err
+
+
 def test_a_run_of_one_process_is_drawn_with_its_evaluations_and_the_best_policy(drawn, tmp_path, capsys):
     (run,) = make_runs(tmp_path, {})
     out, _ = plot(capsys, run, "--kind", "curves")

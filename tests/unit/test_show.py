@@ -229,3 +229,19 @@ def test_the_environment_can_be_named(lake, capsys):
         "H → G"
         in run_command(capsys, "show", lake, "--env", "FrozenLake-v1", "--env-arg", "desc=['SFF','HFG']")[1]
     )
+
+
+@pytest.mark.parametrize("command", ["show", "evaluate"])
+def test_a_run_without_its_settings_is_read_by_what_is_said(lake, tmp_path, capsys, command):
+    os.remove(f"{lake}/config.toml")
+    status, out, err = run_command(capsys, command, lake)
+    assert (status, out) == (2, "") and f"{lake} has no config.toml" in err and "load_model" not in err
+    words = err.partition("`")[2].partition("`")[0].split()
+    assert words == ["dist-classicrl", command, f"{lake}/model.npz"]
+    env = ("--env", "FrozenLake-v1", "--env-arg", f"desc={LAKE['desc']}")
+    assert "--env where" in err and run_command(capsys, *words[1:], *env)[0] == 0
+    os.remove(f"{lake}/model.npz")
+    for there, said in (("nothing", "There is no checkpoint"), ("metrics.jsonl", "neither config.toml nor")):
+        (tmp_path / "lake" / there).touch()
+        status, _, err = run_command(capsys, command, lake)
+        assert status == 2 and said in err

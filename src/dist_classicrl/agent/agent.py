@@ -366,9 +366,10 @@ class DistAsyncQLearning(LearnedTable):
             episodes under way, travel between the owners in supersteps: the table is the same bit for bit
             at any number of ranks, also alone, and any `partition`. "auto" takes "sharded" where a table is
             so large that copies do not fit into a core's cache, in compiled environments, on one host or in
-            the reproducible mode (unless `logical_workers` or `sync_frequency` are given, which are about its
-            rounds), and "replicated" elsewhere. An engine of your own, as `dist_classicrl.engines.engine`
-            describes it, is used as it is.
+            the reproducible mode, and "replicated" elsewhere, or where settings are given that say how copies
+            are merged: `sync_frequency`, `prefetch_factor` and in the reproducible mode `logical_workers`,
+            which "sharded" refuses. An engine of your own, as `dist_classicrl.engines.engine` describes it,
+            is used as it is.
         walkers : int, optional
             How many episodes are under way at most, in all ranks together, where walkers travel: a power of
             two, 16,384 by default, and 256 where environments are stepped in Python, which do not travel
@@ -395,7 +396,8 @@ class DistAsyncQLearning(LearnedTable):
             If values, or sums of rewards, grow beyond what the table and the records can hold.
         StateLimitError
             On all ranks, if the states are keys and there come more of them than `max_states`, or memory,
-            allows. What was learned is kept: raise `max_states` and call `train` again.
+            allows. What was learned is kept, of several ranks by the one that serves, mostly rank 0: raise
+            `max_states` and call `train` again, on all, which tells it to the others.
         EnvMismatchError
             If the table was learned in another one, and `new_env` does not allow it.
         SingletonError

@@ -36,6 +36,12 @@ def saved_model_of(path: str | os.PathLike[str]) -> SavedModel:
         ) from error
 
 
+def model_in_run(path: str | os.PathLike[str]) -> str | None:
+    """Return the path of what `load_model` takes in the folder of a run; None where there is none."""
+    inner = (os.path.join(os.fspath(path), each) for each in _OF_RUN)
+    return next(filter(os.path.exists, inner), None)
+
+
 def _saved_of(path: str | os.PathLike[str]) -> Saved:
     storage = open_storage(path, "", CheckpointPlan.checkpoint_mode)
     url = storage.url.removesuffix("/") or "/"
@@ -62,8 +68,7 @@ def _saved_of(path: str | os.PathLike[str]) -> Saved:
     elif not above.endswith("://"):  # a whole bucket is no agent's folder
         saved = CheckpointFolder(above, name).read_newest()
     if saved is None:
-        inner = (os.path.join(os.fspath(path), each) for each in _OF_RUN)
-        if (meant := next(filter(os.path.exists, inner), None)) is not None:
+        if (meant := model_in_run(path)) is not None:
             raise CheckpointError(f"{url} is no folder of checkpoints. Write load_model({meant!r}).")
         raise CheckpointError(
             f"There is no checkpoint in {url}. Give what train was given as checkpoint_dir, an agent's "

@@ -38,7 +38,7 @@ from dist_classicrl.engines.progress import Observer
 from dist_classicrl.engines.run import LossPolicy, Resumed, Run
 from dist_classicrl.engines.saving import Saver, note_finished
 from dist_classicrl.engines.sharded.host_memory import share_rows
-from dist_classicrl.engines.supersteps.checks import check_asked, check_supersteps
+from dist_classicrl.engines.supersteps.checks import check_asked, check_supersteps, names_walkers
 from dist_classicrl.engines.supersteps.desk import open_desk
 from dist_classicrl.engines.supersteps.divided_rows import divide_rows
 from dist_classicrl.environments.identity import Identity
@@ -151,8 +151,8 @@ class Session:
         engine = engine_named(
             entry.told["engine"], self.state.settings, beginning.ranks, self.asked.placement
         )
-        steps = (beginning.asked - beginning.begin) // max(1, beginning.ranks - 1)
-        choice = self._choose_card(source, engine, beginning.ranks, steps)
+        total = beginning.asked - beginning.begin
+        choice = self._choose_card(source, engine, beginning.ranks, total)
         in_rows, device = entry.told["in_rows"], entry.told["device"]
         return self._train(engine, source, beginning, None, entry, in_rows, choice, device)
 
@@ -188,8 +188,8 @@ class Session:
                 check_source(state.settings, source)
                 check_behavior(source, state.settings, engine.name)
                 # Of the steps asked for, so that who goes on from a checkpoint comes to the same.
-                own = steps // max(1, ranks - 1) if asked.names_total else steps
-                choice = self._choose_card(source, engine, ranks, own)
+                total = steps if asked.names_total else steps * ranks
+                choice = self._choose_card(source, engine, ranks, total)
                 check_asked(engine.name, asked.walkers, asked.partition, source.keys)
                 if engine.name == "supersteps":
                     check_supersteps(source, state.settings, asked.walkers)
@@ -212,8 +212,9 @@ class Session:
         total = steps if asked.names_total else int(everyone[:, 0].sum())
         return source, engine, total, choice, device
 
-    def _choose_card(self, source: Source, engine: Engine, ranks: int, steps: int) -> _Choice:
-        """Return the card that this rank learns on, of which so many steps are asked, or none, and why."""
+    def _choose_card(self, source: Source, engine: Engine, ranks: int, total: int) -> _Choice:
+        """Return the card that this rank learns on or none, and why; `total` steps are asked of all ranks."""
+        steps = total // max(1, ranks - 1)  # of several ranks one serves
         serves = self.group is not None and self.group.is_server and engine.name != "rounds"
         place = self._place_on_host(engine)
         return _Choice(*card_for(source, self.state.settings, engine.name, ranks, serves, steps, place))
@@ -277,7 +278,8 @@ class Session:
         entries, is_keyed = source.n_states * source.n_actions, source.keys is not None
         rule, _ = find(self.state.settings.algorithm)
         is_compiled, can_travel = source.simulator is not None, self._can_travel(source)
-        return Layout(entries, len(hosts), is_compiled, is_keyed, can_travel, rule.is_one_step)
+        one_step, named = rule.is_one_step, names_walkers(self.asked.walkers, self.asked.partition)
+        return Layout(entries, len(hosts), is_compiled, is_keyed, can_travel, one_step, named)
 
     def _can_travel(self, source: Source) -> bool:
         settings = self.state.settings

@@ -17,6 +17,7 @@ from dist_classicrl._steps import next_multiple
 from dist_classicrl.callbacks.base import BaseCallback, CallbacksLike, one_callback
 from dist_classicrl.callbacks.evaluation_log import Evaluated, EvaluationLog
 from dist_classicrl.callbacks.events import EventCallback
+from dist_classicrl.callbacks.tables import whole_table
 from dist_classicrl.checks import checked_path, checked_whole
 from dist_classicrl.environments.finite_model import FiniteModel
 from dist_classicrl.errors import ConvergenceError, SettingsError
@@ -258,13 +259,12 @@ class EvalCallback(EventCallback):
 
     def _values(self, n_states: int) -> np.ndarray:
         """Return the action values; of a table that is divided between hosts what they tell when asked."""
-        try:
-            values: np.ndarray = self.model.q_table
-        except SettingsError:
+        values: np.ndarray | None = whole_table(self.model)
+        if values is None:
             environment = self.model.learned_in
-            if environment is None or not environment.is_numbered or environment.n_states < n_states:
-                raise
-            return self.model.action_values(np.arange(n_states))
+            can_ask = environment.is_numbered and environment.n_states >= n_states
+            # The table itself says why it cannot be had.
+            values = self.model.action_values(np.arange(n_states)) if can_ask else self.model.q_table
         return values
 
     def _stream(self) -> int:

@@ -18,7 +18,7 @@ from dist_classicrl._words import counted
 from dist_classicrl.callbacks.bar import bar, in_words, is_terminal, rendered, short
 from dist_classicrl.callbacks.base import BaseCallback
 from dist_classicrl.callbacks.display import LogCallback
-from dist_classicrl.errors import SettingsError
+from dist_classicrl.callbacks.tables import whole_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -75,13 +75,8 @@ class ShownTraining(BaseCallback):
         self._has_begun = True
 
     def _table_shape(self) -> tuple[int, ...]:
-        try:
-            shape: tuple[int, ...] = self.model.q_table.shape
-        except SettingsError:  # divided between hosts: it is of exactly the environment's size
-            if (environment := self.model.learned_in) is None:
-                raise
-            return environment.n_states, environment.n_actions
-        return shape
+        table, environment = whole_table(self.model), self.model.learned_in
+        return (environment.n_states, environment.n_actions) if table is None else table.shape
 
     def on_step(self, progress: Progress) -> bool:
         """Give a report."""

@@ -165,7 +165,10 @@ def _start_ranks(run: RequestedRun, launch: LaunchOptions, display: Display, has
     words += ["--quiet"] if display.is_quiet else []
     words += ["--status", str(place.status)] if has_bar else []
     said_by_ranks = (errors.USAGE, errors.REQUEUE, errors.INTERRUPTED)
-    supervisor = Supervisor(launch_plan(launch, words), display.is_verbose, said_by_ranks)
+    plan = launch_plan(launch, words)
+    if (shortage := plan.shortage()) is not None:
+        click.echo(f"Warning: {shortage}", err=True)
+    supervisor = Supervisor(plan, display.is_verbose, said_by_ranks)
     with ExitStack() as stack:
         stack.callback(place.for_ranks.unlink, missing_ok=True)
         run.write_for_ranks()

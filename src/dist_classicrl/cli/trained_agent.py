@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -129,7 +130,12 @@ def load(path: str | os.PathLike[str]) -> TrainedAgent:
     inner = place.is_file() or not (place / "config.toml").exists()
     folder = RunFolder(place.parent if inner else place)
     source = place if inner else _newest(folder)
-    agent = DistAsyncQLearning.load_model(source)
+    try:
+        agent = DistAsyncQLearning.load_model(source)
+    except CheckpointError as error:
+        if inner and (said := _of_run_without_settings(place)):
+            raise CheckpointError(said) from error
+        raise
     saved = folder.read_config()
     if ENVIRONMENT not in saved:
         return _of_own_words(agent, Path(source))
@@ -157,6 +163,31 @@ def _of_own_words(agent: DistAsyncQLearning, source: Path) -> TrainedAgent:
     except (EnvError, SettingsError):  # of another release, or with arguments that it does not take
         return trained
     return named if found.identity.is_same(there) else trained
+
+
+def _of_run_without_settings(place: Path) -> str:
+    """Return what to write in place of the folder of a run that lacks its settings; nothing if it is none."""
+    from dist_classicrl.agent.saved_runs import model_in_run
+
+    folder = RunFolder(place)
+    if any(place.glob("agent-*")) or not place.is_dir():  # checkpoints, which cannot be used
+        return ""
+    if (meant := model_in_run(place)) is not None:
+        context = click.get_current_context(silent=True)
+        words = "dist-classicrl show" if context is None else context.command_path
+        takes_env = context is None or any(each.name == "env" for each in context.command.params)
+        also = ", and --env where the agent there does not tell the environment" if takes_env else ""
+        return (
+            f"{place} has no {folder.config.name}, which tells what the run in it is. Write "
+            f"`{words} {shlex.quote(meant)}`{also}."
+        )
+    if folder.metrics.exists() or folder.result.exists():
+        return (
+            f"{place} has neither {folder.config.name} nor a model or checkpoints, so nothing of what was "
+            "learned is left in it. Give the folder of another run, or see the records of this one by "
+            f"`dist-classicrl plot {shlex.quote(str(place))}`."
+        )
+    return ""
 
 
 def _newest(folder: RunFolder) -> str | Path:

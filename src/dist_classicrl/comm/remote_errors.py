@@ -56,7 +56,10 @@ class Failed:
     def error(self) -> RemoteRankError | StateLimitError:
         """Return what is raised on the other ranks."""
         if self.kept >= 0:
-            full = StateLimitError(self.summary.partition(": ")[2])
+            full = StateLimitError(
+                f"{self.summary.partition(': ')[2]} Rank {self.rank} alone has what was learned until the "
+                "next call of train, which tells it to all."
+            )
             full.steps = self.kept
             mark_as_told_elsewhere(full)
             return full

@@ -12,7 +12,7 @@ from dist_classicrl._hints import usable_cores
 from dist_classicrl._words import counted
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
 from dist_classicrl.diagnosis.plan import TrainingPlan
-from dist_classicrl.launch.hosts import Host, slurm_tasks
+from dist_classicrl.launch.hosts import Host, ranks_for, slurm_tasks
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
@@ -24,7 +24,7 @@ def asked_threads() -> dict[str, str]:
 
 def default_ranks(hosts: Sequence[Host] = ()) -> int:
     """Return how many ranks these hosts, or SLURM's allocation, or this machine, are good for."""
-    return sum(host.slots or 1 for host in hosts) or slurm_tasks() or usable_cores() + 1
+    return sum(host.slots or 1 for host in hosts) or slurm_tasks() or ranks_for(usable_cores())
 
 
 def examine_slots(plan: TrainingPlan) -> Finding:
@@ -49,13 +49,13 @@ def examine_slots(plan: TrainingPlan) -> Finding:
             )
         return ok(check, f"{tasks} by SLURM for {plan.ranks} ranks")
     cores, workers = usable_cores(), counted(plan.ranks - 1, "worker")
-    if plan.ranks - 1 > cores:
+    if plan.ranks > ranks_for(cores):
         return warning(
             check,
             f"too few: {counted(plan.ranks, 'rank')} are {workers} and a server, which sleeps, but there "
             f"{_are_cores(cores)}; Open MPI's mpirun by itself refuses more ranks than cores",
-            f"Take --ranks {cores + 1}. More ranks are not faster; `dist-classicrl train` and `launch` start "
-            "them all the same (mpirun --map-by :OVERSUBSCRIBE --bind-to none).",
+            f"Take --ranks {ranks_for(cores)}. More ranks are not faster; `dist-classicrl train` and "
+            "`launch` start them all the same (mpirun --map-by :OVERSUBSCRIBE --bind-to none).",
         )
     return ok(check, f"there {_are_cores(cores)} for {workers} and a server, which mostly sleeps")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from dist_classicrl.compression import Carry, name_of
 from dist_classicrl.engines.decentralized.checks import check_decentralized
 from dist_classicrl.errors import SettingsError
-from dist_classicrl.settings import LOGICAL_WORKERS
+from dist_classicrl.settings import LOGICAL_WORKERS, Settings
 
 if TYPE_CHECKING:
     from dist_classicrl.engines.outcome import Outcome
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from dist_classicrl.membership.admission import Entry
     from dist_classicrl.membership.group import Group
     from dist_classicrl.membership.handshake import Setup
-    from dist_classicrl.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +43,13 @@ times the steps of asynchronous training on three ranks, rounds 0.2 to 0.5, and 
 0.8; with Taxi's 3,000 rounds were twice as fast. After equal steps the error of supersteps was at most 1.06
 times that of rounds of 32 updates, and up to 16,000 entries at most 0.93 (`benchmarks/results/rounds.md`).
 """
+
+_OF_COPIES = {
+    "prefetch_factor": "nothing is pushed that could be in flight",
+    "sync_frequency": "nobody pushes, and there are no rounds that could have a length",
+    "logical_workers": "there are no rounds that they could play",
+}
+"""Settings that say nothing but how copies are merged, and why they have no meaning where there are none."""
 
 
 @runtime_checkable
@@ -155,10 +161,15 @@ class Layout:
     is_keyed: bool = False  # whether its states are keys
     can_travel: bool = False  # whether supersteps can learn it with these settings, compiled as it is
     is_one_step: bool = False  # see `LearningRule`
+    names_walkers: bool = False  # whether the call says how many walkers travel, or to which owners
 
     def takes_owners(self, settings: Settings, ranks: int) -> bool:
-        """Whether states are keys that need owners: of several ranks, or where one alone would not do."""
-        return self.is_keyed and (ranks > 1 or not self.is_compiled or not settings.async_updates)
+        """Whether states are keys that need owners: of several ranks, or where one alone would not do.
+
+        Who says something of walkers has them on any number of ranks, and so the same table.
+        """
+        alone_will_do = self.is_compiled and settings.async_updates and not self.names_walkers
+        return self.is_keyed and (ranks > 1 or not alone_will_do)
 
 
 def engine_for(settings: Settings, ranks: int, placement: Any, layout: Layout = Layout()) -> Engine:
@@ -175,7 +186,7 @@ def engine_for(settings: Settings, ranks: int, placement: Any, layout: Layout = 
             )
         return _checked(placement, settings)
     if placement == "sharded":
-        if (why := _is_replicated_only(settings) or _pushes_ahead(settings)) is not None:
+        if (why := _is_replicated_only(settings)) is not None:
             raise SettingsError(f'placement="sharded" cannot be had with {why}.')
         if not settings.async_updates or layout.hosts > 1 or layout.takes_owners(settings, ranks):
             return _SUPERSTEPS
@@ -217,6 +228,8 @@ def engine_for(settings: Settings, ranks: int, placement: Any, layout: Layout = 
         )
         if (name := name_of(settings.compression)) not in ("none", "auto"):
             logger.info("No maps are sent that compression=%r could make smaller.", name)
+        if settings.prefetch_factor != Settings.prefetch_factor:
+            logger.info("Nothing is pushed, whatever prefetch_factor=%d says.", settings.prefetch_factor)
         return _SUPERSTEPS
     return next(engine for engine in _BUILT_IN if engine.suits(settings, ranks))
 
@@ -254,17 +267,22 @@ def engine_named(name: str, settings: Settings, ranks: int, placement: Any) -> E
 def _gains_from_rows(settings: Settings, ranks: int, layout: Layout) -> bool:
     """Whether copies of a table are so large that all ranks should learn in one.
 
-    In the reproducible mode that depends on nothing but settings and problem, as the table has to. On several
-    hosts who sets how maps are sent has copies.
+    In the reproducible mode that depends on nothing but settings and problem, as the table has to. Settings
+    that would change nothing with copies do not ask for these. On several hosts who sets how maps are sent
+    has copies.
     """
-    if not settings.async_updates and not Carry.of(settings.compression).is_some:
-        settings = replace(settings, compression="none")  # what loses nothing must not change the table
+    if settings.async_updates:
+        settings = replace(settings, logical_workers=LOGICAL_WORKERS)
+    else:
+        settings = replace(settings, prefetch_factor=Settings.prefetch_factor)
+        if not Carry.of(settings.compression).is_some:
+            settings = replace(settings, compression="none")  # what loses nothing must not change the table
     least = SUPERSTEPS_FROM if layout.is_one_step and not settings.async_updates else SHARDED_FROM
     if not layout.is_compiled or layout.entries < least or _is_replicated_only(settings) is not None:
         return False
-    travels = layout.can_travel and settings.device == "cpu" and settings.sync_frequency == "auto"
+    travels = layout.can_travel and settings.device == "cpu"
     if not settings.async_updates:
-        return travels and settings.logical_workers == LOGICAL_WORKERS
+        return travels
     if ranks == 1 or layout.hosts == 1:
         return ranks > 1
     is_usual = settings.topology == "flat" and name_of(settings.compression) == "none"
@@ -297,18 +315,15 @@ def _is_replicated_only(settings: Settings) -> str | None:
             f"replay_ratio={settings.replay_ratio:g}: old transitions are not learned again there. Write "
             "replay_ratio=0"
         )
+    for name, why in _OF_COPIES.items():
+        value, usual = getattr(settings, name), getattr(Settings, name)
+        if value != usual:
+            return f"{name}={value}: {why}. Write {name}={_written(usual)}"
     return None
 
 
-def _pushes_ahead(settings: Settings) -> str | None:
-    """Return likewise how many pushes are asked to be in flight, of which "auto" takes no notice."""
-    usual = type(settings).prefetch_factor
-    if settings.prefetch_factor == usual:
-        return None
-    return (
-        f"prefetch_factor={settings.prefetch_factor}: nothing is pushed that could be in flight. Write "
-        f"prefetch_factor={usual}"
-    )
+def _written(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
 def _checked(engine: Engine, settings: Settings) -> Engine:

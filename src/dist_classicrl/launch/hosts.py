@@ -161,6 +161,11 @@ def slurm_tasks() -> int | None:
     return int(tasks) if tasks.isdecimal() and int(tasks) > 0 else None
 
 
+def ranks_for(cores: int) -> int:
+    """Return for how many ranks a host has cores: a worker for each, and a server, which mostly sleeps."""
+    return cores + 1
+
+
 def command_on(name: str, text: str, agent: str | None, within_slurm: bool) -> list[str]:
     """Return the command that runs a line of shell on a host; on this one no other program is needed.
 

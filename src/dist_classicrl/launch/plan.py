@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dist_classicrl._hints import usable_cores
 from dist_classicrl.errors import LauncherError
 from dist_classicrl.launch import program
 from dist_classicrl.launch.folders import STATE_FOLDER
-from dist_classicrl.launch.hosts import Host, agent_words, read_hostfile, slurm_tasks
+from dist_classicrl.launch.hosts import Host, agent_words, ranks_for, read_hostfile, slurm_tasks
 from dist_classicrl.launch.launcher import Launcher, find_launcher
 from dist_classicrl.launch.mpirun import start_command
 from dist_classicrl.launch.network import network_words
@@ -84,6 +85,20 @@ class LaunchPlan:
             options=self.mpirun_words,
             survive=self.options.survive,
             exported=[LAUNCH_VARIABLE],
+        )
+
+    def shortage(self) -> str | None:
+        """Return what is said of a training of more ranks than this host has cores for; None if they fit."""
+        is_elsewhere = self.hosts is not None or any("host" in word for word in self.mpirun_words)
+        cores = usable_cores()
+        fit = ranks_for(cores)
+        if is_elsewhere or slurm_tasks() is not None or self.ranks <= fit:
+            return None
+        are = "a core" if cores == 1 else f"{cores} cores"
+        return (
+            f"{self.ranks} ranks share {are}: they are not faster than {fit}, one of which is the server, "
+            f"and take more memory and time to start. Write --ranks {fit}, unless environments wait for "
+            "something else than a core."
         )
 
     def shown(self) -> str:

@@ -8,34 +8,52 @@ from typing import TypeVar
 
 import click
 
-from dist_classicrl.cli.run_folder import runs_below
+from dist_classicrl.cli.run_folder import RunFolder, runs_below
 from dist_classicrl.cli.shown_study import refuse_study
-from dist_classicrl.errors import DistClassicRLError, MetricsError, PlotError
+from dist_classicrl.errors import DistClassicRLError, MetricsError, PlotError, SettingsError
 
 Found = TypeVar("Found")
 
 
 def runs_named(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the runs that are meant: a folder with runs in it stands for them; SettingsError for a study."""
+    """Return the runs that are meant: a folder with runs in it stands for them; SettingsError for a study.
+
+    A warning names folders beside these runs that have records and no settings.
+    """
     names = list(names)
     for name in names:
         refuse_study(name)
-    found = ([str(each.path) for each in runs_below(name)] or [str(Path(name))] for name in names)
-    return tuple(run for runs in found for run in runs)
+    found: list[str] = []
+    for name in names:
+        below = [str(each.path) for each in runs_below(name)]
+        found += below or [str(Path(name))]
+        if below:
+            _warn_of_records_alone(Path(name))
+    return tuple(found)
+
+
+def _warn_of_records_alone(place: Path) -> None:
+    for folder in map(RunFolder, sorted(place.iterdir())):
+        if folder.metrics.exists() and not folder.exists():
+            click.echo(
+                f"Warning: {folder.path} is left out. It has no {folder.config.name}, which tells the "
+                "settings of a run. Name it beside the others to have its records all the same.",
+                err=True,
+            )
 
 
 def read_each(names: Iterable[str], read: Callable[[str], Found]) -> list[Found]:
     """Return what `read` gives for each of these runs.
 
-    Where `read` raises a MetricsError or a PlotError for some of several that are there, a warning says that
-    they are left out; for all of them, the first is raised.
+    Where `read` raises a MetricsError, a PlotError or, of a run's config.toml, a SettingsError for some of
+    several that are there, a warning says that they are left out; for all of them, the first is raised.
     """
     found: list[Found] = []
     failed: dict[str, DistClassicRLError] = {}
     for name in names:
         try:
             found.append(read(name))
-        except (MetricsError, PlotError) as error:
+        except (MetricsError, PlotError, SettingsError) as error:
             if not Path(name).exists():
                 raise
             failed[name] = error

@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from dist_classicrl._hints import bound_cores, core_quota
 from dist_classicrl._words import counted
 from dist_classicrl.engines.run import Run
@@ -38,19 +40,28 @@ def settle_cores(run: Run, group: Group, start: Setup | Entry, serves_only: bool
     if run.source.simulator is None or (run.large is not None and run.large.is_divided):
         return
     own = bound_cores()
-    numbers = [len(own), zlib.crc32(repr(own).encode()), core_quota() or sys.maxsize, run.card is not None]
+    which = zlib.crc32(repr(own).encode())
+    numbers = [len(own), which, core_quota() or sys.maxsize, run.card is not None, max(own, default=0)]
     everyone = start.agree(None, {}, numbers).tolist()
-    if any(has_card for *_, has_card in everyone):
+    if any(has_card for _, _, _, has_card, _ in everyone):
         return
     bound: dict[str, dict[int, int]] = {}  # of each host the cores of each set that ranks are bound to
     quotas: dict[str, int] = {}
     learning = [rank for rank in start.members if not (serves_only and rank == start.head)]
     ranks = Counter(group.host_of(rank) for rank in learning)
-    for rank, (cores, which, quota, _) in zip(start.members, everyone, strict=True):
+    for rank, (cores, which, quota, _, _) in zip(start.members, everyone, strict=True):
         host = group.host_of(rank)
         bound.setdefault(host, {})[which] = cores
         quotas[host] = quota
-    run.told[_KEY] = {host: min(sum(sets.values()), quotas[host]) for host, sets in bound.items()}
+    there = {host: sum(sets.values()) for host, sets in bound.items()}
+    if any(len(sets) > 1 and max(sets.values()) > 1 for sets in bound.values()):  # which may overlap
+        most = max(last for *_, last in everyone) + 1
+        marks = start.agree(None, {}, _marked(own, most)).astype(np.uint32)
+        there = {
+            host: _count_marked(marks[[group.host_of(rank) == host for rank in start.members]])
+            for host in bound
+        }
+    run.told[_KEY] = {host: min(cores, quotas[host]) for host, cores in there.items()}
     for host, cores in run.told[_KEY].items() if start.is_head else ():
         if ranks[host] > cores:
             logger.info(
@@ -60,6 +71,19 @@ def settle_cores(run: Run, group: Group, start: Setup | Entry, serves_only: bool
                 counted(cores, "core"),
                 counted(ranks[host], "rank"),
             )
+
+
+def _marked(own: list[int], most: int) -> list[int]:
+    """Return a bit for each of `most` cores, set for `own`, in words of 32."""
+    bits = np.zeros(-(-most // 32) * 32, bool)
+    bits[own] = True
+    words: list[int] = np.packbits(bits).view(np.uint32).tolist()
+    return words
+
+
+def _count_marked(marks: np.ndarray) -> int:
+    """Return how many bits are set in any of these rows of words, uint32 of shape (ranks, words)."""
+    return int(np.unpackbits(np.bitwise_or.reduce(marks, axis=0).view(np.uint8)).sum())
 
 
 def with_cores(told: Mapping[str, Any], group: Group, ranks: Iterable[int]) -> list[int]:

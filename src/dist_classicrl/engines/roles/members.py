@@ -55,9 +55,9 @@ class Service(ABC, Generic[Client]):
     def take_in(self, peer: Peer[Client], message: np.ndarray) -> None:
         """Take in a message of a worker."""
 
-    def waits(self, rank: int) -> bool:
-        """Whether a worker has nothing to do, and is there to take the place of another one."""
-        return False
+    def waiting(self, ranks: Collection[int]) -> Collection[int]:
+        """Return those of these workers that have nothing to do, and are to take another one's place."""
+        return ()
 
 
 @dataclass(eq=False)
@@ -145,7 +145,9 @@ class Members(Generic[Client]):
         if progress != peer.progress:
             peer.progress = progress
             peer.progressed_at = group.wire.now()
-            if peer.is_untried and self.service.waits(peer.rank):  # it has begun, and that is all it is to do
+            if peer.is_untried and self.service.waiting(
+                [peer.rank]
+            ):  # it has begun, which is all it is to do
                 self.note_push(peer)
         if self._announced.awaits(peer.rank, view):
             self._announced.echo(peer.rank, view, self._died_for_sure())

@@ -162,11 +162,12 @@ class Serving(Service[Client]):
 
     def who_learns(self) -> list[Learning]:
         """Return what reports say of the workers that learn."""
-        now, group = self.group.wire.now(), self.group
+        now, group, learners = self.group.wire.now(), self.group, self.peers.learners
+        waiting = self.waiting([peer.rank for peer in learners])
         return [
             Learning(peer.rank, group.host_of(peer.rank), max(0.0, now - peer.channel.last_heard))
-            for peer in self.peers.learners
-            if not self.waits(peer.rank)
+            for peer in learners
+            if peer.rank not in waiting
         ]
 
     def seconds_between_copies(self, ranks: int) -> float:

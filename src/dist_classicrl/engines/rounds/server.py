@@ -7,6 +7,7 @@ that are left.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -170,7 +171,7 @@ class RoundServer(Serving[Client]):
         self._carried_by = carried_by
         ready: dict[int, tuple[np.ndarray, int]] = {}
         now = self.group.wire.now()
-        waiting = [rank for rank in self.peers.present if self.waits(rank)]
+        waiting = self.waiting(self.peers.present)
         tells_all = order != Order.GO_ON or now >= self._told_all + self.seconds_between_copies(len(waiting))
         if tells_all:
             self._told_all = now
@@ -316,9 +317,9 @@ class RoundServer(Serving[Client]):
     def has_admitted(self, rank: int) -> None:
         """Let the worker take part, from the next round on."""
 
-    def waits(self, rank: int) -> bool:
+    def waiting(self, ranks: Collection[int]) -> Collection[int]:
         """See `Service`."""
-        return rank not in (self._carried_by or self._carriers()).values()
+        return set(ranks).difference((self._carried_by or self._carriers()).values())
 
     @property
     def learning(self) -> int:

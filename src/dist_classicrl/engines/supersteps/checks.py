@@ -15,6 +15,17 @@ from dist_classicrl.settings import Settings
 from dist_classicrl.tables.large_table import FROM_ENTRIES
 
 
+def names_walkers(walkers: Any, partition: Any) -> bool:
+    """Whether a call says something that is about walkers, whatever that is."""
+    return bool(_given(walkers, partition))
+
+
+def _given(walkers: Any, partition: Any) -> dict[str, Any]:
+    is_usual = isinstance(partition, str) and partition == "hash"
+    given = {} if walkers is None else {"walkers": walkers}
+    return given if is_usual else {**given, "partition": partition}
+
+
 def check_asked(engine: str, walkers: Any, partition: Any, keys: np.dtype | None = None) -> None:
     """Raise SettingsError where `walkers` or `partition` cannot be, or would do nothing with this engine.
 
@@ -27,12 +38,11 @@ def check_asked(engine: str, walkers: Any, partition: Any, keys: np.dtype | None
     check_partition(partition, keys)
     if engine == "supersteps":
         return
-    for name, given, usual in (("walkers", walkers, None), ("partition", partition, "hash")):
-        if given is not usual and given != usual:
-            raise SettingsError(
-                f"{name}={given!r} is for tables whose rows are divided among the ranks, which the engine "
-                f'{engine!r} does not do. Leave it out, or write placement="sharded" and async_updates=False.'
-            )
+    for name, given in _given(walkers, partition).items():
+        raise SettingsError(
+            f"{name}={given!r} is for tables whose rows are divided among the ranks, which the engine "
+            f'{engine!r} does not do. Leave it out, or write placement="sharded" and async_updates=False.'
+        )
 
 
 def check_supersteps(source: Source, settings: Settings, walkers: int | None = None) -> None:

@@ -6,6 +6,7 @@ anew, and make the same steps again.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -123,9 +124,9 @@ class SuperstepServer(Serving[Client]):
         """How many ranks learn."""
         return len(self.who_learns())
 
-    def waits(self, rank: int) -> bool:
+    def waiting(self, ranks: Collection[int]) -> Collection[int]:
         """See `Service`: who only waits until messages pay is one of those who learn."""
-        return rank not in self._with_cores()
+        return set(ranks).difference(self._with_cores())
 
     def _with_cores(self) -> list[int]:
         """Return who could own rows now, this rank first."""
