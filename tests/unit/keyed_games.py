@@ -121,3 +121,128 @@ def corridor(length=1 << 40, limit=100, stride=1):
         max_episode_steps=limit,
         keyed=True,
     )
+
+
+# Keys of 128 bits: neither half of a key tells the state.
+
+FEW = np.uint64(8)
+
+
+class WideSigned(NamedTuple):
+    tables: NamedTuple
+    n_actions: int
+    high: np.uint64
+
+
+class Wide(NamedTuple):
+    tables: NamedTuple
+    n_actions: int
+    legal: np.ndarray
+
+
+def wide_keys_of(states):
+    """Return whole numbers, as a user gives them."""
+    high, low = np.divmod(np.asarray(states, np.uint64), FEW)
+    return [a << 64 | b for a, b in zip(keys_of(high).tolist(), keys_of(low).tolist(), strict=True)]
+
+
+def wide_states_of(halves):
+    """Return the states of keys, uint64 of shape (n, 2)."""
+    return states_of(halves[:, 0]) * int(FEW) + states_of(halves[:, 1])
+
+
+@numba.njit
+def pair_of(state):
+    state = np.uint64(state)
+    return state // FEW * np.uint64(ODD), state % FEW * np.uint64(ODD)
+
+
+@numba.njit
+def state_of_pair(key):
+    return np.int64(key[0] * np.uint64(INVERSE) * FEW + key[1] * np.uint64(INVERSE))
+
+
+@numba.njit
+def reset_wide(data, memory, random):
+    return pair_of(begin(data.tables, memory, random))
+
+
+@numba.njit
+def step_wide(data, memory, key, action, random):
+    state = state_of_pair(key)
+    after, reward, terminated = advance(data.tables, memory, state, action, random, data.n_actions)
+    return pair_of(after), reward, terminated
+
+
+@numba.njit
+def legal_wide(data, key, action):
+    return data.legal[state_of_pair(key), action]
+
+
+@numba.njit
+def reset_behind(data, memory, random):
+    return data.high, np.uint64(reset(data, memory, random))
+
+
+@numba.njit
+def step_behind(data, memory, key, action, random):
+    after, reward, terminated = step(data, memory, key[1], action, random)
+    return (key[0], np.uint64(after)), reward, terminated
+
+
+def scrambled_wide(model, check=False):
+    """Return a model as a game whose keys have 128 bits, by `wide_keys_of`."""
+    mask = (
+        np.ones((model.n_states, model.n_actions), bool) if model.action_mask is None else model.action_mask
+    )
+    functions = reset_wide, step_wide, *(() if model.action_mask is None else (legal_wide,))
+    return CompiledSimulator.game(
+        f"wide {model.name}",
+        None,
+        model.n_actions,
+        Wide(compile_model(model), model.n_actions, np.ascontiguousarray(mask)),
+        *functions,
+        max_episode_steps=model.max_episode_steps,
+        check=check,
+        keyed=True,
+    )
+
+
+def behind(model, high=0):
+    """Return a model without masks as a game whose keys are those of `scrambled`, behind one high half."""
+    return CompiledSimulator.game(
+        f"behind {model.name}",
+        None,
+        model.n_actions,
+        WideSigned(compile_model(model), model.n_actions, np.uint64(high)),
+        reset_behind,
+        step_behind,
+        max_episode_steps=model.max_episode_steps,
+        keyed=True,
+    )
+
+
+@numba.njit
+def reset_wide_corridor(data, memory, random):
+    return np.uint64(7), np.uint64(reset_corridor(data, memory, random))
+
+
+@numba.njit
+def step_wide_corridor(data, memory, key, action, random):
+    memory[0] += 1
+    further = key[1] + (np.uint64(data.stride) if action == 1 else np.uint64(0) - np.uint64(1))
+    return (key[0], further), 1.0 if memory[0] % 2 else 0.0, further == np.uint64(data.length)
+
+
+def wide_corridor(length=1 << 40, limit=100, stride=1):
+    """Return the walk of `corridor` along the low halves of keys."""
+    return CompiledSimulator.game(
+        "wide corridor",
+        n_actions=2,
+        data=Corridor(length, stride),
+        reset=reset_wide_corridor,
+        step=step_wide_corridor,
+        memory_size=1,
+        max_episode_steps=limit,
+        keyed=True,
+    )

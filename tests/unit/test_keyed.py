@@ -149,7 +149,7 @@ def test_the_table_grows_and_the_result_is_the_same_however_calls_are_cut(monkey
     tables = []
     for grows in (True, False):
         if not grows:
-            monkeypatch.setattr(keyed_table, "empty_slots", lambda n: empty_slots(1 << 20))
+            monkeypatch.setattr(keyed_table, "empty_slots", lambda n, kind: empty_slots(1 << 20, kind))
         agent = DistAsyncQLearning(seed=5, epsilon=1.0)
         agent.train(corridor(limit=20_000, stride=2), total_steps=3_000_000)
         tables.append(agent.q_table)

@@ -86,7 +86,7 @@ def walk(**settings):
 
 def test_the_table_grows_alone_and_on_several_ranks(monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(keyed_table, "empty_slots", lambda n: empty_slots(1 << 20))
+        patch.setattr(keyed_table, "empty_slots", lambda n, kind: empty_slots(1 << 20, kind))
         one = learned(walk(), 1_000_000, walkers=256)
     assert one.keys.size > 1500
     for ranks in (1, 3):

@@ -17,6 +17,7 @@ from dist_classicrl.engines.run import Resumed
 from dist_classicrl.engines.saving import MODES
 from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.resolve import Source
+from dist_classicrl.environments.state_keys import from_stored, name_of_kind, words_of
 from dist_classicrl.errors import CheckpointError, CheckpointMismatchError, SettingsError
 from dist_classicrl.learning.learner import TAKEN
 from dist_classicrl.learning.state import unstack_states
@@ -89,6 +90,14 @@ def find(
             f"The states in {saved.url} are {'keys' if 'keys' in arrays else 'numbers'}, and those of this "
             "training are not. Give it a checkpoint_dir of its own."
         )
+    keys = from_stored(arrays["keys"]) if "keys" in arrays else None
+    if keys is not None and state.keyed is not None:
+        found, here = keys.dtype, state.keyed.keys.dtype
+        if words_of(found) != words_of(here):
+            raise CheckpointMismatchError(
+                f"The states in {saved.url} are keys of {name_of_kind(found)}, and those of this training "
+                f"are of {name_of_kind(here)}. Give it a checkpoint_dir of its own."
+            )
     if fits and _shape_of(state, arrays).from_arrays(arrays) is None:
         raise _refused(saved, f"its tables are not those of the algorithm {state.settings.algorithm!r}")
     values, counts = _what_fits(state, arrays, fits)
@@ -118,9 +127,7 @@ def find(
         finished=list(body["finished"]) if fits else [],
         environment=environment,
         schedules=_schedules(state, saved),
-        pending=Pending(
-            begin, resumed, values, counts, arrays.get("keys"), arrays.get("legal") if fits else None
-        ),
+        pending=Pending(begin, resumed, values, counts, keys, arrays.get("legal") if fits else None),
     )
 
 
@@ -151,7 +158,7 @@ def _what_fits(
 
 def _shape_of(state: AgentState, arrays: Mapping[str, np.ndarray]) -> TableShape:
     """Return what stands where in the agent's table, with as many states as a checkpoint has keys."""
-    return replace(state.shape, n_states=arrays["keys"].size) if "keys" in arrays else state.shape
+    return replace(state.shape, n_states=len(arrays["keys"])) if "keys" in arrays else state.shape
 
 
 def _is_outdated(state: AgentState, place: Place, saved: Saved) -> bool:

@@ -291,7 +291,7 @@ class Saver:
     def _arrays(self, values: np.ndarray, counts: np.ndarray, position: Position) -> dict[str, Any]:
         arrays: dict[str, Any]
         if "keys" in position.states:
-            shape = replace(self.shape, n_states=position.states["keys"].size)
+            shape = replace(self.shape, n_states=len(position.states["keys"]))
             arrays = shape.to_arrays(*(array.reshape(-1, shape.n_actions) for array in (values, counts)))
             arrays.update(position.states)
         else:

@@ -11,20 +11,27 @@ from numba.core.errors import NumbaError
 
 from dist_classicrl._jit import result_type
 from dist_classicrl._words import why_not_compiled
+from dist_classicrl.environments.state_keys import PAIR, WIDE
 from dist_classicrl.errors import ModelError
 
 _SIGNED, _UNSIGNED = np.dtype(np.int64), np.dtype(np.uint64)
 
 
 def key_type(name: str, data: Any, reset: Any, step: Any, legal: Any = None) -> np.dtype:
-    """Return what a game takes as a key: uint64 where a function of it gives that, else int64.
+    """Return what a game takes as a key: `WIDE` where its functions give pairs of whole numbers.
 
-    ModelError where `reset` or `step` gives anything else, or `legal` no bool.
+    Else uint64 where one of them gives that, else int64. ModelError where `reset` or `step` gives anything
+    else, or not both of them pairs, or `legal` no bool.
     """
     kind, memory, random = data_type(name, data), types.int64[::1], types.uint64
     first = _returned(name, "reset", reset, (kind, memory, random))
     _check_key(name, "reset", first)
-    for taken in (types.uint64,) if first == types.uint64 else (types.int64, types.uint64):
+    of_first: tuple[Any, ...] = types.int64, types.uint64
+    if isinstance(first, types.BaseTuple):
+        of_first = (PAIR,)
+    elif first == types.uint64:
+        of_first = (types.uint64,)
+    for taken in of_first:
         given = _returned(name, "step", step, (kind, memory, taken, types.int64, random))
         parts: Any = given if isinstance(given, types.BaseTuple) else ()
         if len(parts) != 3:
@@ -34,12 +41,19 @@ def key_type(name: str, data: Any, reset: Any, step: Any, legal: Any = None) -> 
             )
         key = parts[0]
         _check_key(name, "step", key)
+        if isinstance(key, types.BaseTuple) != isinstance(first, types.BaseTuple):
+            raise ModelError(
+                f"{name}: reset gives states of the type {first}, and step of the type {key}. Both must give "
+                "one whole number, or both a pair of them, (high, low)."
+            )
         if key != types.uint64 or taken == types.uint64:
             break
     if legal is not None:
         allowed = _returned(name, "legal", legal, (kind, taken, types.int64))
         if not isinstance(allowed, (types.Boolean, types.Integer)):
             raise ModelError(f"{name}: legal returns {allowed}. It must return whether the action is legal.")
+    if taken == PAIR:
+        return WIDE
     return _UNSIGNED if taken == types.uint64 else _SIGNED
 
 
@@ -67,10 +81,11 @@ def _returned(name: str, role: str, function: Any, arguments: tuple[Any, ...]) -
 
 
 def _check_key(name: str, role: str, given: Any) -> None:
-    if isinstance(given, types.Integer):
+    parts: Any = given if isinstance(given, types.BaseTuple) and len(given) == 2 else [given]
+    if all(isinstance(part, types.Integer) for part in parts):
         return
     raise ModelError(
-        f"{name}: {role} gives states of the type {given}, and a key is an int64 or uint64. Note that numba "
-        "makes a float of a uint64 and an int64: write np.uint64(...) around each number beside a uint64, or "
-        "np.int64(...) around the key."
+        f"{name}: {role} gives states of the type {given}, and a key is an int64 or uint64, or where 64 bits "
+        "are too few a pair of uint64, (high, low). Note that numba makes a float of a uint64 and an int64: "
+        "write np.uint64(...) around each number beside a uint64, or np.int64(...) around the key."
     )

@@ -1,4 +1,4 @@
-"""Environments whose states are 64-bit keys: nobody has counted them."""
+"""Environments whose states are keys of 64 or 128 bits: nobody has counted them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from dist_classicrl._jit import as_called_by_kernels, jit, jit_for, overloads
 from dist_classicrl.environments.simulate import GAMES, CompiledSimulator, game_of
+from dist_classicrl.environments.state_keys import as_words, is_wide, state_at
 
 
 class KeyedProcess(Protocol):
@@ -28,7 +29,7 @@ class KeyedProcess(Protocol):
 
     @property
     def keys(self) -> np.dtype | None:
-        """int64 or uint64."""
+        """int64 or uint64, or `WIDE`."""
 
     @property
     def has_mask(self) -> bool:
@@ -51,21 +52,38 @@ class PackedStates:
 
 
 def as_key(simulation, key):
-    """Return the int64 `key`, or number of a state, in the type that a game takes. Jitted code only."""
+    """Return a `key` as it is held, or the number of a state, in the type that a game takes.
+
+    Jitted code only.
+    """
     raise NotImplementedError("as_key is for jitted code")
 
 
+def no_key(simulation):
+    """Return what stands in place of a key, where there is none yet. Jitted code only."""
+    raise NotImplementedError("no_key is for jitted code")
+
+
 def may_play(simulation, key, action):
-    """Return whether `action` is legal in the state of the int64 `key`. Jitted code only."""
+    """Return whether `action` is legal in the state of a `key` as it is held. Jitted code only."""
     raise NotImplementedError("may_play is for jitted code")
 
 
 @overloads(as_key, inline=True)
 def _overload_as_key(simulation, key):
     game = game_of(simulation)
+    if game is not None and is_wide(game.keys):
+        return lambda simulation, key: key
     if game is not None and game.keys == np.uint64:
         return lambda simulation, key: np.uint64(key)
     return lambda simulation, key: np.int64(key)
+
+
+@overloads(no_key, inline=True)
+def _overload_no_key(simulation):
+    if is_wide(game_of(simulation).keys):
+        return lambda simulation: (np.uint64(0), np.uint64(0))
+    return lambda simulation: np.int64(0)
 
 
 @overloads(may_play)
@@ -81,9 +99,9 @@ def _overload_may_play(simulation, key, action):
 
 @jit
 def _allow(simulation, keys, allowed):
-    for i in range(keys.size):
+    for i in range(allowed.shape[0]):
         for action in range(allowed.shape[1]):
-            allowed[i, action] = may_play(simulation, keys[i], action)
+            allowed[i, action] = may_play(simulation, state_at(keys, i), action)
 
 
 def legal_actions(simulator: CompiledSimulator, keys: np.ndarray) -> np.ndarray | None:
@@ -93,5 +111,5 @@ def legal_actions(simulator: CompiledSimulator, keys: np.ndarray) -> np.ndarray 
         return None
     allowed = np.ones((keys.size, simulator.n_actions), bool)
     allow = jit_for(_allow, type(simulator.tables))
-    allow(simulator.tables, keys.view(np.int64), allowed)
+    allow(simulator.tables, as_words(keys), allowed)
     return allowed

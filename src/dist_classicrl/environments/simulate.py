@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba import types
 
-from dist_classicrl._jit import as_called_by_kernels, class_of_its_own, is_of_package, overloads
+from dist_classicrl._jit import as_called_by_kernels, class_of_its_own, is_of_package, jit_inline, overloads
 from dist_classicrl.checks import Or, WholeNumber, YesOrNo
 from dist_classicrl.environments.finite_model import ArrayModel, FiniteModel
 from dist_classicrl.environments.key_types import key_type
@@ -23,6 +24,16 @@ from dist_classicrl.environments.sampling import alias
 from dist_classicrl.environments.sampling.alias import ModelTables as ModelTables
 from dist_classicrl.environments.sampling.function_source import add_function, add_values
 from dist_classicrl.environments.sampling.packing import compile_model
+from dist_classicrl.environments.state_keys import (
+    as_number,
+    held,
+    is_below,
+    is_wide,
+    name_of_kind,
+    numbered,
+    put_words,
+    words_of,
+)
 from dist_classicrl.errors import ActionMaskError, ModelError, SettingsError
 
 _SIZE = WholeNumber(1, bits=30)
@@ -41,10 +52,10 @@ def advance(simulation, memory, state, action, random, n_actions):
 
 
 def is_wrong(simulation, state, reward, n_states):
-    """Return whether `state` is none of `n_states`, or `reward` no finite number. Jitted code only.
+    """Return whether `state`, as it is held, is none of `n_states`, or `reward` no finite number.
 
-    With `n_states` 0 states are keys. Of a model it is known that neither can be: there the question costs
-    nothing.
+    Jitted code only. With `n_states` 0 states are keys. Of a model it is known that neither can be: there the
+    question costs nothing.
     """
     raise NotImplementedError("is_wrong is for jitted code")
 
@@ -53,9 +64,39 @@ def note(simulation, came, state, action):
     """Write into `came` what is about to be played, where an index of the game may be refused.
 
     Jitted code only. `came` is int64 of shape (3,): the state, the action, -1 for both where an episode
-    begins, and the state that was wrong.
+    begins, and the state that was wrong. Where states may be pairs it has the shape (`CAME`,), and the pair
+    stands behind these.
     """
     raise NotImplementedError("note is for jitted code")
+
+
+_PAIR_THAT_CAME, CAME = 3, 5
+
+
+def put_name(came, state):
+    """Write a state into `came`. Jitted code only."""
+    raise NotImplementedError("put_name is for jitted code")
+
+
+@overloads(put_name, inline=True)
+def _overload_put_name(came, state):
+    at = _PAIR_THAT_CAME if isinstance(state, types.BaseTuple) else 0
+    return lambda came, state: put_words(came, at, state)
+
+
+@jit_inline
+def tell_wrong(came, state, action, given):
+    """Write into `came` that `action` in `state` gave the state `given`, or an impossible reward."""
+    put_name(came, state)
+    came[1], came[2] = action, numbered(held(given))
+
+
+def state_that_came(came: np.ndarray, keys: np.dtype | None) -> int:
+    """Return the state in `came`, where keys have the type `keys`; None: states count."""
+    if keys is None:
+        return int(came[0])
+    first = _PAIR_THAT_CAME if is_wide(keys) else 0
+    return as_number(came[first : first + words_of(keys)].view(keys)[0])
 
 
 def prefetch_outcome(simulation, state, action, random, n_actions):
@@ -75,11 +116,11 @@ class CompiledSimulator:
 
     `data` is a NamedTuple of read-only arrays and numbers, `memory` an int64 array of `memory_size` that
     holds what the state does not tell, `random` 64 fresh uniform bits (numpy.uint64). States count from 0 to
-    n_states - 1; or, where nobody has counted them, are keys: any 64 bits each. What the functions give is
-    looked at in every step: a state outside of that, or a reward that is not finite, ends the training with
-    an `EnvError` that tells the state, the action and what came. Some thousand steps are played on trial
-    first, in which each index of the functions into an array is checked as well; with ``check=True`` it is in
-    all steps.
+    n_states - 1; or, where nobody has counted them, are keys: any 64 or 128 bits each. What the functions
+    give is looked at in every step: a state outside of that, or a reward that is not finite, ends the
+    training with an `EnvError` that tells the state, the action and what came. Some thousand steps are played
+    on trial first, in which each index of the functions into an array is checked as well; with ``check=True``
+    it is in all steps.
 
     Attributes
     ----------
@@ -98,7 +139,8 @@ class CompiledSimulator:
     fingerprint : str
         Equal on two ranks only where the simulated process is the same.
     keys : dtype or None
-        int64 or uint64 where states are keys; None where they count.
+        int64 or uint64 where states are keys, or for 128 bits a structured type of two uint64, `high` and
+        `low`; None where they count.
     """
 
     n_states: int
@@ -113,7 +155,9 @@ class CompiledSimulator:
     keys: np.dtype | None = None
 
     def __repr__(self) -> str:
-        states = f"{self.n_states:,} states" if self.keys is None else f"{self.keys} keys as states"
+        states = f"{self.n_states:,} states"
+        if self.keys is not None:
+            states = f"keys of {name_of_kind(self.keys)} as states"
         return (
             f"CompiledSimulator({self.name!r}, {states}, {self.n_actions:,} actions, "
             f"max_episode_steps={self.max_episode_steps})"
@@ -161,7 +205,8 @@ class CompiledSimulator:
         With ``keyed=True`` states are keys, int64 or uint64: whatever tells them apart, such as the packed
         position of a board. `n_states` and `model` are left out then, and `legal` is None or a third jitted
         function, ``legal(data, key, action) -> bool``. `step` and `legal` are given keys as uint64 where
-        `reset` or `step` gives them so, else as int64.
+        `reset` or `step` gives them so, else as int64. Where 64 bits are too few, a key is a pair of uint64,
+        ``(high, low)``: `reset` and `step` give it, and `step` and `legal` are given it.
 
         Raises
         ------
@@ -169,7 +214,7 @@ class CompiledSimulator:
             If a number is not allowed.
         ModelError
             If `data` is no NamedTuple of what compiled code can read, a function is not jitted or takes other
-            arguments, a key is no 64-bit whole number, or `legal` is no array.
+            arguments, a key is no whole number of 64 bits and no pair of them, or `legal` is no array.
         ActionMaskError
             If `legal` has another shape than (n_states, n_actions), or holds other things than bools.
         """
@@ -332,9 +377,8 @@ def _overload_is_wrong(simulation, state, reward, n_states):
         return None
 
     def impl(simulation, state, reward, n_states):
-        # Unsigned, what is below 0 is large, also where there are no numbers: all keys are states. A reward
-        # that is NaN is not below anything.
-        return (np.uint64(state) > np.uint64(n_states - 1)) or not (abs(reward) < np.inf)
+        # A reward that is NaN is not below anything.
+        return not is_below(state, n_states) or not (abs(reward) < np.inf)
 
     return impl
 
@@ -348,7 +392,7 @@ def _overload_note(simulation, came, state, action):
         return lambda simulation, came, state, action: None
 
     def impl(simulation, came, state, action):
-        came[0] = state
+        put_name(came, state)
         came[1] = action
 
     return impl

@@ -12,15 +12,19 @@ from numba.core.errors import NumbaError
 from dist_classicrl._jit import jit, jit_for
 from dist_classicrl._random import GAMMA, below, mix, stream_key
 from dist_classicrl._words import why_not_compiled
-from dist_classicrl.environments.keyed import as_key, may_play
+from dist_classicrl.environments.keyed import as_key, may_play, no_key
 from dist_classicrl.environments.simulate import (
+    CAME,
     CompiledSimulator,
     advance,
     begin,
     is_wrong,
     note,
+    state_that_came,
+    tell_wrong,
     with_checks,
 )
+from dist_classicrl.environments.state_keys import held
 from dist_classicrl.errors import EnvError, ModelError, OutsideSpaceError, RewardError
 
 TRIAL_STEPS = 4_096
@@ -97,7 +101,7 @@ def _play_by_keys(
 ) -> bool:
     """Do what `_play` does where states are keys, of which none is wrong."""
     counter = random
-    key = np.int64(0)
+    key = no_key(simulation)
     elapsed = -1
     for _ in range(steps):
         counter += GAMMA
@@ -107,7 +111,7 @@ def _play_by_keys(
                 count += may_play(simulation, key, action)
         if count == 0 or elapsed >= time_limit:
             note(simulation, came, -1, -1)
-            key = np.int64(begin(simulation, memory, mix(counter)))
+            key = held(begin(simulation, memory, mix(counter)))
             elapsed = 0
             continue
         pick = below(mix(counter), count)
@@ -121,11 +125,11 @@ def _play_by_keys(
             simulation, memory, as_key(simulation, key), chosen, mix(counter), n_actions
         )
         if not (abs(reward) < np.inf):
-            came[0], came[1], came[2] = key, chosen, np.int64(next_key)
+            tell_wrong(came, key, chosen, next_key)
             reward_that_came[0] = reward
             return True
         elapsed = -1 if terminated else elapsed + 1
-        key = np.int64(next_key)
+        key = held(next_key)
     return False
 
 
@@ -139,7 +143,7 @@ def try_out(simulator: CompiledSimulator) -> None:
         return
     memory = np.zeros(simulator.memory_size, np.int64)
     limit = simulator.max_episode_steps or TRIAL_STEPS
-    came, reward, fraction = np.full(3, -1), np.zeros(1), np.zeros(1)
+    came, reward, fraction = np.full(CAME, -1), np.zeros(1), np.zeros(1)
     rest = limit, stream_key(0, "trial"), TRIAL_STEPS, came, reward
     if simulator.keys is not None:
         play = jit_for(_play_by_keys, type(tables))
@@ -207,8 +211,9 @@ def _wrong_step(simulator: CompiledSimulator, came: np.ndarray, reward: float) -
 
 
 def _asked(simulator: CompiledSimulator, came: np.ndarray) -> str:
-    state = came[:1] if simulator.keys is None else came[:1].view(simulator.keys)
-    return "reset" if came[1] < 0 else f"step in state {state[0]} with action {came[1]}"
+    if came[1] < 0:
+        return "reset"
+    return f"step in state {state_that_came(came, simulator.keys)} with action {came[1]}"
 
 
 def _states(simulator: CompiledSimulator) -> str:

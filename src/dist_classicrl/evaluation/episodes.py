@@ -13,7 +13,8 @@ from dist_classicrl._random import fresh_seed, stream_key
 from dist_classicrl._words import counted
 from dist_classicrl.checks import WholeNumber
 from dist_classicrl.environments.resolve import Source
-from dist_classicrl.environments.simulate import CompiledSimulator
+from dist_classicrl.environments.simulate import CAME, CompiledSimulator
+from dist_classicrl.environments.state_keys import name_of_kind, words_of
 from dist_classicrl.environments.trial import compiling, run_game
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.evaluation.divided import AskedRows, play_divided
@@ -190,9 +191,15 @@ def _evaluate_keyed(
 
         table_of_rows = _table_of(whole.astype(values.dtype), None)
         return _evaluate_stepped(source.stepped, table_of_rows, episodes, seed, max_steps, rows)
+    if simulator.keys is None or words_of(simulator.keys) != words_of(keyed.keys.dtype):
+        raise SettingsError(
+            f"{source.name} has keys of {name_of_kind(source.keys)} as states, and those of the table are of "
+            f"{name_of_kind(keyed.keys.dtype)}. Evaluate in the environment that was trained in."
+        )
     table = KeyedTable(simulator, Settings(), values.dtype, keyed.keys.size)
     table.load_keys(keyed.keys, values.reshape(-1), np.zeros(values.size, np.int64))
-    return _play(simulator, table.game(), table.arrays, 1, episodes, seed, max_steps)
+    n_words = words_of(simulator.keys)
+    return _play(simulator, table.game(), table.arrays, n_words, episodes, seed, max_steps)
 
 
 def play_table(
@@ -232,7 +239,7 @@ def _play(
     limit = min(simulator.max_episode_steps or max_steps, max_steps)
     memory = np.zeros(simulator.memory_size + own_memory, np.int64)
     key = stream_key(seed, "evaluation")
-    came, cut_off = np.full(3, -1), np.zeros(1, np.int64)
+    came, cut_off = np.full(CAME, -1), np.zeros(1, np.int64)
     arguments = simulation, memory, limit, table, key, returns, lengths, cut_off, came
     with compiling(simulator):
         run_game(simulator, came, returns, play, *arguments)

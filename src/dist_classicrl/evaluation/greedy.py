@@ -6,7 +6,7 @@ import numpy as np
 
 from dist_classicrl._jit import jit
 from dist_classicrl._random import GAMMA, mix
-from dist_classicrl.environments.simulate import advance, begin, is_wrong, note
+from dist_classicrl.environments.simulate import advance, begin, is_wrong, note, tell_wrong
 from dist_classicrl.learning.keyed_game import name_of, row_of
 from dist_classicrl.tables.rows import actions_of, any_greedy_action, greedy_action
 
@@ -41,7 +41,7 @@ def play_greedily(simulation, memory, time_limit, table, key, returns, lengths, 
                 simulation, memory, state, action, mix(counter), n_actions
             )
             if is_wrong(simulation, np.int64(next_state), reward, table.n_states):
-                came[0], came[1], came[2] = name_of(simulation, state), action, np.int64(next_state)
+                tell_wrong(came, name_of(simulation, state), action, next_state)
                 returns[0] = reward
                 return True
             if not terminated:

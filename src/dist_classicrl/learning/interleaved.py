@@ -9,6 +9,8 @@ import numpy as np
 
 from dist_classicrl._jit import jit_for
 from dist_classicrl.environments.resolve import Source
+from dist_classicrl.environments.simulate import CAME
+from dist_classicrl.environments.state_keys import words_of
 from dist_classicrl.environments.trial import run_game, try_out
 from dist_classicrl.learning.compiled import NEVER, infinite_return, stuck_states, stuck_there
 from dist_classicrl.learning.learner import Problem, Stream, Totals
@@ -51,7 +53,6 @@ class InterleavedLearner:
 
     quantum = WALKERS
     mode = "interleaved"
-    _own_memory = 0  # numbers that stand behind what the game keeps in a walker's memory
 
     def __init__(self, problem: Problem) -> None:
         simulator = problem.source.simulator
@@ -102,13 +103,13 @@ class InterleavedLearner:
             states=np.full(WALKERS, -1),
             elapsed=whole[0],
             collected=np.zeros(WALKERS),
-            memory=np.zeros((WALKERS, simulator.memory_size + self._own_memory), np.int64),
+            memory=np.zeros((WALKERS, simulator.memory_size + words_of(simulator.keys)), np.int64),
             actions=whole[1],
             next_states=whole[2],
             rewards=np.zeros(WALKERS),
             terminated=np.zeros(WALKERS, bool),
             time_limit=simulator.max_episode_steps or NEVER,
-            came=np.full(3, -1),
+            came=np.full(CAME, -1),
             made=np.zeros(1, np.int64),
             reward_that_came=np.zeros(1),
         )

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl.environments.resolve import Source
+from dist_classicrl.environments.state_keys import words_of
 from dist_classicrl.errors import RewardError, SettingsError
 from dist_classicrl.learning.interleaved import WALKERS, InterleavedLearner
 from dist_classicrl.learning.keyed_table import KeyedTable
@@ -59,7 +60,6 @@ class KeyedLearner(InterleavedLearner):
     """Learns in a game whose states are keys, otherwise as its base does. See `Learner`."""
 
     mode = "keyed"
-    _own_memory = 1  # the key
 
     def _make_table(self, problem: Problem) -> KeyedTable:
         simulator = problem.source.simulator
@@ -107,8 +107,8 @@ class KeyedLearner(InterleavedLearner):
         super().restore(walker, state)
         crew, _ = self._crews[walker]
         begun = crew.states >= 0
-        here = self.table.keys.view(np.int64)[crew.states[begun]]
-        if (crew.memory[begun, -1] != here).any():
+        here = self.table.keys[crew.states[begun]].view(np.int64).reshape(-1, words_of(self.table.keys.dtype))
+        if (crew.memory[begun, -here.shape[1] :] != here).any():
             raise refused("position", "has other keys than its states", "what belongs together")
 
 

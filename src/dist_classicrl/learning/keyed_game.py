@@ -1,7 +1,8 @@
 """What the loops of walkers see of a game whose states are keys: rows of a table that grows.
 
 A state is its row, as in any other game, and a walker's key stands behind what the game keeps in its memory.
-What a step gives is a key; its slot is asked for, and while that comes the other walkers make their steps.
+What a step gives is a key; its slot is asked for, and while that comes the other walkers make their steps. A
+key of 128 bits is put into that memory at once, and what the step gives to the loop says nothing.
 """
 
 from __future__ import annotations
@@ -11,9 +12,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import types
 
-from dist_classicrl._jit import jit, overloads
+from dist_classicrl._jit import jit, jit_inline, overloads
 from dist_classicrl.environments.keyed import as_key, may_play
 from dist_classicrl.environments.simulate import advance, begin, is_wrong, note, prefetch_outcome
+from dist_classicrl.environments.state_keys import (
+    has_pairs,
+    held,
+    n_states_in,
+    pair_in,
+    put_state_at,
+    put_words,
+    state_at,
+)
 from dist_classicrl.tables.keys import enter, fits, prefetch_slot, row_at, slot_of
 from dist_classicrl.tables.lines import LineArrays, prefetch_values
 
@@ -29,9 +39,9 @@ class KeyedGame(NamedTuple):
     ----------
     data : NamedTuple
         The game's.
-    slots : ndarray(int64)
+    slots : ndarray(int64 or uint64)
         As `dist_classicrl.tables.keys` describes them.
-    keys : ndarray(int64), shape (limit + 1,)
+    keys : ndarray(int64), shape (limit + 1,), or ndarray(uint64), shape (2 * (limit + 1),)
         Of each row.
     known : ndarray(int64), shape (5,)
     table : LineArrays
@@ -48,6 +58,16 @@ def _is_keyed(simulation: Any) -> bool:
     return getattr(simulation, "instance_class", None) is KeyedGame
 
 
+def has_wide_keys(simulation: Any) -> bool:
+    """Return whether a `KeyedGame`, by its numba type, has keys of 128 bits; of other games it is False."""
+    return _is_keyed(simulation) and has_pairs(simulation.types[KeyedGame._fields.index("keys")])
+
+
+@jit_inline
+def _pair_behind(memory):
+    return pair_in(memory, memory.size - 2)
+
+
 # What the loops ask of any game; other games have rows as states, and need nothing.
 
 
@@ -62,7 +82,10 @@ def number_states(simulation, walkers, first, last):
 
 
 def row_of(simulation, memory, state):
-    """Return the row of the state that a step gave, or -1 where there is no room. Jitted code only."""
+    """Return the row of the state that a step gave, or -1 where there is no room. Jitted code only.
+
+    `memory` is that of the walker.
+    """
     raise NotImplementedError("row_of is for jitted code")
 
 
@@ -91,9 +114,23 @@ def name_of(simulation, row):
 
 @overloads(prefetch_next, inline=True)
 def _overload_prefetch_next(simulation, table, state):
+    if has_wide_keys(simulation):
+        return lambda simulation, table, state: None  # `advance` has asked for it
     if _is_keyed(simulation):
         return lambda simulation, table, state: prefetch_slot(simulation.slots, state)
     return lambda simulation, table, state: prefetch_values(table, state)
+
+
+def _key_of(simulation, memory, state):
+    """Return the key that a step gave. Jitted code only."""
+    raise NotImplementedError("_key_of is for jitted code")
+
+
+@overloads(_key_of, inline=True)
+def _overload_key_of(simulation, memory, state):
+    if has_wide_keys(simulation):
+        return lambda simulation, memory, state: _pair_behind(memory)
+    return lambda simulation, memory, state: state
 
 
 @overloads(number_states, inline=True)
@@ -105,7 +142,7 @@ def _overload_number_states(simulation, walkers, first, last):
         for k in range(first, last):
             if walkers.terminated[k]:
                 # Nobody acts there now. Where that is never done, the row behind all others stands for it.
-                at = slot_of(simulation.slots, walkers.next_states[k])
+                at = slot_of(simulation.slots, _key_of(simulation, walkers.memory[k], walkers.next_states[k]))
                 known = row_at(simulation.slots, at)
                 walkers.next_states[k] = known if known >= 0 else simulation.table.n_states - 1
                 continue
@@ -128,7 +165,10 @@ def _overload_row_of(simulation, memory, state):
         memory[memory.size - 1] = state
         return row_for(simulation, state)
 
-    return impl
+    def by_pair(simulation, memory, state):
+        return row_for(simulation, _pair_behind(memory))
+
+    return by_pair if has_wide_keys(simulation) else impl
 
 
 @overloads(row_for, inline=True)
@@ -163,7 +203,7 @@ def _overload_has_room(simulation, walkers):
 @overloads(name_of, inline=True)
 def _overload_name_of(simulation, row):
     if _is_keyed(simulation):
-        return lambda simulation, row: simulation.keys[row]
+        return lambda simulation, row: state_at(simulation.keys, row)
     return lambda simulation, row: row
 
 
@@ -178,14 +218,14 @@ def _overload_new_row(simulation, at, key):
         known = simulation.known
         row = known[ROWS]
         if row == known[LIMIT] and known[LENDS]:
-            simulation.keys[row] = key
+            put_state_at(simulation.keys, row, key)
             _forbid(simulation, row, key)
             return row
         if row == known[LIMIT]:
             known[IS_FULL] = 1
             return np.int64(-1)
         enter(simulation.slots, at, key, row)
-        simulation.keys[row] = key
+        put_state_at(simulation.keys, row, key)
         known[ROWS] = row + 1
         known[STUCK] += _forbid(simulation, row, key)
         return row
@@ -234,7 +274,12 @@ def _overload_begin(simulation, memory, random):
         key = np.int64(begin(simulation.data, memory[:-1], random))
         return row_of(simulation, memory, key)
 
-    return impl
+    def by_pair(simulation, memory, random):
+        key = held(begin(simulation.data, memory[:-2], random))
+        put_words(memory, memory.size - 2, key)
+        return row_for(simulation, key)
+
+    return by_pair if has_wide_keys(simulation) else impl
 
 
 @overloads(advance)
@@ -249,7 +294,15 @@ def _overload_advance(simulation, memory, state, action, random, n_actions):
         )
         return np.int64(key), reward, terminated
 
-    return impl
+    def by_pair(simulation, memory, state, action, random, n_actions):
+        data, before = simulation.data, _pair_behind(memory)
+        given, reward, terminated = advance(data, memory[:-2], before, action, random, n_actions)
+        key = held(given)
+        put_words(memory, memory.size - 2, key)
+        prefetch_slot(simulation.slots, key)
+        return np.int64(0), reward, terminated
+
+    return by_pair if has_wide_keys(simulation) else impl
 
 
 @overloads(is_wrong, inline=True)
@@ -282,10 +335,14 @@ def _overload_prefetch_outcome(simulation, state, action, random, n_actions):
 
 @jit
 def enter_keys(simulation, keys):
-    """Give `keys`, int64, rows in their order; return the first that comes twice, or -1. There is room."""
-    for i in range(keys.size):
-        at = slot_of(simulation.slots, keys[i])
+    """Give `keys`, as `as_words` gives them, rows in their order; return the first that comes twice, or -1.
+
+    There is room.
+    """
+    for i in range(n_states_in(keys)):
+        key = state_at(keys, i)
+        at = slot_of(simulation.slots, key)
         if row_at(simulation.slots, at) >= 0:
             return i
-        _new_row(simulation, at, keys[i])
+        _new_row(simulation, at, key)
     return -1

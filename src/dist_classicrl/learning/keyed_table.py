@@ -9,6 +9,7 @@ import numpy as np
 from dist_classicrl._jit import jit, jit_for
 from dist_classicrl._memory import memory_left, zeros
 from dist_classicrl.environments.keyed import KeyedProcess
+from dist_classicrl.environments.state_keys import as_number, as_words, words_of
 from dist_classicrl.errors import ActionMaskError, SettingsError, StateLimitError
 from dist_classicrl.learning.keyed_game import IS_FULL, LIMIT, ROWS, STUCK, KeyedGame, enter_keys
 from dist_classicrl.learning.rules import table_shape
@@ -22,17 +23,18 @@ from dist_classicrl.tables.shape import TableShape
 
 _SHARE_OF_MEMORY = 0.8
 _FEWEST = 1 << 16
-_SLOT_BYTES = 46  # two numbers a slot, of which 35 % are taken after slots were doubled
+_SLOT_BYTES = 46  # of a word of the key: two numbers a slot, of which 35 % are taken after slots were doubled
 _MOST_ROWS = 1 << 40  # whatever the memory
 
 
-def state_bytes(n_actions: int, dtype: np.dtype, n_tables: int = 1) -> int:
+def state_bytes(n_actions: int, dtype: np.dtype, n_tables: int = 1, key_words: int = 1) -> int:
     """Return what a state takes while it is learned: its row, slot and key, and the agent's copy twice.
 
-    That is the agent's own, which is brought up to date now and then, and the one of a checkpoint.
+    A key has so many words. That copy is the agent's own, which is brought up to date now and then, and the
+    one of a checkpoint.
     """
     row = row_bytes(n_actions, dtype) + 2 * n_actions * (dtype.itemsize + 8)
-    return n_tables * row + _SLOT_BYTES + 2 * 8 + 4 * (n_actions + 1) + n_actions
+    return n_tables * row + key_words * (_SLOT_BYTES + 2 * 8) + 4 * (n_actions + 1) + n_actions
 
 
 @jit
@@ -109,8 +111,8 @@ class KeyedTable(LineTable):
             self.arrays = self.arrays._replace(legal=legal)
         self._simulator = simulator
         self._key_type: Any = simulator.keys
-        self._slots = empty_slots(0)
-        self._keys = zeros(shape.n_states, np.int64, True)
+        self._slots = empty_slots(0, self._key_type)
+        self._keys = as_words(zeros(shape.n_states, self._key_type, True))
         self._known = np.array([0, most, 0, 0, lends])
 
     @property
@@ -121,7 +123,7 @@ class KeyedTable(LineTable):
     @property
     def keys(self) -> np.ndarray:
         """Their keys, in the order of their rows: a view."""
-        return self._keys[: self.n_known].view(self._key_type)
+        return self._keys.view(self._key_type)[: self.n_known]
 
     def game(self) -> KeyedGame:
         """Return the game with this table, as the kernels see it: until there is more room."""
@@ -136,8 +138,8 @@ class KeyedTable(LineTable):
         wanted = self.n_known + more
         if not fits(self._slots, wanted):
             self._slots = self._slots[:0].copy()  # what is there is given back first
-            self._slots = empty_slots(wanted)
-            enter_all(self._slots, self._keys[: self.n_known])
+            self._slots = empty_slots(wanted, self._key_type)
+            enter_all(self._slots, as_words(self.keys))
 
     def check_room(self) -> None:
         """Raise StateLimitError if a state has come for which there may be no row."""
@@ -161,8 +163,9 @@ class KeyedTable(LineTable):
         stuck = self.keys[stuck][(self.of_states(stuck) != -np.inf).any(axis=(0, 2))]
         if stuck.size:
             raise ActionMaskError(
-                f"{self._simulator.name} came to the state {stuck[0]}, where its function legal forbids "
-                "every action. Allow one there, or let the step that leads there terminate the episode."
+                f"{self._simulator.name} came to the state {as_number(stuck[0])}, where its function legal "
+                "forbids every action. Allow one there, or let the step that leads there terminate the "
+                "episode."
             )
 
     def load_keys(self, keys: np.ndarray, values: np.ndarray, counts: np.ndarray) -> None:
@@ -171,9 +174,9 @@ class KeyedTable(LineTable):
             raise self.full()
         self.make_room(keys.size)
         enter = jit_for(enter_keys, type(self._simulator.tables))
-        twice = enter(self.game(), keys.view(np.int64))
+        twice = enter(self.game(), as_words(keys))
         if twice >= 0:
-            raise SettingsError(f"The key {keys[twice]} is there twice: each state has one row.")
+            raise SettingsError(f"The key {as_number(keys[twice])} is there twice: each state has one row.")
         for here, there in self._parts(keys.size):
             part = self.values[here]
             np.copyto(part, values.reshape(-1, self.shape.n_actions)[there], where=part > -np.inf)
@@ -194,7 +197,7 @@ class KeyedTable(LineTable):
             if lost >= 0:
                 place = "A number that the learning rule shares"
                 if lost < self.shape.n_tables * self.shape.n_states:
-                    place = f"A value of the state {self.keys[lost % self.shape.n_states]}"
+                    place = f"A value of the state {as_number(self.keys[lost % self.shape.n_states])}"
                 raise diverged(f"{place} is not finite", self.values.dtype)
 
     def settle(self, values: np.ndarray, counts: np.ndarray) -> None:
@@ -211,7 +214,7 @@ def _limit(
     """Return how many states there may be, and why."""
     asked = settings.max_states
     n_tables = table_shape(settings.algorithm, 1, simulator.n_actions).n_tables
-    size = state_bytes(simulator.n_actions, dtype, n_tables)
+    size = state_bytes(simulator.n_actions, dtype, n_tables, words_of(simulator.keys))
     left = memory_left()
     most = _MOST_ROWS if left is None else max(int(left * _SHARE_OF_MEMORY) // (size * owners), _FEWEST)
     if asked is not None and asked <= most:

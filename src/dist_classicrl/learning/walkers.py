@@ -12,7 +12,7 @@ import numpy as np
 
 from dist_classicrl._jit import jit, jit_inline, overloads
 from dist_classicrl._random import GAMMA, mix
-from dist_classicrl.environments.simulate import advance, begin, is_wrong, note, prefetch_outcome
+from dist_classicrl.environments.simulate import advance, begin, is_wrong, note, prefetch_outcome, tell_wrong
 from dist_classicrl.learning.behavior import choose
 from dist_classicrl.learning.keyed_game import has_room, name_of, number_states, prefetch_next
 from dist_classicrl.learning.loops import STEP_STRIDE, TWICE_GAMMA, on_line
@@ -33,7 +33,7 @@ class Walkers(NamedTuple):
     rewards: np.ndarray  # float64
     terminated: np.ndarray  # bool
     time_limit: int  # steps after which an episode is truncated
-    came: np.ndarray  # int64, shape (3,): what was wrong, see `note`
+    came: np.ndarray  # int64: what was wrong, see `note`
     made: np.ndarray  # int64, shape (1,): steps that the last call has made
     reward_that_came: np.ndarray  # float64, shape (1,)
 
@@ -104,12 +104,7 @@ def walk(rule, simulation, walkers, context, stretch, totals):
                 simulation, memory[k], states[k], walkers.actions[k], random, n_actions
             )
             if is_wrong(simulation, np.int64(next_state), reward, table.n_states):
-                came = walkers.came
-                came[0], came[1], came[2] = (
-                    name_of(simulation, states[k]),
-                    walkers.actions[k],
-                    np.int64(next_state),
-                )
+                tell_wrong(walkers.came, name_of(simulation, states[k]), walkers.actions[k], next_state)
                 walkers.reward_that_came[0] = reward
                 states[:] = -1
                 return True

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dist_classicrl.environments.resolve import Source
+from dist_classicrl.environments.state_keys import name_of_kind, words_of
 from dist_classicrl.errors import EnvError, EnvMismatchError, SettingsError
 from dist_classicrl.model.keyed import KeyedRows
 
@@ -81,6 +82,17 @@ def _make_room_for_keys(state: AgentState, source: Source) -> None:
             f"{source.name} has keys as states and {source.n_actions} actions, and the table is for "
             f"{here} and {n_actions} actions. Leave action_size out, and make another agent for this one."
         )
+    _check_kind(state.keyed, source)
+
+
+def _check_kind(keyed: KeyedRows, source: Source) -> None:
+    """Raise EnvError if the states of an environment are keys of another length than those of the table."""
+    here, there = keyed.keys.dtype, source.keys
+    if there is not None and words_of(here) != words_of(there):
+        raise EnvError(
+            f"{source.name} has keys of {name_of_kind(there)} as states, and those of the table are of "
+            f"{name_of_kind(here)}. Make another agent for it."
+        )
 
 
 def _make_room_for_numbers(state: AgentState, n_states: int, n_actions: int) -> None:
@@ -128,6 +140,8 @@ def check_made_for(state: AgentState, env: Any) -> None:
             f"Of the table and {source.name} one has keys as states, and the other numbers. Name the "
             "environment that was trained in."
         )
+    if state.keyed is not None:
+        _check_kind(state.keyed, source)
     last = (states, actions) if known is None else (known.n_states, known.n_actions)
     is_last = state.keyed is None and (source.n_states, source.n_actions) == last  # of a curriculum
     other_states = settings.state_size is None and state.keyed is None and states != source.n_states

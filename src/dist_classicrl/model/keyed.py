@@ -10,6 +10,17 @@ import numpy as np
 
 from dist_classicrl.checks import as_array
 from dist_classicrl.environments.keyed import legal_actions
+from dist_classicrl.environments.state_keys import (
+    as_number,
+    as_numbers,
+    as_stored,
+    as_words,
+    bounds_of,
+    from_numbers,
+    from_stored,
+    is_wide,
+    name_of_kind,
+)
 from dist_classicrl.errors import OutsideSpaceError, SettingsError
 from dist_classicrl.model.lookup import Lookup, tried
 from dist_classicrl.tables.keys import find_rows, slots_of
@@ -24,7 +35,7 @@ _BATCHES = (np.ndarray, list)
 
 @dataclass(frozen=True, eq=False)
 class KeyIndex:
-    """The keys of the states in a table, int64 or uint64, in the order of its rows.
+    """The keys of the states in a table, int64, uint64 or `WIDE`, in the order of its rows.
 
     It stands where other environments have a `SpaceIndex` between observations and states: a key is an
     observation, or the number that `packing` gives it, and its row the state. One that is not known has the
@@ -54,12 +65,12 @@ class KeyIndex:
     def space(self) -> str:
         """What keys are."""
         packed = "" if self.packing is None else f", each an observation of {self.packing.space}"
-        return f"the {self.n:,} keys of {self.keys.dtype} that were met{packed}"
+        return f"the {self.n:,} keys of {name_of_kind(self.keys.dtype)} that were met{packed}"
 
     def rows(self, keys: np.ndarray) -> np.ndarray:
         """Return the row of each key, -1 where it has none."""
         rows = np.empty(keys.size, np.int64)
-        find_rows(self.slots, keys.view(np.int64), rows)
+        find_rows(self.slots, as_words(keys), rows)
         return rows
 
     def checked(self, given: Any) -> tuple[np.ndarray, bool]:
@@ -70,6 +81,8 @@ class KeyIndex:
         """
         if self.packing is not None:
             return self.packing.encode_any(given)
+        if is_wide(self.keys.dtype):
+            return self._checked_wide(given)
         array = as_array(given)
         if array.ndim == 1 and array.size == 0 and isinstance(given, _BATCHES):
             array = array.astype(self.keys.dtype)
@@ -88,6 +101,30 @@ class KeyIndex:
             f"{given!r}. A list or an array of keys is a batch."
         )
 
+    def _checked_wide(self, given: Any) -> tuple[np.ndarray, bool]:
+        """Do what `checked` does with keys of 128 bits: whole numbers, or pairs of them as uint64."""
+        smallest, largest = bounds_of(self.keys.dtype)
+        if isinstance(given, np.ndarray) and given.dtype == np.uint64 and given.ndim in (1, 2):
+            if given.shape[-1] == 2:
+                return from_stored(given.reshape(-1, 2)), given.ndim == 2
+        # Other arrays of numbers are no batches: two of uint64 were a key.
+        is_batch = isinstance(given, list) or (
+            isinstance(given, np.ndarray) and given.dtype == object and given.ndim == 1
+        )
+        numbers = list(given) if is_batch else [given]
+        if all(
+            isinstance(each, (int, np.integer))
+            and not isinstance(each, bool)
+            and smallest <= int(each) <= largest
+            for each in numbers
+        ):
+            return from_numbers(numbers, self.keys.dtype), is_batch
+        raise OutsideSpaceError(
+            f"observation must be the key of a state, a whole number from {smallest} to {largest}, or its "
+            f"two halves, uint64 of shape (2,), got {given!r}. A list of keys, or an array of halves of the "
+            "shape (keys, 2), is a batch."
+        )
+
     def encode(self, value: Any) -> int:
         """Return the row of a key; OutsideSpaceError where it has none."""
         keys, is_batch = self.checked(value)
@@ -104,7 +141,7 @@ class KeyIndex:
 
     def decode(self, row: int) -> Any:
         """Return the key of a row, or the observation that was packed."""
-        key = int(self.keys[row])
+        key = as_number(self.keys[row])
         return key if self.packing is None else self.packing.decode(key)
 
 
@@ -175,8 +212,8 @@ class KeyedRows:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """See `KeyedStates`."""
-        legal = self._holder.legal
-        return {"keys": self.keys} if legal is None else {"keys": self.keys, "legal": legal}
+        legal, keys = self._holder.legal, as_stored(self.keys)
+        return {"keys": keys} if legal is None else {"keys": keys, "legal": legal}
 
     def put(self, keys: np.ndarray, legal: np.ndarray | None, values: np.ndarray, counts: np.ndarray) -> None:
         """Let the table be another one."""
@@ -241,7 +278,10 @@ class KeyedLookup(Lookup):
         states, is_batch = self._states(observation)
         unknown = np.flatnonzero(states == self.n_states - 1)
         if unknown.size:
+            index: Any = self.observations
             given = observation[unknown[0]] if is_batch else observation
+            if is_wide(index.keys.dtype):
+                given = as_number(index.checked(observation)[0][unknown[0]])
             raise SettingsError(
                 f"The state {given} was never met, and which actions are legal there the game alone can "
                 "tell, which is not known here. Write load_model(path, env=...), with the game that was "
@@ -270,8 +310,8 @@ class KeyedValues(Mapping[int, np.ndarray]):
 
     Attributes
     ----------
-    states : ndarray(int64 or uint64), shape (states,)
-        All keys.
+    states : ndarray(int64 or uint64), shape (states,), or ndarray(uint64), shape (states, 2)
+        All keys; those of 128 bits as the high half and the low one.
     array : ndarray, shape (states, actions)
         All rows.
     """
@@ -280,7 +320,7 @@ class KeyedValues(Mapping[int, np.ndarray]):
         self._index = index
         self.array = array.view()
         self.array.flags.writeable = False
-        self.states = index.keys.view()
+        self.states = as_stored(index.keys).view()
         self.states.flags.writeable = False
 
     @property
@@ -299,7 +339,7 @@ class KeyedValues(Mapping[int, np.ndarray]):
 
     def __iter__(self) -> Iterator[int]:
         for first in range(0, len(self), 1 << 16):
-            yield from self.states[first : first + (1 << 16)].tolist()
+            yield from as_numbers(self._index.keys[first : first + (1 << 16)])
 
     def __repr__(self) -> str:
         states, actions = self.shape
@@ -308,10 +348,11 @@ class KeyedValues(Mapping[int, np.ndarray]):
 
 def keys_fault(keys: np.ndarray, n_rows: int) -> str | None:
     """Return what is wrong with the keys of a table that was saved, or None."""
-    if keys.dtype not in (np.dtype(np.int64), np.dtype(np.uint64)) or keys.shape != (n_rows,):
+    shapes: dict[Any, Any] = {np.dtype(np.int64): [(n_rows,)], np.dtype(np.uint64): [(n_rows,), (n_rows, 2)]}
+    if keys.shape not in shapes.get(keys.dtype, []):
         return f"its keys are {keys.dtype} of shape {keys.shape}, and its table has {n_rows} states"
     try:
-        slots_of(np.ascontiguousarray(keys))
+        slots_of(from_stored(np.ascontiguousarray(keys)))
     except ValueError as error:
         return str(error)
     return None

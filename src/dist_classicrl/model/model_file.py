@@ -17,6 +17,7 @@ from dist_classicrl._files import open_regular, whole_file
 from dist_classicrl._version import __version__
 from dist_classicrl.checks import is_whole
 from dist_classicrl.environments.identity import Identity
+from dist_classicrl.environments.state_keys import as_stored, from_stored
 from dist_classicrl.environments.stepped import space_data
 from dist_classicrl.environments.stepped.spaces import SpaceIndex
 from dist_classicrl.errors import ModelFileError
@@ -54,12 +55,12 @@ class SavedModel:
     #: Between the environment's own values and the integers; None where they are integers from 0 on.
     observation_index: SpaceIndex | None = None
     action_index: SpaceIndex | None = None
-    keys: np.ndarray | None = None  # int64 or uint64, (states,): of the states, where they are such
+    keys: np.ndarray | None = None  # (states,), of a type of `state_keys`: of the states, where they are such
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return all arrays by name."""
         arrays = {"q_table": self.q_table, "visits": self.visits, **self.others}
-        others = {"legal": self.legal, "keys": self.keys}
+        others = {"legal": self.legal, "keys": None if self.keys is None else as_stored(self.keys)}
         return arrays | {name: array for name, array in others.items() if array is not None}
 
 
@@ -218,9 +219,8 @@ def model_of(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Save
         is_packed = what == "observation" and "keys" in arrays
         if index is not None and index.n > allowed and not is_packed:
             raise ValueError(f"its {what} space has {index.n:,} values, and its table {allowed:,}")
-    return SavedModel(
-        settings, q_table, visits, steps, actions, legal, others, environment, *indices, arrays.get("keys")
-    )
+    keys = from_stored(arrays["keys"]) if "keys" in arrays else None
+    return SavedModel(settings, q_table, visits, steps, actions, legal, others, environment, *indices, keys)
 
 
 def arrays_fault(arrays: Mapping[str, np.ndarray]) -> str | None:

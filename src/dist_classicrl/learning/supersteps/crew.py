@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dist_classicrl._memory import zeros
+from dist_classicrl.environments.simulate import CAME
+from dist_classicrl.environments.state_keys import as_words
 from dist_classicrl.learning.learner import check_sums
 from dist_classicrl.learning.state import State
 from dist_classicrl.learning.supersteps import sums
@@ -16,7 +18,7 @@ from dist_classicrl.learning.supersteps.letters import Post, new_post
 from dist_classicrl.learning.supersteps.partition import STATE_SHIFT
 
 # Words of a record: who and how far; where, by which action, and what is asked; the reward; the return.
-# A state that is a key is the last word of all, see `put_state`.
+# A state that is a key is the last word of all, or the last two, see `put_state`.
 WHO, REWARD, COLLECTED, MEMORY = 0, 2, 3, 4
 ELAPSED_BITS, ACTION_BITS = 40, STATE_SHIFT - 2
 MOST_ELAPSED = (1 << ELAPSED_BITS) - 1
@@ -52,17 +54,17 @@ class Crew(NamedTuple):
     n_out: np.ndarray  # int64, shape (ranks,): how many there are
     sizes: np.ndarray  # int64, shape (4,)
     rank: int
-    n_states: int  # of all ranks; 0: states are keys, of which there are 2**64
+    n_states: int  # of all ranks; 0: states are keys, of which any can be
     time_limit: int  # steps after which an episode is truncated
     memory_size: int  # of a game's hidden state
-    came: np.ndarray  # int64, shape (3,): what was wrong, see `note`
+    came: np.ndarray  # int64: what was wrong, see `note`
     reward_that_came: np.ndarray  # float64, shape (1,)
     ends: np.ndarray  # int64, shape (2,): episodes that ended, and their steps
     returns: np.ndarray  # their returns, and the absolute errors before updates: see `add_exactly`
     errors: np.ndarray
     infinite: np.ndarray  # float64, shape (1,): a return that is no finite number, or 0
     order: np.ndarray  # of a block, as what follows: first those whose target is to be had here
-    next_states: np.ndarray
+    next_states: np.ndarray  # or uint64, two words each, where states are pairs
     next_rows: np.ndarray
     owners: np.ndarray
     rewards: np.ndarray
@@ -85,13 +87,14 @@ def new_crew(
     ranks: int,
     written: tuple[np.ndarray, np.ndarray] | None,
     copies: Copies,
+    keys: np.dtype | None = None,
 ) -> Crew:
     """Return the arrays of `rank` of so many, where nobody has begun.
 
     A record has so many `words`, of which a game's hidden state takes `memory_size`, and what is `remembered`
     of a walker so many whole numbers and real ones; a reply or letter has `width` numbers; so many steps may
     wait. `written` is where records for others are written, and where each rank's begin; None: in new arrays.
-    Of `copies` there may be none.
+    Of `copies` there may be none. `keys` is their type where states are such.
     """
     # A reply to who lets steps wait is never read.
     n, of_targets = walkers, width if waits is None else 1
@@ -120,14 +123,14 @@ def new_crew(
         n_states=n_states,
         time_limit=time_limit,
         memory_size=memory_size,
-        came=np.full(3, -1),
+        came=np.full(CAME, -1),
         reward_that_came=np.zeros(1),
         ends=np.zeros(2, np.int64),
         returns=np.zeros(sums.PARTS, np.int64),
         errors=np.zeros(sums.PARTS, np.int64),
         infinite=np.zeros(1),
         order=np.zeros(BLOCK, np.int64),
-        next_states=np.zeros(BLOCK, np.int64),
+        next_states=as_words(np.zeros(BLOCK, np.int64 if keys is None else keys)),
         next_rows=np.zeros(BLOCK, np.int64),
         owners=np.zeros(BLOCK, np.int64),
         rewards=np.zeros(BLOCK),

@@ -17,6 +17,7 @@ from dist_classicrl._jit import jit, jit_inline, natural, overloads
 from dist_classicrl._random import mix
 from dist_classicrl.environments.keyed import as_key
 from dist_classicrl.environments.simulate import prefetch_outcome
+from dist_classicrl.environments.state_keys import is_below, numbered, put_state_at, state_at
 from dist_classicrl.learning.behavior import choose
 from dist_classicrl.learning.loops import TWICE_GAMMA, on_line
 from dist_classicrl.learning.rules.kernel import Transition
@@ -206,7 +207,7 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
             epsilon = on_line(stretch.epsilon, done + identity)
             action = choose(context.behavior, rule, context, crew.rows[k], epsilon, random)
             crew.actions[k] = action
-            crew.pairs[k] = state * n_actions + action
+            crew.pairs[k] = numbered(state) * n_actions + action
             record, elapsed = records[identity], records[identity, WHO] & MOST_ELAPSED
             now = moment(stretch, done + identity, random)
             if not act(
@@ -233,7 +234,8 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
             record, state = records[identity], state_in(partition, records, identity)
             if not simulate(simulation, crew, j, record, state, action, crew.draws[1, j], n_actions):
                 return WRONG_GAME
-            owner = crew.rank if crew.terminated[j] else goes_to(partition, crew, crew.next_states[j])
+            reached = state_at(crew.next_states, j)
+            owner = crew.rank if crew.terminated[j] else goes_to(partition, crew, reached)
             crew.owners[j] = owner
             # No branch, which nobody could foresee: from both ends.
             crew.order[natural(n_here)] = crew.order[natural(BLOCK - 1 - j + n_here)] = j
@@ -243,7 +245,7 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
             # What no rule asks for where an episode has come to its end is the same on all ranks.
             row = crew.rows[natural(first + j)]
             if not crew.terminated[j]:
-                row = row_ahead(partition, crew, table, crew.next_states[j])
+                row = row_ahead(partition, crew, table, state_at(crew.next_states, j))
             crew.next_rows[j] = row
         find_rows(partition, table, crew.next_states, crew.next_rows, crew.order, n_here)
         for i in range(last - first):
@@ -253,7 +255,7 @@ def depart(rule, simulation, partition, crew, context, asking, stretch, done, si
             record, real = records[identity], reals[identity]
             elapsed = record[WHO] & MOST_ELAPSED
             at = counter_at(stretch, done, identity)
-            action, next_state = crew.actions[k], crew.next_states[j]
+            action, next_state = crew.actions[k], state_at(crew.next_states, j)
             reward, terminated, owner = crew.rewards[j], crew.terminated[j], crew.owners[j]
             elapsed = min(elapsed + 1, MOST_ELAPSED)
             collected = real[COLLECTED] + reward
@@ -325,14 +327,14 @@ def answer(rule, partition, crew, asking, stretch, done, inbox, inbox_reals, sta
             last = min(first + BLOCK, starts[rank] + counts[rank])
             for i in range(first, last):
                 state, identity = state_in(partition, inbox, i), inbox[i, WHO] >> ELAPSED_BITS
-                is_state = np.uint64(state) <= np.uint64(crew.n_states - 1)
+                is_state = is_below(state, crew.n_states)
                 is_state = is_state and goes_to(partition, crew, state) == crew.rank
                 is_action = (inbox[i, WHERE] >> 2) & ACTION_MASK < table.n_actions
                 if not (is_state and is_action and 0 <= identity < crew.rows.size):
                     return WRONG_RECORD
                 j = i - first
                 crew.order[j] = j
-                crew.next_states[j] = state
+                put_state_at(crew.next_states, j, state)
                 crew.next_rows[j] = row_ahead(partition, crew, table, state)
             find_rows(partition, table, crew.next_states, crew.next_rows, crew.order, last - first)
             for i in range(first, last):
@@ -429,13 +431,13 @@ def read_letters(partition, crew, context, stretch, done, size, inbox, starts, c
         return WRONG_RECORD
     for i in range(n):
         state, where = state_in(partition, mail, i), mail[i, WHERE]
-        row, target = row_of(partition, state), reals[i, TARGET]
+        row, target, first = row_of(partition, state), reals[i, TARGET], numbered(state) * n_actions
         now = moment(stretch, done + (mail[i, WHO] >> NUMBER_BITS), np.uint64(0))
         if where & 3 == WHOLE_STATE:
-            move_state(context, now, row, target, state * n_actions, crew.errors)
+            move_state(context, now, row, target, first, crew.errors)
         else:
             action = (where >> 2) & ACTION_MASK
-            move_entry(context, now, row, action, target, np.uint64(state * n_actions + action), crew.errors)
+            move_entry(context, now, row, action, target, np.uint64(first + action), crew.errors)
     return FINE
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from dist_classicrl._jit import jit_for
 from dist_classicrl.environments.keyed import KeyedProcess
+from dist_classicrl.environments.state_keys import as_number, as_words, ascending, is_wide, order_of, words_of
 from dist_classicrl.errors import SettingsError, StateLimitError
 from dist_classicrl.learning.keyed_table import KeyedTable
 from dist_classicrl.learning.loops import Stretch
@@ -49,7 +50,7 @@ class KeyedShare(Share):
         self.most: int | None = settings.max_states
         keys = self._game.keys
         self._owners = owned_by(partition, 0, self._rank, self.ranks, self._is_alone, keys=keys).arrays
-        self._wrong = np.zeros(2, np.int64)
+        self._wrong = np.zeros(3, np.int64)
         self._is_over = False
         # What a superstep adds beyond the limit has room, too, wherever it comes.
         spare = 2 * NEW_PER_STEP * self.walkers
@@ -115,13 +116,14 @@ class KeyedShare(Share):
         self.table.check_acted()
         if self._is_alone and self.note_known(self.n_known):
             raise self.full()
-        is_wrong, key = self._wrong.tolist()
-        if is_wrong:
-            shown, ranks = np.array([key]).view(self.table.keys.dtype)[0], self._written.ranks
-            owner = self._written.partition(shown)
+        if self._wrong[0]:
+            kind: Any = self._game.keys
+            ranks = self._written.ranks
+            key = self._wrong[1 : 1 + words_of(kind)].view(kind)[0]
+            owner = self._written.partition((key["high"], key["low"]) if is_wide(kind) else key)
             raise SettingsError(
-                f"partition gives the key {shown} to {owner}, which is no rank: with {ranks} of them it "
-                f"must return whole numbers from 0 to {ranks - 1}, for each key."
+                f"partition gives the key {as_number(key)} to {owner}, which is no rank: with {ranks} of "
+                f"them it must return whole numbers from 0 to {ranks - 1}, for each key."
             )
 
     # What was learned
@@ -134,7 +136,7 @@ class KeyedShare(Share):
     def load(self, values: np.ndarray, counts: np.ndarray, keys: np.ndarray | None = None) -> None:
         """Start from a whole table: `values` and visit `counts`, flat, of the states of `keys`."""
         assert keys is not None  # states are keys
-        own = self._is_own(keys.view(np.int64))
+        own = self._is_own(keys)
         tables = TableShape(keys.size, self._whole.n_actions, self.n_tables)
         values, counts = (
             tables.tables(array.reshape(-1, tables.n_actions))[:, own] for array in (values, counts)
@@ -151,13 +153,14 @@ class KeyedShare(Share):
     # Walkers
 
     def _states_in(self, walkers: np.ndarray) -> np.ndarray:
-        states: np.ndarray = walkers[:, -1]
+        kind: Any = self._game.keys
+        states: np.ndarray = np.ascontiguousarray(walkers[:, -words_of(kind) :]).view(kind).reshape(-1)
         return states
 
     def _is_own(self, states: np.ndarray) -> np.ndarray:
         is_own = np.empty(states.size, bool)
         find = jit_for(find_own, type(self._game.tables), self._kind_of_partition)
-        find(self._partition, np.ascontiguousarray(states), self._rank, is_own)
+        find(self._partition, as_words(np.ascontiguousarray(states)), self._rank, is_own)
         return is_own
 
 
@@ -173,14 +176,14 @@ class InKeyOrder:
     @property
     def keys(self) -> np.ndarray:
         """All that are known, ascending."""
-        return np.sort(self._table.keys)
+        return ascending(self._table.keys)
 
     def settle(self, values: np.ndarray, counts: np.ndarray) -> None:
         """Write all that is known to `values` and `counts`, flat; DivergenceError if they cannot be."""
         table = self._table
         table.check_finite()
         table.settle(values, counts)
-        order = np.argsort(table.keys)
+        order = order_of(table.keys)
         for array in (values, counts):
             rows = array.reshape(table.shape.n_tables, -1, table.shape.n_actions)
             rows[:] = rows[:, order]
@@ -191,7 +194,7 @@ def in_key_order(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the keys of all shares, ascending, with values and counts: `parts` are theirs."""
     keys = np.concatenate([part[0] for part in parts])
-    order = np.argsort(keys, kind="stable")
+    order = order_of(keys, is_in_runs=True)
     arrays = [
         np.concatenate([part[i].reshape(n_tables, -1, n_actions) for part in parts], axis=1)[:, order].ravel()
         for i in (1, 2)

@@ -18,11 +18,20 @@ import numpy as np
 
 from dist_classicrl._jit import jit, jit_inline, overloads
 from dist_classicrl._memory import zeros
+from dist_classicrl.environments.state_keys import is_below
 from dist_classicrl.learning.rules.kernel import Learned, Transition, learn, on_action, rule_of_type
-from dist_classicrl.learning.supersteps.partition import STATE_SHIFT, WHERE, owner_of, put_state, state_in
+from dist_classicrl.learning.supersteps.partition import (
+    STATE_SHIFT,
+    WHERE,
+    owner_of,
+    put_state,
+    put_waiting,
+    state_in,
+    waiting_state,
+)
 
 # Words of a letter: the walker's identity, and which of its letters it is; the action, and the state as in
-# any record, see `put_state`; the target. A state that is a key is the last word of all.
+# any record, see `put_state`; the target. A state that is a key is the last word of all, or the last two.
 WHO, TARGET = 0, 2
 LETTER_WORDS = 3
 NUMBER_BITS = 40
@@ -106,7 +115,7 @@ def _write(partition, post, asking, record, identity, number):
         if not (0 <= place < post.waits and 0 <= action <= table.n_actions and at < post.owners.size):
             return False
         low = WHOLE_STATE if action == table.n_actions else action << 2
-        state = record[post.places + place]
+        state = waiting_state(partition, record[post.places :], place)
         post.letters[at, WHO] = (identity << NUMBER_BITS) | (number + i)
         put_state(partition, post.letters, at, state, low)
         post.reals[at, TARGET] = table.targets[i]
@@ -144,7 +153,7 @@ def _act(rule, partition, post, asking, now, identity, row, action, state, elaps
     keep(asking, post.remembered, record, reals)
     is_fine = _write(partition, post, asking, record, identity, 0)
     # Only now: the place may be that of the step which waited no longer.
-    record[post.places + elapsed % post.waits] = state
+    put_waiting(partition, record[post.places :], elapsed % post.waits, state)
     return is_fine
 
 
@@ -169,7 +178,7 @@ def learn_as_letters(rule, partition, post, asking, now, identity, elapsed, step
 def _can_be(partition, crew, letters, i, size, n_actions):
     """Return whether a letter is of a walker that moves, and to this rank."""
     state, identity = state_in(partition, letters, i), letters[i, WHO] >> NUMBER_BITS
-    is_state = np.uint64(state) <= np.uint64(crew.n_states - 1)
+    is_state = is_below(state, crew.n_states)
     is_action = (letters[i, WHERE] >> 2) & ((1 << (STATE_SHIFT - 2)) - 1) < n_actions
     return is_state and is_action and 0 <= identity < size and owner_of(partition, state) == crew.rank
 

@@ -7,7 +7,8 @@ import numpy as np
 from dist_classicrl._jit import jit_inline, natural
 from dist_classicrl._random import GAMMA, mix
 from dist_classicrl.environments.keyed import as_key
-from dist_classicrl.environments.simulate import advance, begin, is_wrong, note
+from dist_classicrl.environments.simulate import advance, begin, is_wrong, note, tell_wrong
+from dist_classicrl.environments.state_keys import held, put_state_at
 from dist_classicrl.learning.loops import STEP_STRIDE, on_line
 from dist_classicrl.learning.rules.kernel import Learned, Now, learn, step_size
 from dist_classicrl.learning.supersteps.crew import MEMORY
@@ -66,11 +67,10 @@ def moment(stretch, number, random):
 @jit_inline
 def begin_episode(simulation, crew, record, random):
     """Begin an episode in the memory of `record`; return its state, and whether it is one."""
-    came = crew.came
-    note(simulation, came, -1, -1)
-    state = np.int64(begin(simulation, record[MEMORY : MEMORY + crew.memory_size], random))
+    note(simulation, crew.came, -1, -1)
+    state = held(begin(simulation, record[MEMORY : MEMORY + crew.memory_size], random))
     if is_wrong(simulation, state, 0.0, crew.n_states):
-        came[0], came[1], came[2] = -1, -1, state
+        tell_wrong(crew.came, -1, -1, state)
         crew.reward_that_came[0] = 0.0
         return state, False
     return state, True
@@ -81,14 +81,16 @@ def simulate(simulation, crew, j, record, state, action, random, n_actions):
     """Make the step of a walker, the `j`-th of its block; return whether what came of it can be."""
     note(simulation, crew.came, state, action)
     memory = record[MEMORY : MEMORY + crew.memory_size]
-    next_state, reward, terminated = advance(
+    given, reward, terminated = advance(
         simulation, memory, as_key(simulation, state), action, random, n_actions
     )
-    if is_wrong(simulation, np.int64(next_state), reward, crew.n_states):
-        crew.came[0], crew.came[1], crew.came[2] = state, action, np.int64(next_state)
+    next_state = held(given)
+    if is_wrong(simulation, next_state, reward, crew.n_states):
+        tell_wrong(crew.came, state, action, next_state)
         crew.reward_that_came[0] = reward
         return False
-    crew.next_states[j], crew.rewards[j], crew.terminated[j] = np.int64(next_state), reward, terminated
+    put_state_at(crew.next_states, j, next_state)
+    crew.rewards[j], crew.terminated[j] = reward, terminated
     return True
 
 

@@ -31,8 +31,16 @@ from dist_classicrl._jit.identity import identity_of
 from dist_classicrl._random import SHIFT_32, mix, stream_key
 from dist_classicrl._words import why_not_compiled
 from dist_classicrl.environments.keyed import as_key
+from dist_classicrl.environments.state_keys import (
+    PAIR,
+    folded,
+    is_wide,
+    pair_in,
+    put_words,
+    state_at,
+)
 from dist_classicrl.errors import SettingsError
-from dist_classicrl.learning.keyed_game import ROWS, KeyedGame, has_rows, row_for
+from dist_classicrl.learning.keyed_game import ROWS, KeyedGame, has_rows, has_wide_keys, row_for
 from dist_classicrl.learning.supersteps.numbering import number_of, numbering, set_numbers
 from dist_classicrl.tables.keys import prefetch_slot
 from dist_classicrl.tables.lines import first_infinite, prefetch_values
@@ -63,7 +71,7 @@ class ByKey(NamedTuple):
     ranks: int
     game: KeyedGame
     most: int  # states beyond which a superstep is the last
-    wrong: np.ndarray  # int64, shape (2,): whether `owners` gave a key to no rank, and which key
+    wrong: np.ndarray  # int64, shape (3,): whether `owners` gave a key to no rank, and the words of that key
 
 
 class Spread(NamedTuple):
@@ -196,6 +204,16 @@ def state_in(partition, records, i):
     raise NotImplementedError("state_in is for jitted code")
 
 
+def waiting_state(partition, places, place):
+    """Return the state of a step that waits, in the part of a record that is for these. Jitted code only."""
+    raise NotImplementedError("waiting_state is for jitted code")
+
+
+def put_waiting(partition, places, place, state):
+    """Let that be another one. Jitted code only."""
+    raise NotImplementedError("put_waiting is for jitted code")
+
+
 def put_state(partition, records, i, state, low):
     """Write a state into record `i`, and what stands below it in its word `WHERE`. Jitted code only."""
     raise NotImplementedError("put_state is for jitted code")
@@ -204,6 +222,11 @@ def put_state(partition, records, i, state, low):
 def class_of(partition: Any) -> Any:
     """Return the class of a partition of this numba type."""
     return getattr(partition, "instance_class", None)
+
+
+def _has_pairs(partition: Any) -> bool:
+    is_keyed = class_of(partition) is ByKey
+    return is_keyed and has_wide_keys(partition.types[ByKey._fields.index("game")])
 
 
 @overloads(owner_of, inline=True)
@@ -257,7 +280,7 @@ def _overload_find_rows(partition, table, states, rows, order, n):
         for i in range(n):
             j = order[i]
             if rows[j] < 0:
-                rows[j] = row_of(partition, states[j])
+                rows[j] = row_of(partition, state_at(states, j))
                 prefetch_values(table, rows[j])
 
     return impl
@@ -311,9 +334,25 @@ def _overload_is_counted(partition):
 
 @overloads(state_in, inline=True)
 def _overload_state_in(partition, records, i):
+    if _has_pairs(partition):
+        return lambda partition, records, i: pair_in(records[i], records.shape[1] - 2)
     if class_of(partition) is ByKey:
         return lambda partition, records, i: records[i, records.shape[1] - 1]
     return lambda partition, records, i: records[i, WHERE] >> STATE_SHIFT
+
+
+@overloads(waiting_state, inline=True)
+def _overload_waiting_state(partition, places, place):
+    if _has_pairs(partition):
+        return lambda partition, places, place: pair_in(places, 2 * place)
+    return lambda partition, places, place: places[place]
+
+
+@overloads(put_waiting, inline=True)
+def _overload_put_waiting(partition, places, place, state):
+    if _has_pairs(partition):
+        return lambda partition, places, place, state: put_words(places, 2 * place, state)
+    return lambda partition, places, place, state: put_words(places, place, state)
 
 
 @overloads(put_state, inline=True)
@@ -325,20 +364,27 @@ def _overload_put_state(partition, records, i, state, low):
         records[i, WHERE] = low
         records[i, records.shape[1] - 1] = state
 
+    def by_pair(partition, records, i, state, low):
+        records[i, WHERE] = low
+        put_words(records[i], records.shape[1] - 2, state)
+
+    if _has_pairs(partition):
+        return by_pair
     return by_key if class_of(partition) is ByKey else impl
 
 
 def _owner_of_key(partition, state):
     key = as_key(partition.game.data, state)
     if not has_owner(partition.owners, key):
-        partition.wrong[0], partition.wrong[1] = 1, state
+        partition.wrong[0] = 1
+        put_words(partition.wrong, 1, state)
         return np.int64(0)
     return owner_of(partition.owners, key)
 
 
 @jit_inline
 def _hashed(state, ranks):
-    high = mix(np.uint64(state) ^ _KEY) >> SHIFT_32
+    high = mix(folded(state) ^ _KEY) >> SHIFT_32
     return np.int64((high * np.uint64(ranks)) >> SHIFT_32)
 
 
@@ -349,16 +395,19 @@ def _row_of_own(words, before, state):
 
 @jit
 def owners_of(partition, states, owners):
-    """Fill `owners` with the ranks that own `states`, both int64 of shape (n,); or the slots, by `slots`."""
-    for i in range(states.size):
-        owners[i] = owner_of(partition, states[i])
+    """Fill `owners`, int64 of shape (n,), with the ranks that own `states`; or the slots, by `slots`.
+
+    States are int64 as well; those that are keys are as `as_words` gives them.
+    """
+    for i in range(owners.size):
+        owners[i] = owner_of(partition, state_at(states, i))
 
 
 @jit
 def find_own(partition, states, rank, is_own):
-    """Fill `is_own`: whether `rank` owns each of these states."""
-    for i in range(states.size):
-        is_own[i] = owner_of(partition, states[i]) == rank
+    """Fill `is_own`: whether `rank` owns each of these states, which are as those of `owners_of`."""
+    for i in range(is_own.size):
+        is_own[i] = owner_of(partition, state_at(states, i)) == rank
 
 
 @jit
@@ -408,7 +457,8 @@ def check_partition(partition: Any, keys: np.dtype | None = None) -> None:
             f"which owns a state; got {partition!r}."
         )
     if hasattr(partition, "py_func"):
-        _check_function(partition, types.uint64 if keys == np.uint64 else types.int64)
+        taken = types.uint64 if keys == np.uint64 else types.int64
+        _check_function(partition, PAIR if is_wide(keys) else taken)
 
 
 @cache
@@ -475,6 +525,8 @@ def owned_by(
     if is_function:
         arrays = _class_for(partition)(ranks, asked, words, before)
     elif in_place:
+        return Owned(arrays, None)
+    if keys is not None:  # nobody can list them
         return Owned(arrays, None)
     own = jit_for(_own, type(arrays))
     try:

@@ -11,6 +11,7 @@ import numpy as np
 from dist_classicrl._jit import jit_for
 from dist_classicrl.checks import is_whole
 from dist_classicrl.environments.simulate import CompiledSimulator
+from dist_classicrl.environments.state_keys import words_of
 from dist_classicrl.environments.trial import run_game, try_out
 from dist_classicrl.errors import ProtocolError, SettingsError
 from dist_classicrl.learning.compiled import NEVER, infinite_return, stuck_states, stuck_there
@@ -118,12 +119,12 @@ def record_sizes(simulator: CompiledSimulator, rule: LearningRule, parameters: A
 
     And how many of these a walker causes at most, to one rank, in a superstep.
     """
-    key = 0 if simulator.keys is None else 1
+    key = words_of(simulator.keys)
     words = MEMORY + simulator.memory_size + sum(rule.memory(parameters)) + key
     if rule.waits is None:
         return words, 1 if len(rule.tables) == 1 else 2, 2
     waits = rule.waits(parameters)
-    return words + waits, LETTER_WORDS + key, waits + 1
+    return words + waits * max(1, key), LETTER_WORDS + key, waits + 1
 
 
 class Share(MessageSteps):
@@ -210,6 +211,7 @@ class Share(MessageSteps):
             self.ranks,
             None if self._boxes is None else (self._boxes.records, self._boxes.out_starts),
             new_copies(0) if self._hot is None else self._hot.copies,
+            simulator.keys,
         )
         parts = type(simulator.tables), problem.rule.parameters, self._kind_of_partition
         self._depart = jit_for(kernels.depart, *parts)
@@ -518,11 +520,13 @@ class Share(MessageSteps):
         if (who >> ELAPSED_BITS != np.arange(begun)).any() or (where & ((1 << STATE_SHIFT) - 1)).any():
             raise refused("walkers", "are not in the order of their identities", "each of them once")
         states = self._states_in(walkers)
-        position = np.stack([states if self._whole.n_states else 0 * states, who & MOST_ELAPSED], 1)
+        n_states = self._whole.n_states
+        places = states if n_states else np.zeros(begun, np.int64)
+        position = np.stack([places, who & MOST_ELAPSED], 1)
         running = walkers[:, COLLECTED].copy().view(np.float64)
         if begun and position.min() < 0:
             raise refused("walkers", f"are in state {states.min()}", "a state of the environment")
-        check_position(position, running, self._whole.n_states or 1, self._crew.time_limit, self._stuck)
+        check_position(position, running, n_states or 1, self._crew.time_limit, self._stuck)
         first = MEMORY + self._simulator.memory_size
         self._check_remembered(walkers[:, first : first + self._remembered[0]])
         first += self._remembered[0]
@@ -532,7 +536,7 @@ class Share(MessageSteps):
         here = np.flatnonzero(self._are_here(states))
         crew = self._crew
         waiting = walkers[:, crew.post.places :][:, : self._waits or 0]
-        if (n_states := self._whole.n_states) and ((waiting < 0) | (waiting >= n_states)).any():
+        if n_states and ((waiting < 0) | (waiting >= n_states)).any():
             raise refused("walkers", "have waiting steps in other states", "states of the environment")
         crew.records[here] = walkers[here]
         bits = np.zeros(64 * crew.here.size, np.uint8)
