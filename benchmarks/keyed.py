@@ -1,8 +1,8 @@
-"""What do keys cost? Steps per second of a game with keys as states, over those of the same one with numbers.
+"""What do keys cost? Steps per second of a game with numbers as states, and of the same one with keys.
 
 The game is arithmetic: from each state the actions lead to states all over the table, which no cache holds.
-With keys its states are scrambled numbers, nearly all of which are in the table before the first round that
-counts. Besides, what the first steps cost, in which states are new and the table grows.
+With keys its states are scrambled numbers, of 64 bits or 128, nearly all of which are in the table before the
+first round that counts. Besides, what the first steps cost, in which states are new and the table grows.
 
     python benchmarks/keyed.py --states 65536 1048576 4194304
     python benchmarks/keyed.py --walkers 16384
@@ -44,6 +44,12 @@ class Keys(NamedTuple):
     n: int
 
 
+class Pairs(NamedTuple):
+    """Data of the game whose states are keys of 128 bits."""
+
+    n: int
+
+
 @numba.njit
 def after(n, state, action, random):
     """Return one of two states that an action leads to."""
@@ -76,6 +82,20 @@ def step_by_key(data, memory, key, action, random):
     return np.uint64(reached) * np.uint64(ODD), np.float64(reached & 1), False
 
 
+@numba.njit
+def reset_by_pair(data, memory, random):
+    """Begin anywhere."""
+    key = random % np.uint64(data.n) * np.uint64(ODD)
+    return ~key, key
+
+
+@numba.njit
+def step_by_pair(data, memory, key, action, random):
+    """Do what `step` does."""
+    reached, reward, is_over = step_by_key(data, memory, key[1], action, random)
+    return (~reached, reached), reward, is_over
+
+
 def learner_of(game: CompiledSimulator, dtype: str, walkers: int | None) -> Learner:
     """Return what learns a game alone: in turns, or with so many `walkers` in supersteps."""
     settings = Settings(dtype=dtype, epsilon=0.1, discount_factor=0.9)
@@ -94,6 +114,9 @@ def measure(n: int, dtype: str, steps: int, rounds: int, walkers: int | None) ->
         "keys": CompiledSimulator.game(
             "keys", n_actions=ACTIONS, data=Keys(n), reset=reset_by_key, step=step_by_key, keyed=True
         ),
+        "pairs": CompiledSimulator.game(
+            "pairs", n_actions=ACTIONS, data=Pairs(n), reset=reset_by_pair, step=step_by_pair, keyed=True
+        ),
     }
     learners = {name: learner_of(game, dtype, walkers) for name, game in games.items()}
     streams = {name: Stream(stream_key(0, "keyed"), 0) for name in games}
@@ -108,14 +131,19 @@ def measure(n: int, dtype: str, steps: int, rounds: int, walkers: int | None) ->
     for name in games:  # until nearly all states were met
         seconds(name, 8 * first)
     taken = common.interleave({name: lambda number, name=name: seconds(name) for name in games}, rounds)
-    ratios = [a / b for a, b in zip(taken["numbers"], taken["keys"], strict=True)]
+
+    def of_numbers(name: str) -> float:
+        return statistics.median(a / b for a, b in zip(taken["numbers"], taken[name], strict=True))
+
     return {
         "states": n,
         "dtype": dtype,
         "known": learners["keys"].table.keys.size,
         "numbers": steps / statistics.median(taken["numbers"]) / 1e6,
         "keys": steps / statistics.median(taken["keys"]) / 1e6,
-        "ratio": statistics.median(ratios),
+        "pairs": steps / statistics.median(taken["pairs"]) / 1e6,
+        "ratio": of_numbers("keys"),
+        "ratio of pairs": of_numbers("pairs"),
         "growing": growing["keys"],
     }
 
@@ -136,7 +164,16 @@ def main() -> None:
         for n in arguments.states
     ]
     common.show(
-        ["states", "dtype", "numbers, M steps/s", "keys, M steps/s", "ratio", "keys while all is new"],
+        [
+            "states",
+            "dtype",
+            "numbers, M steps/s",
+            "64 bits",
+            "of numbers",
+            "128 bits",
+            "of numbers",
+            "64 bits while all is new",
+        ],
         [
             [
                 f"{one['states']:,}",
@@ -144,6 +181,8 @@ def main() -> None:
                 f"{one['numbers']:.1f}",
                 f"{one['keys']:.1f}",
                 f"{one['ratio']:.2f}",
+                f"{one['pairs']:.1f}",
+                f"{one['ratio of pairs']:.2f}",
                 f"{one['growing']:.1f}",
             ]
             for one in found

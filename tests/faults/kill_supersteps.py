@@ -37,7 +37,7 @@ def options(
     often = {"checkpoint_interval": "0.3s"} if saving and rows_once else {}
     walkers = {} if placement == "replicated" else {"walkers": 64 if is_stepped else 1024}
     return {
-        "agent": {"async_updates": False},
+        "agent": {"async_updates": False, "sync_frequency": "auto"},  # which "counted" sets for copies
         "train": {"placement": placement, **walkers, **often},
         "by_messages": by_messages,
         "saving": saving,

@@ -6,18 +6,23 @@ import math
 
 
 def limited(value, weight, shift, own, others):
-    """Return `value` after a map of `own` visits that met `others`, made by other workers in the meantime.
+    """Return `value` after a map of `own` visits that met `others`, made by other workers in the meantime."""
+    weight, shift = limited_map(weight, shift, own, others)
+    return weight * value + shift
+
+
+def limited_map(weight, shift, own, others):
+    """Return what a map of `own` visits comes to that met `others`, made by other workers in the meantime.
 
     All who worked on an entry at once may leave exp(-4) of what was there; a map takes its share of that.
     """
     if others == 0:
-        return weight * value + shift
+        return weight, shift
     own = max(own, 1)  # what was only replayed counts as one visit
     kept = max(weight, math.exp(-4.0 * own / (own + others)))
     if kept == weight:
-        return weight * value + shift
-    target = shift / (1.0 - weight)
-    return target + kept * (value - target)
+        return weight, shift
+    return kept, (1.0 - kept) * shift / (1.0 - weight)
 
 
 def order_free(value, weight, shift, own, others):

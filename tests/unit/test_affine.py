@@ -217,28 +217,27 @@ def test_a_map_tells_the_visits_that_its_sender_knows_of():
     assert table.pack().known.tolist() == [109]
 
 
-def test_visits_of_others_that_a_refresh_tells_after_a_map_was_begun_are_not_known_to_it():
+def test_visits_of_others_that_a_refresh_tells_while_a_map_is_under_way_limit_it():
     """A worker is held up in its first visits, hears of a million by others, and only then pushes."""
     table = LocalTable(6, 4, np.dtype("f8"))
     table.load(np.zeros(SIZE), np.zeros(SIZE, np.int64))
     learn(table, [5, 5], [1.0, 1.0], 0.5)
     first = table.pack()
     learn(table, [5] * 50 + [3], [1.0] * 51, 0.5)
-    shared = SharedTable(np.zeros(SIZE), np.zeros(SIZE, np.int64))
-    shared.apply(2, 1, packed([5, 3], [0.0] * 2, [0.2] * 2, [999_900, 0]))
-    for known in (999_900, 1_000_000):  # two refreshes, and the second has the first push
-        shared.counts[5] = known
-        entries = np.array([5], np.int32)
-        table.rebase(Refresh(0, 1, entries, shared.values[entries], shared.counts[entries]), [first])
-        first = first.first(0)
+    shared = SharedTable(np.full(SIZE, 0.2), np.zeros(SIZE, np.int64))
+    shared.counts[5] = 999_900
+    entries = np.array([3, 5], np.int32)
+    table.rebase(Refresh(0, 1, entries, shared.values[entries], shared.counts[entries]), [first])
+    start = 0.25 * 0.2 + 0.75  # what the first push, which the refresh has not, makes of the server's value
+    moved = 1.0 - np.exp(-4.0 * 50 / (50 + 999_900))
     late = table.pack()
-    assert dict(zip(late.entries.tolist(), late.known.tolist(), strict=True)) == {5: 2, 3: 0}
-    shared.apply(1, 1, late)
-    assert shared.values[5] == pytest.approx(
-        0.2 + 0.8 * (1.0 - np.exp(-4.0 * 50 / (50 + 999_998))), rel=1e-12
-    )
-    learn(table, [5], [1.0], 0.5)  # the next map of the entry is new
-    assert table.pack().known.tolist() == [1_000_050]
+    assert dict(zip(late.entries.tolist(), late.known.tolist(), strict=True)) == {5: 999_902, 3: 0}
+    assert table.q[5] == pytest.approx(start + (1.0 - start) * moved, rel=1e-12)
+    shared.apply(1, 1, first)
+    start = float(shared.values[5])
+    shared.apply(1, 2, late)
+    assert shared.values[5] == pytest.approx(start + (1.0 - start) * moved, rel=1e-12)
+    assert shared.values[3] == 0.6  # nobody else was there
 
 
 # Precision

@@ -11,7 +11,7 @@ import inspect
 import numpy as np
 import pytest
 from made_learners import learn_transitions
-from slow_server import limited, order_free, staleness_weighted
+from slow_server import limited, limited_map, order_free, staleness_weighted
 
 from dist_classicrl.comm import envelope
 from dist_classicrl.comm.envelope import Kind
@@ -39,11 +39,8 @@ class SlowWorker:
         self.version = 0
         self.pending = []  # (sequence, {entry: (weight, shift, visits)})
         self.current = {}
-        self.begun = {}  # of entries with maps: version and visits that were known when the map was begun
 
     def learn(self, entry, target, alpha):
-        if entry not in self.current:
-            self.begun[entry] = self.version, int(self.visits[entry])
         weight, shift, visits = self.current.get(entry, (1.0, 0.0, 0))
         self.current[entry] = ((1.0 - alpha) * weight, (1.0 - alpha) * shift + alpha * target, visits + 1)
 
@@ -93,9 +90,7 @@ class History:
         self.slow = [SlowWorker(values, counts) for _ in range(n)]
         self.applied = [0] * n
         self.received = [0] * n
-        self.sent = [
-            [] for _ in range(n)
-        ]  # to the server, in order: message, maps, versions when begun and now
+        self.sent = [[] for _ in range(n)]  # to the server, in order: (message, maps, version of the base)
         self.delivered = [0] * n
         self.replies = [[] for _ in range(n)]  # to the worker: in any order
 
@@ -124,12 +119,12 @@ class History:
         rng, window, slow = self.rng, self.windows[i], self.slow[i]
         if not window.has_room:
             return
+        before = slow.visits
         threshold = 0.0 if flush else float(rng.choice([0.0, 0.05, 10.0]))
         key = np.uint64(rng.integers(2**63))
         pushed = window.push(Carry(threshold), flush, key)
         sequence, packed = pushed.sequence, pushed.packed
         maps = {entry: slow.current.pop(entry) for entry in packed.entries.tolist()}
-        begun = {entry: slow.begun.pop(entry) for entry in maps}
         if threshold == 0.0:
             assert not slow.current
         for entry, (weight, shift, _) in slow.current.items():
@@ -138,12 +133,10 @@ class History:
         for j, entry in enumerate(packed.entries.tolist()):
             assert packed.weight[j] == pytest.approx(maps[entry][0], abs=self.exact)
             assert packed.visits[j] == maps[entry][2]
-            assert packed.known[j] == begun[entry][1] % 2**32
+            assert packed.known[j] == before[entry] % 2**32
         slow.pending.append((sequence, maps))
         message = envelope.encode(Kind.PUSH, np.array([sequence], np.int64), *packed.parts)
-        self.sent[i].append(
-            (message, maps, {entry: version for entry, (version, _) in begun.items()}, slow.version)
-        )
+        self.sent[i].append((message, maps, slow.version))
 
     def deliver(self, i, again=False):
         """Let the server take worker i's next message, or one that it had before."""
@@ -151,10 +144,10 @@ class History:
         if again:
             if not self.delivered[i]:
                 return
-            message, *_ = self.sent[i][self.rng.integers(self.delivered[i])]
+            message, _, _ = self.sent[i][self.rng.integers(self.delivered[i])]
             _, parts = envelope.decode(message.copy())
         elif self.delivered[i] < len(self.sent[i]):
-            message, maps, begun, base_version = self.sent[i][self.delivered[i]]
+            message, maps, base_version = self.sent[i][self.delivered[i]]
             _, parts = envelope.decode(message.copy())
             self.delivered[i] += 1
             values, counts = (array.copy() for array in self.states[self.version])
@@ -165,7 +158,7 @@ class History:
                 self.log[version][0] != i for version in range(base_version + 1, self.version + 1)
             )
             for entry, (weight, shift, visits) in maps.items():
-                others = self.visits_of_others(i, entry, begun[entry])
+                others = self.visits_of_others(i, entry, base_version)
                 assert (int(self.shared.counts[entry]) - known[entry]) % 2**32 == others
                 value = float(values[entry])
                 values[entry] = self.merged(value, weight, shift, visits, others, staleness)
@@ -231,9 +224,14 @@ class History:
         assert window.refresh(refresh, included) is news
         self.received[i] = max(self.received[i], included)
         if news:
+            before = slow.visits
             slow.base, slow.base_counts = (array.copy() for array in self.states[version])
             slow.version = version
             slow.pending = [(sequence, maps) for sequence, maps in slow.pending if sequence > included]
+            for entry, (weight, shift, visits) in slow.current.items():
+                others = int(slow.visits[entry] - before[entry])
+                slow.current[entry] = *limited_map(weight, shift, visits, others), visits
+                self.held_back += slow.current[entry][0] != weight
 
     # What must hold
 

@@ -367,9 +367,9 @@ class DistAsyncQLearning(LearnedTable):
             at any number of ranks, also alone, and any `partition`. "auto" takes "sharded" where a table is
             so large that copies do not fit into a core's cache, in compiled environments, on one host or in
             the reproducible mode, and "replicated" elsewhere, or where settings are given that say how copies
-            are merged: `sync_frequency`, `prefetch_factor` and in the reproducible mode `logical_workers`,
-            which "sharded" refuses. An engine of your own, as `dist_classicrl.engines.engine` describes it,
-            is used as it is.
+            are merged: `sync_frequency`, in the reproducible mode `logical_workers` and else
+            `prefetch_factor`, which "sharded" refuses. An engine of your own, as
+            `dist_classicrl.engines.engine` describes it, is used as it is.
         walkers : int, optional
             How many episodes are under way at most, in all ranks together, where walkers travel: a power of
             two, 16,384 by default, and 256 where environments are stepped in Python, which do not travel

@@ -89,15 +89,18 @@ class LaunchPlan:
 
     def shortage(self) -> str | None:
         """Return what is said of a training of more ranks than this host has cores for; None if they fit."""
-        is_elsewhere = self.hosts is not None or any("host" in word for word in self.mpirun_words)
+        named = ("host", "rankfile")  # and -H, Open MPI's word for them
+        is_elsewhere = self.hosts is not None or any(
+            word.startswith("-H") or any(name in word for name in named) for word in self.mpirun_words
+        )
         cores = usable_cores()
         fit = ranks_for(cores)
         if is_elsewhere or slurm_tasks() is not None or self.ranks <= fit:
             return None
         are = "a core" if cores == 1 else f"{cores} cores"
         return (
-            f"{self.ranks} ranks share {are}: they are not faster than {fit}, one of which is the server, "
-            f"and take more memory and time to start. Write --ranks {fit}, unless environments wait for "
+            f"{self.ranks} ranks share {are}: they are not faster than {fit}, and take more memory and "
+            f"time to start. Write --ranks {fit}, unless environments wait for "
             "something else than a core."
         )
 

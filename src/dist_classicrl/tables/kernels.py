@@ -45,15 +45,14 @@ def set_identity(table, entry):
 
 
 @jit
-def pack_maps(table, base, unseen, goes, threshold, key, limit, out):
+def pack_maps(table, base, goes, threshold, key, limit, out):
     """Move maps into the `PackedMap` `out`, keep small ones behind, and return the number moved.
 
     Also return an entry whose value is beyond `limit` or no number, -1 if there is none.
 
     Where `goes`, ndarray(bool), is not empty, it says which of the touched entries go. Of these a map with
     |w Q + b - Q| < threshold, Q being the entry of `base`, ndarray of shape (R * A,), stays, unless one draw
-    in eight of stream `key` sends it all the same. The visits moved are added to the table's. What others did
-    while a map was under way, `unseen`, ndarray(int64) of shape (R * A,), does not count as known to it.
+    in eight of stream `key` sends it all the same. The visits moved are added to the table's.
     """
     taken = 0
     kept = 0
@@ -81,8 +80,7 @@ def pack_maps(table, base, unseen, goes, threshold, key, limit, out):
         out.weight[taken] = weight
         out.shift[taken] = shift
         out.visits[taken] = visits
-        out.known[taken] = (table.visits[entry] - unseen[entry]) & VISIT_MASK
-        unseen[entry] = 0
+        out.known[taken] = table.visits[entry] & VISIT_MASK
         _pack_replays(out.replays, taken, updates)
         taken += 1
         table.visits[entry] += visits
@@ -150,10 +148,8 @@ def refresh_rows_of(entries, table):
 
 
 @jit
-def set_base(entries, values, counts, table, base, illegal, unseen, stamp, now):
+def set_base(entries, values, counts, table, base, illegal, stamp, now):
     """Write a refresh into `base`, start the table from it there, and stamp its entries.
-
-    `reapply_current` goes on with `unseen` where it is left off here.
 
     `entries`, `values` and `counts` are those of a `Refresh`. `base` and `illegal`, None or bool, have the
     shape (R * A,); what is illegal is never learned.
@@ -162,8 +158,6 @@ def set_base(entries, values, counts, table, base, illegal, unseen, stamp, now):
         entry = np.uint64(i) if entries is None else np.uint64(entries[i])
         base[entry] = values[i]
         stamp[entry] = now
-        if table.updates[entry] != 0:
-            unseen[entry] -= table.visits[entry]
         table.visits[entry] = counts[i]
         if illegal is None or not illegal[entry]:
             table.q[entry] = values[i]
@@ -180,17 +174,27 @@ def reapply(maps, table, stamp, now):
 
 
 @jit
-def reapply_current(table, unseen, stamp, now):
+def visits_under_maps(table, visits):
+    """Write how many visits are known of each touched entry, besides those of its map, to `visits`."""
+    for i in range(table.n_touched[0]):
+        visits[i] = table.visits[table.touched[i]]
+
+
+@jit
+def reapply_current(table, visits, stamp, now):
     """Apply the maps that were not pushed yet to the entries stamped `now`.
 
-    What others did there since the base before is added to `unseen`: the targets and step sizes of the map
-    are older than that.
+    They are held within the share limit of `apply_maps`: what others did in the meantime, which `visits`, the
+    `visits_under_maps` before, do not have, is newer than the targets and the step sizes of the map.
     """
     for i in range(table.n_touched[0]):
         entry = np.uint64(table.touched[i])
         if stamp[entry] == now:
-            table.q[entry] = table.weight[entry] * table.q[entry] + table.shift[entry]
-            unseen[entry] += table.visits[entry]
+            weight, shift, others = table.weight[entry], table.shift[entry], table.visits[entry] - visits[i]
+            if others > 0:
+                weight, shift = _in_its_share(weight, shift, table.updates[entry] & VISIT_MASK, others)
+                table.weight[entry], table.shift[entry] = weight, shift
+            table.q[entry] = weight * table.q[entry] + shift
 
 
 @jit
@@ -200,13 +204,13 @@ def apply_maps(maps, values, counts, limit, order_free):
     A value that would be beyond `limit`, or no number, stays as it was. Return such an entry, or else -1.
     What others did since the sender last heard of an entry counts by the share limit, or `order_free`.
 
-    **The share limit.** Say that the sender of a map visited an entry k times, and others m times since what
-    it had heard of the entry when it began the map. Where w goes to 0 its map would wipe out what the others
-    learned in the meantime. If each of the k + m visits may take an equal share of what all of them may,
-    which is a weight of exp(-SHARED_LOAD) for what was there before, then k of them leave
-    exp(-SHARED_LOAD k / (k + m)). So a smaller weight is raised to that, with the same target b / (1 - w).
-    Where N k a is below SHARED_LOAD the limit is not reached, and without others it does not exist. What was
-    only replayed counts as one visit here.
+    **The share limit.** Say that the sender of a map visited an entry k times, and others m times since it
+    last heard of the entry. Where w goes to 0 its map would wipe out what the others learned in the meantime.
+    If each of the k + m visits may take an equal share of what all of them may, which is a weight of
+    exp(-SHARED_LOAD) for what was there before, then k of them leave exp(-SHARED_LOAD k / (k + m)). So a
+    smaller weight is raised to that, with the same target b / (1 - w). Where N k a is below SHARED_LOAD the
+    limit is not reached, and without others it does not exist. What was only replayed counts as one visit
+    here.
 
     **Order-free.** Maps of some workers from the same base come to Q = W Q + (1 - W) (sum of l y) / (sum of
     l), in any order, with l = -ln w, W the product of the weights and y = b / (1 - w). Where others have

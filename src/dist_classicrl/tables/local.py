@@ -59,7 +59,6 @@ class LocalTable:
         self.n_touched = np.zeros(1, np.int64)
         self.base = np.zeros(size, dtype)
         self.limit = float(np.finfo(dtype).max)
-        self._unseen = np.zeros(mapped, np.int64)  # of others, known since a map was begun that is not packed
         self._stamp = np.zeros(size, np.int32)
         self._stamp_now = 0
         self._index_dtype = index_dtype(size)
@@ -102,7 +101,6 @@ class LocalTable:
         """
         if self.with_maps:
             kernels.reset_maps(self.arrays)
-            self._unseen[:] = 0
         self.residual = self._base_rows = None
         self.base[:] = values
         self.q[:] = values if exact is None else exact
@@ -152,7 +150,7 @@ class LocalTable:
                 goes = self._most_moved(carry.share)
         packed = PackedMap.empty(count, self._index_dtype, self.with_replays)
         taken, lost = kernels.pack_maps(
-            self.arrays, self.base, self._unseen, goes, least, np.uint64(key), self.limit, packed
+            self.arrays, self.base, goes, least, np.uint64(key), self.limit, packed
         )
         if lost >= 0:
             raise self.diverged(int(lost))
@@ -274,6 +272,7 @@ class LocalTable:
         """Move to a newer base, where `pending` was pushed and is not in `refresh`, oldest first.
 
         Where it changed, ``q = current map after residual after pending maps, oldest first, after base``.
+        What others did there since the base before limits the current map, as it would a push.
         """
         self._move_to(refresh, pending, self.base)
 
@@ -289,12 +288,15 @@ class LocalTable:
             self._stamp[:] = 0
             self._stamp_now = 1
         stamp, now = self._stamp, self._stamp_now
-        unseen, told = self._unseen, (refresh.entries, refresh.values, refresh.counts)
-        kernels.set_base(*told, self.arrays, base, self.illegal, unseen, stamp, now)
+        visits = np.empty(self.n_touched[0], np.int64)
+        kernels.visits_under_maps(self.arrays, visits)
+        kernels.set_base(
+            refresh.entries, refresh.values, refresh.counts, self.arrays, base, self.illegal, stamp, now
+        )
         waiting = [] if self.residual is None else [self._residuals(self.residual)]
         for packed in [*pending, *waiting]:
             kernels.reapply(packed, self.arrays, stamp, now)
-        kernels.reapply_current(self.arrays, unseen, stamp, now)
+        kernels.reapply_current(self.arrays, visits, stamp, now)
         if refresh.entries is None:
             kernels.refresh_rows(self.arrays)
         else:

@@ -23,8 +23,8 @@ class PackedMap(NamedTuple):
     weight: np.ndarray  # float64
     shift: np.ndarray  # float64
     visits: np.ndarray  # uint32: real steps that the map stands for; 0 where it was replayed only
-    #: uint32: visits that the sender knew of besides when it began the map, modulo 2**32. What the server
-    #: counts beyond them came from others in the meantime.
+    #: uint32: visits that the sender knew of besides, modulo 2**32. What the server counts beyond them came
+    #: from others in the meantime.
     known: np.ndarray
     replays: np.ndarray | None  # uint32: replayed updates that it stands for besides; None: there are none
 
