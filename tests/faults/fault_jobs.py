@@ -247,9 +247,13 @@ class FaultJob(BackgroundJob):
 
     @property
     def most_steps_lost(self):
-        """What the death of one worker may cost: the pushes in flight, and what it was learning."""
+        """What the death of one worker may cost: the pushes in flight, and what it was learning.
+
+        Supersteps, where nobody pushes, are held to as much.
+        """
         settings = {"batch_size": 32, "prefetch_factor": 2, **self.settings}
-        return (settings["prefetch_factor"] + 1) * settings["sync_frequency"] * settings["batch_size"]
+        updates = AGENTS["counted"]["sync_frequency"]
+        return (settings["prefetch_factor"] + 1) * updates * settings["batch_size"]
 
     def check(self, truth, what):
         """Raise the error that says `what` the job did, unless `truth`."""
