@@ -65,8 +65,11 @@ def test_the_values_are_those_of_numbered_states(name):
     assert learned(problem, STEPS, 2, cuts=cuts) == one
 
 
-@pytest.mark.parametrize("algorithm", [DoubleQ(), NStepSarsa(n=3)], ids=["two tables", "steps that wait"])
-@pytest.mark.parametrize("high", [0, 0x0123456789ABCDEF])
+@pytest.mark.parametrize(
+    ("algorithm", "high"),
+    [(DoubleQ(), 0), (NStepSarsa(n=3), 0x0123456789ABCDEF)],
+    ids=["two tables", "steps that wait"],
+)
 def test_keys_of_64_bits_behind_one_half_learn_the_same(algorithm, high):
     with registered():
         # What float32 is rounded to is drawn by the names of entries, which are hashes of pairs with a half.
