@@ -152,6 +152,11 @@ def put_state_at(states, i, state):
     raise NotImplementedError("put_state_at is for jitted code")
 
 
+def first_word_of(states, i):
+    """Return where in an array of words the i-th state begins, for `i` of 0 or more. Jitted code only."""
+    raise NotImplementedError("first_word_of is for jitted code")
+
+
 def put_words(words, at, state):
     """Write a state into an array of int64, from `at` on. Jitted code only."""
     raise NotImplementedError("put_words is for jitted code")
@@ -206,10 +211,15 @@ def _overload_n_states_in(states):
     return lambda states: states.size
 
 
+@overloads(first_word_of, inline=True)
+def _overload_first_word_of(states, i):
+    return (lambda states, i: _TWO * np.uint64(i)) if has_pairs(states) else lambda states, i: i
+
+
 @overloads(state_at, inline=True)
 def _overload_state_at(states, i):
     def pair(states, i):
-        at = _TWO * np.uint64(i)
+        at = first_word_of(states, i)
         return states[at], states[at + _ONE]
 
     return pair if has_pairs(states) else lambda states, i: states[i]
@@ -218,7 +228,7 @@ def _overload_state_at(states, i):
 @overloads(put_state_at, inline=True)
 def _overload_put_state_at(states, i, state):
     def pair(states, i, state):
-        at = _TWO * np.uint64(i)
+        at = first_word_of(states, i)
         states[at], states[at + _ONE] = state
 
     def impl(states, i, state):

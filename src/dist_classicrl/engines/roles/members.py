@@ -145,10 +145,8 @@ class Members(Generic[Client]):
         if progress != peer.progress:
             peer.progress = progress
             peer.progressed_at = group.wire.now()
-            if peer.is_untried and self.service.waiting(
-                [peer.rank]
-            ):  # it has begun, which is all it is to do
-                self.note_push(peer)
+            if peer.is_untried and self.service.waiting([peer.rank]):
+                self.note_push(peer)  # it has begun, which is all it is to do
         if self._announced.awaits(peer.rank, view):
             self._announced.echo(peer.rank, view, self._died_for_sure())
 
