@@ -38,6 +38,23 @@ def fast_ramp(monkeypatch):
     monkeypatch.setattr(share, "STEPS_PER_WALKER", 16)
 
 
+@pytest.fixture
+def anew(monkeypatch):
+    """Return what lets the next agent take up what another one saved, as in a process of its own."""
+    from dist_classicrl.model import places
+
+    monkeypatch.setattr(places, "_agents", {})
+    return places._agents.clear
+
+
+@pytest.fixture
+def interleaves(monkeypatch):
+    """Let compiled tables of any size be learned by walkers that take turns, as those of keys are."""
+    from dist_classicrl.learning import interleaved
+
+    monkeypatch.setattr(interleaved, "FROM_ENTRIES", 1)
+
+
 @pytest.fixture(scope="session")
 def files_of_mpirun():
     """Let each mpirun that this process starts keep its own files apart from those of any other.

@@ -72,16 +72,12 @@ def scrambled(model, check=False):
     else:
         data = Unsigned(tables, model.n_actions, np.ascontiguousarray(model.action_mask))
         functions = (reset_unsigned, step_unsigned, legal_unsigned)
-    return CompiledSimulator.game(
-        f"scrambled {model.name}",
-        None,
-        model.n_actions,
-        data,
-        *functions,
-        max_episode_steps=model.max_episode_steps,
-        check=check,
-        keyed=True,
-    )
+    return _of_model("scrambled", model, data, functions, check)
+
+
+def _of_model(word, model, data, functions, check=False):
+    shape = {"max_episode_steps": model.max_episode_steps, "check": check, "keyed": True}
+    return CompiledSimulator.game(f"{word} {model.name}", None, model.n_actions, data, *functions, **shape)
 
 
 @cache
@@ -111,16 +107,12 @@ def step_corridor(data, memory, key, action, random):
 
 def corridor(length=1 << 40, limit=100, stride=1):
     """Return the walk, which ends at `length`: by default nobody comes there."""
-    return CompiledSimulator.game(
-        "corridor",
-        n_actions=2,
-        data=Corridor(length, stride),
-        reset=reset_corridor,
-        step=step_corridor,
-        memory_size=1,
-        max_episode_steps=limit,
-        keyed=True,
-    )
+    return _walk("corridor", Corridor(length, stride), reset_corridor, step_corridor, limit)
+
+
+def _walk(name, data, reset, step, limit):
+    shape = {"n_actions": 2, "memory_size": 1, "max_episode_steps": limit, "keyed": True}
+    return CompiledSimulator.game(name, data=data, reset=reset, step=step, **shape)
 
 
 # Keys of 128 bits: neither half of a key tells the state.
@@ -196,30 +188,14 @@ def scrambled_wide(model, check=False):
         np.ones((model.n_states, model.n_actions), bool) if model.action_mask is None else model.action_mask
     )
     functions = reset_wide, step_wide, *(() if model.action_mask is None else (legal_wide,))
-    return CompiledSimulator.game(
-        f"wide {model.name}",
-        None,
-        model.n_actions,
-        Wide(compile_model(model), model.n_actions, np.ascontiguousarray(mask)),
-        *functions,
-        max_episode_steps=model.max_episode_steps,
-        check=check,
-        keyed=True,
-    )
+    data = Wide(compile_model(model), model.n_actions, np.ascontiguousarray(mask))
+    return _of_model("wide", model, data, functions, check)
 
 
 def behind(model, high=0):
     """Return a model without masks as a game whose keys are those of `scrambled`, behind one high half."""
-    return CompiledSimulator.game(
-        f"behind {model.name}",
-        None,
-        model.n_actions,
-        WideSigned(compile_model(model), model.n_actions, np.uint64(high)),
-        reset_behind,
-        step_behind,
-        max_episode_steps=model.max_episode_steps,
-        keyed=True,
-    )
+    data = WideSigned(compile_model(model), model.n_actions, np.uint64(high))
+    return _of_model("behind", model, data, (reset_behind, step_behind))
 
 
 @numba.njit
@@ -236,13 +212,4 @@ def step_wide_corridor(data, memory, key, action, random):
 
 def wide_corridor(length=1 << 40, limit=100, stride=1):
     """Return the walk of `corridor` along the low halves of keys."""
-    return CompiledSimulator.game(
-        "wide corridor",
-        n_actions=2,
-        data=Corridor(length, stride),
-        reset=reset_wide_corridor,
-        step=step_wide_corridor,
-        memory_size=1,
-        max_episode_steps=limit,
-        keyed=True,
-    )
+    return _walk("wide corridor", Corridor(length, stride), reset_wide_corridor, step_wide_corridor, limit)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 import pytest
-from keyed_games import corridor, keys_of, reset_corridor, scrambled, states_of, taxi
+from keyed_games import corridor, keys_of, reset_corridor, scrambled, states_of, taxi, wide_corridor
 from own_rules import DoubleQ, registered
 from superstep_runs import KEY, learned, play, problem_of, shares_of, whole
 from test_supersteps import garnet, settings_of
@@ -23,7 +23,6 @@ from dist_classicrl.errors import (
 from dist_classicrl.learning import keyed_table
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.supersteps.crew import WHO, joined
-from dist_classicrl.model import places
 from dist_classicrl.tables.keys import empty_slots
 
 # Each kernel here takes long to compile.
@@ -80,25 +79,33 @@ def test_two_tables_of_a_rule():
         assert learned(problem, 30_000, 3, cuts=((10_240, 2, "hash"),)) == one
 
 
-def walk(**settings):
+def walk(corridor=corridor, **settings):
     return problem_of(corridor(limit=5000, stride=2), settings_of(epsilon=1.0, **settings))
 
 
-def test_the_table_grows_alone_and_on_several_ranks(monkeypatch):
+both_kinds = pytest.mark.parametrize("corridor", [corridor, wide_corridor], ids=["64 bits", "128 bits"])
+
+
+@both_kinds
+def test_the_table_grows_alone_and_on_several_ranks(corridor, monkeypatch):
+    problem = walk(corridor)
     with monkeypatch.context() as patch:
         patch.setattr(keyed_table, "empty_slots", lambda n, kind: empty_slots(1 << 20, kind))
-        one = learned(walk(), 1_000_000, walkers=256)
+        one = learned(problem, 1_000_000, walkers=256)
     assert one.keys.size > 1500
     for ranks in (1, 3):
-        assert learned(walk(), 1_000_000, ranks, walkers=256, cuts=((500_224, 2, "hash"),)) == one
-    assert learned(walk(), 1_000_000, 2, walkers=256, in_memory=True) == one
+        assert learned(problem, 1_000_000, ranks, walkers=256, cuts=((500_224, 2, "hash"),)) == one
+    assert learned(problem, 1_000_000, 2, walkers=256, in_memory=True) == one
+    assert learned(walk(), 1_000_000, walkers=256).keys.size == one.keys.size
 
 
-def test_each_share_has_its_part_of_the_states():
-    shares = shares_of(walk(), 3, walkers=64)
-    play(shares, Stream(KEY, 0), 300_032, walk().rates)
+@both_kinds
+def test_each_share_has_its_part_of_the_states(corridor):
+    problem = walk(corridor)
+    shares = shares_of(problem, 3, walkers=64)
+    play(shares, Stream(KEY, 0), 300_032, problem.rates)
     sizes = [share.n_known for share in shares]
-    assert min(sizes) > 0.8 * np.mean(sizes) and sum(sizes) == whole(walk(), shares)[2].size
+    assert min(sizes) > 0.8 * np.mean(sizes) and sum(sizes) == whole(problem, shares)[2].size
 
 
 def test_alone_the_superstep_after_the_limit_is_the_last():
@@ -188,28 +195,23 @@ def test_partitions_that_cannot_be_are_refused():
         shares_of(walk(), 2, "blocks")
 
 
-def test_walkers_that_cannot_be_are_refused():
-    shares = shares_of(walk(), 2, walkers=64)
-    play(shares, Stream(KEY, 0), 4096, walk().rates)
+@both_kinds
+def test_walkers_that_cannot_be_are_refused(corridor):
+    problem = walk(corridor)
+    shares = shares_of(problem, 2, walkers=64)
+    play(shares, Stream(KEY, 0), 4096, problem.rates)
     state = joined(share.state() for share in shares)
     for word, wrong in ((WHO, 5), (1, 3), (0, 1 << 39)):
         walkers = state["walkers"].copy()
         walkers[7, word] = wrong
         with pytest.raises(CheckpointError, match="walkers|position"):
-            shares_of(walk(), 1, walkers=64)[0].restore({**state, "walkers": walkers})
+            shares_of(problem, 1, walkers=64)[0].restore({**state, "walkers": walkers})
 
 
 # Agents
 
 
 SHARDED = {"placement": "sharded", "walkers": 64}
-
-
-@pytest.fixture
-def anew(monkeypatch):
-    """Return what lets the next agent take up what another one saved, as in a process of its own."""
-    monkeypatch.setattr(places, "_agents", {})
-    return places._agents.clear
 
 
 def test_a_process_alone_goes_on_where_it_stopped(tmp_path, anew):

@@ -8,7 +8,6 @@ import pytest
 from keyed_games import (
     Corridor,
     behind,
-    corridor,
     reset_wide_corridor,
     scrambled,
     scrambled_wide,
@@ -21,23 +20,19 @@ from keyed_games import (
 from own_rules import DoubleQ, registered
 from superstep_runs import KEY, learned, play, problem_of, shares_of, whole
 from test_keyed_supersteps import SHARDED, fail_at
+from test_keyed_supersteps import walk as walk_along
 from test_supersteps import garnet, settings_of
 
 from dist_classicrl import CompiledSimulator, DistAsyncQLearning
 from dist_classicrl.environments.state_keys import as_number, as_numbers, as_stored, ascending, from_numbers
 from dist_classicrl.errors import (
     ActionMaskError,
-    CheckpointError,
     RewardError,
     SettingsError,
     StateLimitError,
 )
-from dist_classicrl.learning import keyed_table
 from dist_classicrl.learning.learner import Stream
-from dist_classicrl.learning.supersteps.crew import WHO, joined
-from dist_classicrl.model import places
 from dist_classicrl.rules import NStepSarsa
-from dist_classicrl.tables.keys import empty_slots
 
 # Each kernel here takes long to compile.
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fast_ramp")]
@@ -131,29 +126,7 @@ def test_a_partition_of_the_users_is_given_pairs_and_told_where_it_is_wrong():
         shares_of(problem, 2, "range")
 
 
-def walk(**settings):
-    return problem_of(wide_corridor(limit=5000, stride=2), settings_of(epsilon=1.0, **settings))
-
-
-def test_the_table_grows_alone_and_on_several_ranks(monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(keyed_table, "empty_slots", lambda n, kind: empty_slots(1 << 20, kind))
-        one = learned(walk(), 1_000_000, walkers=256)
-    assert one.keys.size > 1500
-    for ranks in (1, 3):
-        assert learned(walk(), 1_000_000, ranks, walkers=256, cuts=((500_224, 2, "hash"),)) == one
-    assert learned(walk(), 1_000_000, 2, walkers=256, in_memory=True) == one
-    narrow = learned(
-        problem_of(corridor(limit=5000, stride=2), settings_of(epsilon=1.0)), 1_000_000, walkers=256
-    )
-    assert len(narrow.keys) == len(one.keys)
-
-
-def test_each_share_has_its_part_of_the_states():
-    shares = shares_of(walk(), 3, walkers=64)
-    play(shares, Stream(KEY, 0), 300_032, walk().rates)
-    sizes = [share.n_known for share in shares]
-    assert min(sizes) > 0.8 * np.mean(sizes) and sum(sizes) == whole(walk(), shares)[2].size
+walk = partial(walk_along, wide_corridor)
 
 
 def test_keys_that_share_a_half_are_divided_as_well():
@@ -209,25 +182,7 @@ def test_what_a_game_does_wrong_is_told_with_the_key():
         play(shares_of(wrong, 2, walkers=64), Stream(KEY, 0), 1_000_000, wrong.rates)
 
 
-def test_walkers_that_cannot_be_are_refused():
-    shares = shares_of(walk(), 2, walkers=64)
-    play(shares, Stream(KEY, 0), 4096, walk().rates)
-    state = joined(share.state() for share in shares)
-    for word, wrong in ((WHO, 5), (1, 3), (0, 1 << 39)):
-        walkers = state["walkers"].copy()
-        walkers[7, word] = wrong
-        with pytest.raises(CheckpointError, match="walkers|position"):
-            shares_of(walk(), 1, walkers=64)[0].restore({**state, "walkers": walkers})
-
-
 # Agents
-
-
-@pytest.fixture
-def anew(monkeypatch):
-    """Return what lets the next agent take up what another one saved, as in a process of its own."""
-    monkeypatch.setattr(places, "_agents", {})
-    return places._agents.clear
 
 
 @pytest.mark.parametrize("algorithm", ["q_learning", "double_q_learning"])

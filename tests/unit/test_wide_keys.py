@@ -55,17 +55,11 @@ from dist_classicrl.errors import (
 )
 from dist_classicrl.export.formats import export
 from dist_classicrl.learning import interleaved, keyed_table
-from dist_classicrl.model import model_file, places
+from dist_classicrl.model import model_file
 from dist_classicrl.tables.keys import empty_slots, find_rows, slots_of
 
-pytestmark = pytest.mark.slow  # each kernel here takes long to compile
-
-
-@pytest.fixture(autouse=True)
-def anew(monkeypatch):
-    """Return what lets the next agent take up what another one saved, as in a process of its own."""
-    monkeypatch.setattr(places, "_agents", {})
-    return places._agents.clear
+# Each kernel here takes long to compile.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("anew")]
 
 
 # Numbers, pairs and words
@@ -112,12 +106,6 @@ def test_a_key_that_comes_twice_is_told():
 
 
 # Learning
-
-
-@pytest.fixture
-def interleaves(monkeypatch):
-    """Let tables of any size be learned by walkers that take turns, as those of keys are."""
-    monkeypatch.setattr(interleaved, "FROM_ENTRIES", 1)
 
 
 def learned(env, steps=300_000, **settings):
