@@ -299,6 +299,8 @@ def main() -> None:
     if arguments.as_rank:
         run_rank(arguments.steps)
         return
+    if arguments.rounds < 1 and arguments.measured is None:
+        parser.error("--rounds 0 needs the costs of an earlier result: give it as --measured")
     costs: dict[str, Costs] = {}
     rates: dict[str, dict[str, float]] = {}
     if arguments.measured is not None:

@@ -18,6 +18,7 @@ from dist_classicrl.checkpoint import arrays as array_files
 from dist_classicrl.engines.supersteps import division
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.evaluation.exact import greedy_value
+from dist_classicrl.evaluation.over_ranks import policy_value_over_ranks
 from dist_classicrl.membership.group import Group
 from dist_classicrl.model import places
 from dist_classicrl.tables import large_table
@@ -118,7 +119,10 @@ def test_it_is_shown_and_its_exact_value_known_while_it_is_learned(truth, capsys
     evaluation = EvalCallback(MODEL, eval_freq=60_001, n_eval_episodes=2, max_steps=20)
     learner = learned(CALLS[:1], callbacks=[evaluation], verbose=True)
     assert bits_of(learner) == truth(CALLS[:1])
-    found = greedy_value(MODEL, learner.action_values(STATES), 0.9)
+    values = learner.action_values(STATES)
+    found = greedy_value(MODEL, values, 0.9)
+    of_states = policy_value_over_ranks(MODEL, learner.predict, 0.9, WORLD, timeout=60)
+    np.testing.assert_allclose(of_states, MODEL.policy_value(values.argmax(axis=1), 0.9), atol=1e-9)
     if WORLD.rank == 0:
         assert "5,000 states, 5 actions" in capsys.readouterr().err
         assert evaluation.last_exact_value == pytest.approx(found) and found > 0.0

@@ -228,13 +228,14 @@ class FunctionMDP:
         prob[first : first + number] = 1.0 / number
         return prob
 
-    def legal_pairs(self) -> np.ndarray:
-        """Return the legal pairs, bool, shape (S, A)."""
-        legal = np.ones((self.n_states, self.n_actions), dtype=bool)
+    def legal_pairs(self, states: range | np.ndarray | None = None) -> np.ndarray:
+        """Return the legal pairs, bool, shape (S, A), or those of some states."""
+        rows = Rows(states, self.n_states)
+        legal = np.ones((rows.n, self.n_actions), dtype=bool)
         if self.has_mask:
-            allow, place = self._kernels(check=True).allow, self._everywhere
+            allow, place = self._kernels(check=True).allow, self._place(rows)
             try:
-                in_ranges(lambda low, high: allow(place, low, high, legal), self.n_states)
+                in_ranges(lambda low, high: allow(place, low, high, legal), rows.n)
             except IndexError as error:
                 raise OutsideSpaceError(
                     f"{self.name}: legal read an array at an index that it does not have. It must work for "

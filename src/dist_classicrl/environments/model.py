@@ -21,6 +21,7 @@ from dist_classicrl.environments.model_checks import (
     positive_int,
 )
 from dist_classicrl.environments.model_making import Making
+from dist_classicrl.environments.sampling.ranges import Rows
 from dist_classicrl.errors import ActionMaskError, ModelError
 
 if TYPE_CHECKING:
@@ -156,11 +157,15 @@ class TabularMDP(Making):
         pointer = reachability.row_pointer(state[usable], self.n_states)
         return reachability.successors_closure(pointer, self.outcome_next[usable], self.start_prob > 0)
 
-    def legal_pairs(self) -> np.ndarray:
-        """Return the legal pairs, bool, shape (S, A): a copy of the mask, or all True where there is none."""
+    def legal_pairs(self, states: range | np.ndarray | None = None) -> np.ndarray:
+        """Return the legal pairs, bool, shape (S, A), or those of some states.
+
+        It is a copy of the mask, or all True where there is none.
+        """
+        rows = Rows(states, self.n_states)
         if self.action_mask is None:
-            return np.ones((self.n_states, self.n_actions), dtype=bool)
-        return self.action_mask.copy()
+            return np.ones((rows.n, self.n_actions), dtype=bool)
+        return self.action_mask[rows.index].copy()
 
     def reachable_pairs(self) -> np.ndarray:
         """Return the legal pairs that some policy can visit from the start distribution, bool, shape (S, A).

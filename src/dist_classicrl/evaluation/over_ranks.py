@@ -1,26 +1,28 @@
-"""Optimal values of a model by all ranks together, for models whose action values no rank has room for."""
+"""Values of a model by all ranks together, for models whose action values no rank has room for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
-from dist_classicrl.checks import checked_positive
+from dist_classicrl.checks import as_array, checked_positive
 from dist_classicrl.comm.collectives import own_communicator
 from dist_classicrl.comm.rooted import RootedCollectives
 from dist_classicrl.environments.function_model import process_of
 from dist_classicrl.environments.model import TabularMDP
-from dist_classicrl.environments.solvers.discounted import EVALUATIONS_PER_IMPROVEMENT
+from dist_classicrl.environments.solvers.discounted import EVALUATIONS_PER_IMPROVEMENT, to_optimum
+from dist_classicrl.environments.solvers.policy_value import checked_actions, to_value
 from dist_classicrl.environments.solvers.process import (
     MOST_SWEEPS,
+    Process,
     Sweeps,
     check_limits,
     checked_discount,
-    error_bound,
-    gives_up,
 )
 from dist_classicrl.environments.solvers.rows import RowsProcess
 from dist_classicrl.errors import RankMismatchError, SettingsError
@@ -28,7 +30,12 @@ from dist_classicrl.errors import RankMismatchError, SettingsError
 if TYPE_CHECKING:
     from dist_classicrl.environments.function_model import FunctionMDP
 
+Actions = Callable[[np.ndarray], npt.ArrayLike]
+"""Takes the numbers of states, int64, shape (n,), and returns an action for each."""
+
 _WHAT = "all ranks to sweep over their states"
+
+_ASKED_AT_ONCE = 1 << 16  # states
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -75,6 +82,34 @@ class _Part:
     change: float
 
 
+class _SweepsOverRanks(Sweeps):
+    """Sweeps of which each rank makes its part; all have the values of all states after each.
+
+    A sweep reads the values of the one before it, so that what comes out has the same bits at any number of
+    ranks.
+    """
+
+    def __init__(self, process: Process, discount: float, rooted: RootedCollectives) -> None:
+        super().__init__(process, discount)
+        self._rooted = rooted
+        self.own = _share(process.n_states, rooted)
+
+    def swept(self, kernel: Any) -> float:
+        """See `Sweeps`."""
+        low, high = self.own.start, self.own.stop
+        with self._rooted.operation():
+            change = self.ahead(kernel, low, high) if high > low else 0.0
+            whole = _joined(self._rooted, _Part(self.new[low:high], change))
+        self.v[:-1] = whole.numbers
+        return whole.change
+
+    def joined_policy(self) -> np.ndarray:
+        """Return the actions of all states, on each rank."""
+        with self._rooted.operation():
+            own = self.policy[self.own.start : self.own.stop]
+            return _joined(self._rooted, _Part(own, 0.0)).numbers.copy()
+
+
 def solve_over_ranks(
     model: TabularMDP | FunctionMDP,
     discount_factor: float,
@@ -116,61 +151,138 @@ def solve_over_ranks(
     RemoteRankError, RankTimeoutError, RankLostError
         Another rank raised an exception, did not take part, or died.
     """
-    seconds = checked_positive("timeout", timeout)
-    own = own_communicator(comm, seconds, "call of solve_over_ranks")
-    rooted = RootedCollectives.over(own, seconds)
-    try:
+    told = f"model, discount_factor, tolerance or max_iterations in {solve_over_ranks.__name__}()"
+    with _together(comm, timeout, solve_over_ranks.__name__) as rooted:
         with rooted.operation():
-            discount = checked_discount(discount_factor)
+            discount = _checked_discount(discount_factor, "model.solve(1.0)")
             check_limits(tolerance, max_iterations)
-            if discount == 1.0:
-                raise SettingsError(
-                    "discount_factor is 1.0; over ranks it must be below 1, such as 0.99; for 1 use "
-                    "model.solve(1.0)"
-                )
-            sweeps = _sweeps_of(model, discount)
-            told = repr((model.fingerprint(), discount, float(tolerance), int(max_iterations)))
-            everyone = rooted.share(_Asked(told, sweeps.process.lowest()), "all ranks to read the model")
-        others = [rank for rank, asked in everyone.items() if asked.told != everyone[rooted.root].told]
-        if others:
-            raise RankMismatchError(
-                f"Rank {others[0]} was given another model, discount_factor, tolerance or max_iterations "
-                f"than rank {rooted.root} in solve_over_ranks(). Give all ranks the same."
-            )
-        sweeps.v[:-1] = min(0.0, everyone[rooted.root].lowest) / (1.0 - discount)
-        return _solved(rooted, sweeps, tolerance, max_iterations)
+            sweeps = _SweepsOverRanks(_process_of(model), discount, rooted)
+            given = (model.fingerprint(), discount, float(tolerance), int(max_iterations))
+            lowest = _agree(rooted, _Asked(repr(given), sweeps.process.lowest()), told)
+        sweeps.v[:-1] = min(0.0, lowest) / (1.0 - discount)
+        iterations, residual = to_optimum(sweeps, EVALUATIONS_PER_IMPROVEMENT, tolerance, max_iterations)
+        return SolutionOverRanks(sweeps.v[:-1].copy(), sweeps.joined_policy(), iterations, residual)
+
+
+def policy_value_over_ranks(
+    model: TabularMDP | FunctionMDP,
+    policy: Actions | npt.ArrayLike,
+    discount_factor: float,
+    comm: Any,
+    timeout: float = 600.0,
+) -> np.ndarray:
+    """Compute a policy's values by all ranks of `comm`, each of which sweeps over its share of the states.
+
+    For an agent, also one whose table is divided between hosts, `policy` is ``agent.predict``: each rank asks
+    for the actions of its own states, and no rank has the table. Every rank has the values of all states; see
+    `solve_over_ranks`.
+
+    Parameters
+    ----------
+    model : TabularMDP or FunctionMDP
+        The same on every rank.
+    policy : callable, or ndarray of int, shape (S,)
+        An action for each state, or what returns the actions of states that it is given, int64, shape (n,),
+        at most 65,536 at once. Of states without legal actions it is ignored, and they are worth 0. A rank
+        uses the actions of its share of the states alone.
+    discount_factor : float
+        From 0 to below 1.
+    comm : mpi4py.MPI.Comm
+        Every rank of it calls this.
+    timeout : float
+        Seconds to wait for a rank that says nothing.
+
+    Returns
+    -------
+    ndarray of float64, shape (S,)
+        The same bits on every rank, and at any number of ranks; the error is below 1e-10, but for rounding.
+
+    Raises
+    ------
+    SettingsError
+        An argument is outside what is allowed, or the policy takes an illegal action.
+    ConvergenceError
+        A million sweeps were used up.
+    RankMismatchError
+        Ranks have different models or discount factors.
+    RemoteRankError, RankTimeoutError, RankLostError
+        Another rank raised an exception, did not take part, or died.
+    """
+    told = f"model or discount_factor in {policy_value_over_ranks.__name__}()"
+    with _together(comm, timeout, policy_value_over_ranks.__name__) as rooted:
+        with rooted.operation():
+            discount = _checked_discount(discount_factor, "model.policy_value(policy, 1.0)")
+            sweeps = _SweepsOverRanks(_process_of(model), discount, rooted)
+            actions = _actions_of(policy, model, sweeps.own)
+            sweeps.policy[sweeps.own.start : sweeps.own.stop] = actions
+            _agree(rooted, _Asked(repr((model.fingerprint(), discount)), 0.0), told)
+        to_value(sweeps.under_policy())
+        return sweeps.v[:-1].copy()
+
+
+@contextmanager
+def _together(comm: Any, timeout: float, name: str) -> Iterator[RootedCollectives]:
+    """Give what all ranks talk by in one call of a function of this module."""
+    seconds = checked_positive("timeout", timeout)
+    rooted = RootedCollectives.over(own_communicator(comm, seconds, f"call of {name}"), seconds)
+    try:
+        yield rooted
     finally:
         rooted.close()
 
 
-def _sweeps_of(model: TabularMDP | FunctionMDP, discount: float) -> Sweeps:
-    process = RowsProcess.of_model(model) if isinstance(model, TabularMDP) else process_of(model)
-    return Sweeps(process, discount)
+def _share(n_states: int, rooted: RootedCollectives) -> range:
+    """Return the states over which this rank sweeps."""
+    ranks = rooted.wire.size
+    return range(n_states * rooted.rank // ranks, n_states * (rooted.rank + 1) // ranks)
 
 
-def _solved(
-    rooted: RootedCollectives, sweeps: Sweeps, tolerance: float, max_iterations: int
-) -> SolutionOverRanks:
-    n, ranks = sweeps.process.n_states, rooted.wire.size
-    low, high = n * rooted.rank // ranks, n * (rooted.rank + 1) // ranks
+def _checked_discount(value: Any, alone: str) -> float:
+    discount = checked_discount(value)
+    if discount == 1.0:
+        raise SettingsError(
+            f"discount_factor is 1.0; over ranks it must be below 1, such as 0.99; for 1 use {alone}"
+        )
+    return discount
 
-    def swept(kernel: Callable[..., float]) -> float:
-        with rooted.operation():
-            change = sweeps.ahead(kernel, low, high) if high > low else 0.0
-            whole = _joined(rooted, _Part(sweeps.new[low:high], change))
-        sweeps.v[:-1] = whole.numbers
-        return whole.change
 
-    for iteration in range(1, max_iterations + 1):
-        change = swept(sweeps.process.improve)
-        residual = error_bound(change, sweeps.discount)
-        if residual < tolerance or sweeps.is_rounding(change):
-            with rooted.operation():
-                policy = _joined(rooted, _Part(sweeps.policy[low:high], 0.0)).numbers
-            return SolutionOverRanks(sweeps.v[:-1].copy(), policy.copy(), iteration, residual)
-        for _ in range(EVALUATIONS_PER_IMPROVEMENT):
-            swept(sweeps.process.evaluate)
-    raise gives_up(sweeps.discount, change, max_iterations)
+def _process_of(model: TabularMDP | FunctionMDP) -> Process:
+    return RowsProcess.of_model(model) if isinstance(model, TabularMDP) else process_of(model)
+
+
+def _agree(rooted: RootedCollectives, own: _Asked, what: str) -> float:
+    """Return the root's lowest reward; RankMismatchError unless all ranks were given the same."""
+    everyone = rooted.share(own, "all ranks to read the model")
+    of_root = everyone[rooted.root]
+    others = [rank for rank, asked in everyone.items() if asked.told != of_root.told]
+    if others:
+        raise RankMismatchError(
+            f"Rank {others[0]} was given another {what} than rank {rooted.root}. Give all ranks the same."
+        )
+    return of_root.lowest
+
+
+def _actions_of(policy: Any, model: TabularMDP | FunctionMDP, own: range) -> np.ndarray:
+    """Return the policy's actions in some states, -1 where none is legal; SettingsError for illegal ones."""
+    if not callable(policy):
+        policy = as_array(policy)
+        if policy.shape != (model.n_states,):
+            raise SettingsError(
+                f"the policy has shape {policy.shape}; it must be actions, int with shape "
+                f"({model.n_states},), or a function that returns the actions of states"
+            )
+    found = np.full(len(own), -1, np.int64)
+    for first in range(own.start, own.stop, _ASKED_AT_ONCE):
+        part = range(first, min(first + _ASKED_AT_ONCE, own.stop))
+        states = np.arange(part.start, part.stop)
+        actions = as_array(policy(states) if callable(policy) else policy[states])
+        if actions.shape != states.shape or actions.dtype.kind not in "iu":
+            raise SettingsError(
+                f"the policy returned shape {actions.shape} and dtype {actions.dtype} for {states.size} "
+                "states; it must be an action for each, int"
+            )
+        found[states - own.start] = checked_actions(actions, model.legal_pairs(part), first)
+    return found
 
 
 def _joined(rooted: RootedCollectives, own: _Part) -> _Part:

@@ -38,6 +38,11 @@ class Rows:
         if outside:
             raise ModelError(f"state {outside[0]} is asked for; states are 0 to {n_states - 1}")
 
+    @property
+    def index(self) -> slice | np.ndarray:
+        """What picks these out of an array that has all states."""
+        return self.states if self.states.size else slice(self.first, self.first + self.n)
+
 
 def in_ranges(work: Callable[[int, int], Any], n: int, size: int | None = None) -> list[Any]:
     """Call `work(low, high)` for ranges that make up ``range(n)``; return what it returned, in their order.

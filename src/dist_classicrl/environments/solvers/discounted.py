@@ -113,13 +113,13 @@ def of_process(
     evaluations = 0
     if discount < 1.0 and method == "modified_policy_iteration":
         evaluations = EVALUATIONS_PER_IMPROVEMENT
-    iterations, residual = _to_optimum(sweeps, evaluations, tolerance, max_iterations)
+    iterations, residual = to_optimum(sweeps, evaluations, tolerance, max_iterations)
     q = process.values(discount, sweeps.v)
     v, policy = best_of(q, legal)
     return Solution(q, v, policy, iterations, residual)
 
 
-def _to_optimum(sweeps: Sweeps, evaluations: int, tolerance: float, max_iterations: int) -> tuple[int, float]:
+def to_optimum(sweeps: Sweeps, evaluations: int, tolerance: float, max_iterations: int) -> tuple[int, float]:
     """Sweep until the values are optimal; return improving sweeps and residual."""
     changes = Changes(sweeps.discount)
     for iteration in range(1, max_iterations + 1):

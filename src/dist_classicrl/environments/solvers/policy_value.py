@@ -202,12 +202,8 @@ def checked_policy(model: Pairs, policy: Any) -> np.ndarray:
     acting = np.flatnonzero(legal.any(axis=1))
     probability = np.zeros((S, A))
     if given.shape == (S,) and given.dtype.kind in "iu":
-        outside = acting[(given[acting] < 0) | (given[acting] >= A)]
-        if outside.size:
-            raise SettingsError(
-                f"the policy takes action {given[outside[0]]} in state {outside[0]}; actions are 0 to {A - 1}"
-            )
-        probability[acting, given[acting]] = 1.0
+        actions = checked_actions(given, legal)
+        probability[acting, actions[acting]] = 1.0
     elif given.shape == (S, A) and given.dtype.kind in "fiu":
         probability[acting] = given[acting]
         total = probability[acting].sum(axis=1)
@@ -228,8 +224,33 @@ def checked_policy(model: Pairs, policy: Any) -> np.ndarray:
     illegal = np.argwhere((probability > 0) & ~legal)
     if illegal.size:
         s, a = illegal[0]
-        raise SettingsError(
-            f"the policy takes action {a} in state {s}, which is illegal there; legal are "
-            f"{np.flatnonzero(legal[s]).tolist()}"
-        )
+        raise _takes_illegal(a, s, legal[s])
     return probability
+
+
+def checked_actions(given: np.ndarray, legal: np.ndarray, first: int = 0) -> np.ndarray:
+    """Return the actions of states that follow each other, int64, -1 where none is legal.
+
+    `legal` is bool, shape (states, A), and `first` the number of the first state.
+    """
+    A = legal.shape[1]
+    acting = np.flatnonzero(legal.any(axis=1))
+    taken = given[acting]
+    outside = np.flatnonzero((taken < 0) | (taken >= A))
+    if outside.size:
+        state, action = first + acting[outside[0]], taken[outside[0]]
+        raise SettingsError(f"the policy takes action {action} in state {state}; actions are 0 to {A - 1}")
+    illegal = np.flatnonzero(~legal[acting, taken])
+    if illegal.size:
+        s = acting[illegal[0]]
+        raise _takes_illegal(given[s], first + s, legal[s])
+    actions = np.full(given.size, -1, np.int64)
+    actions[acting] = taken
+    return actions
+
+
+def _takes_illegal(action: int, state: int, legal: np.ndarray) -> SettingsError:
+    return SettingsError(
+        f"the policy takes action {action} in state {state}, which is illegal there; legal are "
+        f"{np.flatnonzero(legal).tolist()}"
+    )

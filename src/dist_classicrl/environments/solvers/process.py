@@ -75,11 +75,11 @@ class Sweeps:
 
     def improve(self) -> float:
         """Improve the values; return the largest change."""
-        return self._in_place(self.process.improve)
+        return self.swept(self.process.improve)
 
     def evaluate(self) -> float:
         """Bring the values nearer to the policy's; return the largest change."""
-        return self._in_place(self.process.evaluate)
+        return self.swept(self.process.evaluate)
 
     def under_policy(self) -> Sweeps:
         """Return sweeps of the same values that keep the policy as it is now, and do so soonest."""
@@ -87,7 +87,8 @@ class Sweeps:
         held.process, held.policy = self.process.under(self.policy)
         return held
 
-    def _in_place(self, kernel: Any) -> float:
+    def swept(self, kernel: Any) -> float:
+        """Write what the values of all states become; return the largest change."""
         n = self.process.n_states
         if n <= ONE_THREAD:
             return float(kernel(0, n, self.discount, self.v, self.v, self.policy))
