@@ -244,6 +244,37 @@ def test_a_curve_is_at_evenly_spread_steps_and_adds_up_to_the_whole(whole):
 
 
 @pytest.mark.slow
+def test_results_are_those_of_their_environments_in_whatever_order_these_are_given(tmp_path):
+    models = {"b": TabularMDP.garnet(8, 2, 2, seed=1), "a": TabularMDP.garnet(9, 2, 2, seed=2)}
+    given = {"total_steps": 2_000, "seeds": 2, "vary": {"discount_factor": [0.8, 0.9]}}
+    best = {
+        (name, d): model.start_value(model.solve(d).v) for name, model in models.items() for d in (0.8, 0.9)
+    }
+    for order in ("ba", "ab"):  # the second time there is nothing left to do
+        sweep = Sweep({name: models[name] for name in order}, folder=tmp_path / "study", **given)
+        for study in (sweep.run(processes=1), Study(tmp_path / "study")):
+            rows = study.rows()
+            assert len(rows) == 8
+            for row in rows:
+                known = best[row["environment"], float(row["discount_factor"])]
+                assert row["optimal_value"] == pytest.approx(known)
+                assert row["exact_value"] <= row["optimal_value"] + 1e-9
+    stopped = SuccessiveHalving(factor=2, rungs=2)
+    early = Sweep(
+        {name: models[name] for name in "ba"}, folder=tmp_path / "early", early_stopping=stopped, **given
+    )
+    for row in early.run(processes=1).rows():
+        assert row["optimal_value"] == pytest.approx(best[row["environment"], float(row["discount_factor"])])
+
+
+def test_environments_may_be_a_list_of_names(tmp_path):
+    sweep = Sweep(["Taxi-v4", "FrozenLake-v1"], folder=tmp_path / "study", total_steps=1_000)
+    assert list(sweep.plan.environments) == ["FrozenLake-v1", "Taxi-v4"]
+    for wrong in (["Taxi-v4", "Taxi-v4"], [GARNET]):
+        with pytest.raises(StudyError, match="a list must have names of environments, each once"):
+            Sweep(wrong, folder=tmp_path / "study", total_steps=1_000)
+
+
 def test_two_processes_make_the_same_tables_as_one(whole, tmp_path):
     seen = []
     study = a_sweep(tmp_path).run(processes=2, progress=seen.append)

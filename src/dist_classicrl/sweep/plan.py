@@ -56,7 +56,9 @@ class Plan:
     Attributes
     ----------
     environments : mapping of str to str
-        What each is: its name, a fingerprint of its process, and arguments that this cannot tell.
+        What each is: its name, a fingerprint of its process, and arguments that this cannot tell. They are
+        put in the order of their names, by which runs are numbered, so that whoever reads the plan, or was
+        given them in another order, numbers runs alike.
     variants : sequence of dict
         Settings of the agent for each, those that all share included. None for those that a search by what
         came out has not decided.
@@ -75,6 +77,9 @@ class Plan:
     eval_episodes: int
     stopping: Mapping[str, Any] | None = None
     search: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "environments", dict(sorted(self.environments.items())))
 
     @property
     def n_variants(self) -> int:

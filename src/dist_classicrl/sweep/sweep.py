@@ -75,8 +75,9 @@ class Sweep:
 
     Parameters
     ----------
-    env : str, EnvLike, or mapping of str to EnvLike
-        What `DistAsyncQLearning.train` takes, or a name as `dist-classicrl train` takes it; several by name.
+    env : str, EnvLike, sequence of str, or mapping of str to EnvLike
+        What `DistAsyncQLearning.train` takes, or a name as `dist-classicrl train` takes it; several as a list
+        of names, or each by a name of its own. Results have them in the order of their names.
     total_steps : int
         Steps of each run.
     seeds : int or sequence of int
@@ -110,7 +111,7 @@ class Sweep:
 
     def __init__(
         self,
-        env: EnvLike | Mapping[str, EnvLike],
+        env: EnvLike | Sequence[str] | Mapping[str, EnvLike],
         total_steps: int,
         seeds: int | Sequence[int] = 10,
         settings: Mapping[str, Any] | None = None,
@@ -510,10 +511,17 @@ def _check_different(made: Sequence[Mapping[str, Any]], varied: Iterable[str]) -
 def _environments(env: Any) -> dict[str, Any]:
     from dist_classicrl.environments import named
 
+    if isinstance(env, (list, tuple)):
+        if not all(isinstance(each, str) for each in env) or len(set(env)) < len(env):
+            raise StudyError(
+                f"env is the list {env!r:.200}; a list must have names of environments, each once. Give "
+                "others as a mapping, each by a name of its own."
+            )
+        env = dict(zip(env, env, strict=True))
     if not isinstance(env, Mapping):
         env = {env if isinstance(env, str) else _name_of(env): env}
     if not env:
-        raise StudyError("A study needs an environment, got an empty mapping.")
+        raise StudyError("A study needs an environment, got none.")
     return {str(name): named.make(one) if isinstance(one, str) else one for name, one in env.items()}
 
 
