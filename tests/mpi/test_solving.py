@@ -1,11 +1,13 @@
 """Optimal values, and those of a policy, by several ranks together."""
 
+from functools import partial
+
 import function_models
 import numpy as np
 import pytest
 
 from dist_classicrl import TabularMDP
-from dist_classicrl.errors import RankMismatchError, RemoteRankError, SettingsError
+from dist_classicrl.errors import DivergenceError, RankMismatchError, RemoteRankError, SettingsError
 from dist_classicrl.evaluation.over_ranks import policy_value_over_ranks, solve_over_ranks
 
 
@@ -105,8 +107,34 @@ def test_ranks_hear_what_is_wrong_with_a_policy(world):
     refused("takes action -1 in state 5; actions are 0 to 2", changed(-1))
     refused("must be an action for each, int", changed(0) if not last else lambda states: states / 2)
     refused("for 3 states|for 4 states|for 7 states", lambda states: actions[states][: 2 if last else None])
-    refused(r"the policy has shape \(6,\)", actions[:6], SettingsError)
+    refused(r"the policy has shape \(6,\) and dtype int64", actions[:6], SettingsError)
+    refused(r"the policy has shape \(7,\) and dtype bool", actions > 0, SettingsError)
     refused(r"must be below 1.*model\.policy_value\(policy, 1\.0\)", actions, SettingsError, 1.0)
     if world.size > 1:
         with pytest.raises(RankMismatchError, match=r"another model or discount_factor in policy_value"):
             policy_value_over_ranks(model, actions, 0.8 if last else 0.9, world, timeout=60)
+
+
+def test_a_policy_may_write_to_the_states_that_it_is_given(world):
+    model, actions = masked()
+
+    def policy(states):
+        states -= 1
+        return actions[states + 1]
+
+    found = policy_value_over_ranks(model, policy, 0.9, world, timeout=60)
+    np.testing.assert_allclose(found, model.policy_value(actions, 0.9), atol=1e-9)
+
+
+@pytest.mark.core
+def test_values_beyond_all_numbers_and_what_is_no_model_are_told_on_all_ranks(world):
+    transition, reward = np.zeros((3, 1, 3)), np.zeros((3, 1, 3))
+    transition[0, 0, 0] = transition[1, 0, 1] = 1.0
+    transition[2, 0, :2] = 0.5
+    reward[0], reward[1] = 1e307, -1e307
+    model = TabularMDP.from_arrays(transition, reward, start_prob=[0, 0, 1.0])
+    for call in (partial(solve_over_ranks, model), partial(policy_value_over_ranks, model, [0, 0, 0])):
+        with pytest.raises(DivergenceError, match="value of state 0 is beyond the numbers of float64"):
+            call(0.99, world, timeout=60)
+    with pytest.raises(SettingsError, match="model must be a TabularMDP or a FunctionMDP, got 'Taxi'"):
+        policy_value_over_ranks("Taxi", [0], 0.9, world, timeout=60)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +13,9 @@ import numpy.typing as npt
 from dist_classicrl.checks import as_array, checked_positive
 from dist_classicrl.comm.collectives import own_communicator
 from dist_classicrl.comm.rooted import RootedCollectives
-from dist_classicrl.environments.function_model import process_of
+from dist_classicrl.environments.function_model import FunctionMDP, process_of
 from dist_classicrl.environments.model import TabularMDP
+from dist_classicrl.environments.solution import check_finite
 from dist_classicrl.environments.solvers.discounted import EVALUATIONS_PER_IMPROVEMENT, to_optimum
 from dist_classicrl.environments.solvers.policy_value import checked_actions, to_value
 from dist_classicrl.environments.solvers.process import (
@@ -26,9 +27,6 @@ from dist_classicrl.environments.solvers.process import (
 )
 from dist_classicrl.environments.solvers.rows import RowsProcess
 from dist_classicrl.errors import RankMismatchError, SettingsError
-
-if TYPE_CHECKING:
-    from dist_classicrl.environments.function_model import FunctionMDP
 
 Actions = Callable[[np.ndarray], npt.ArrayLike]
 """Takes the numbers of states, int64, shape (n,), and returns an action for each."""
@@ -103,6 +101,12 @@ class _SweepsOverRanks(Sweeps):
         self.v[:-1] = whole.numbers
         return whole.change
 
+    def values(self) -> np.ndarray:
+        """Return the values of all states; DivergenceError, on each rank, where one is beyond all numbers."""
+        v = self.v[:-1].copy()
+        check_finite(v)
+        return v
+
     def joined_policy(self) -> np.ndarray:
         """Return the actions of all states, on each rank."""
         with self._rooted.operation():
@@ -146,6 +150,8 @@ def solve_over_ranks(
         An argument is outside what is allowed.
     ConvergenceError
         The sweeps were used up.
+    DivergenceError
+        A value is beyond the numbers of float64.
     RankMismatchError
         Ranks have different models or arguments.
     RemoteRankError, RankTimeoutError, RankLostError
@@ -161,7 +167,7 @@ def solve_over_ranks(
             lowest = _agree(rooted, _Asked(repr(given), sweeps.process.lowest()), told)
         sweeps.v[:-1] = min(0.0, lowest) / (1.0 - discount)
         iterations, residual = to_optimum(sweeps, EVALUATIONS_PER_IMPROVEMENT, tolerance, max_iterations)
-        return SolutionOverRanks(sweeps.v[:-1].copy(), sweeps.joined_policy(), iterations, residual)
+        return SolutionOverRanks(sweeps.values(), sweeps.joined_policy(), iterations, residual)
 
 
 def policy_value_over_ranks(
@@ -203,6 +209,8 @@ def policy_value_over_ranks(
         An argument is outside what is allowed, or the policy takes an illegal action.
     ConvergenceError
         A million sweeps were used up.
+    DivergenceError
+        A value is beyond the numbers of float64.
     RankMismatchError
         Ranks have different models or discount factors.
     RemoteRankError, RankTimeoutError, RankLostError
@@ -217,18 +225,22 @@ def policy_value_over_ranks(
             sweeps.policy[sweeps.own.start : sweeps.own.stop] = actions
             _agree(rooted, _Asked(repr((model.fingerprint(), discount)), 0.0), told)
         to_value(sweeps.under_policy())
-        return sweeps.v[:-1].copy()
+        return sweeps.values()
 
 
 @contextmanager
 def _together(comm: Any, timeout: float, name: str) -> Iterator[RootedCollectives]:
     """Give what all ranks talk by in one call of a function of this module."""
     seconds = checked_positive("timeout", timeout)
-    rooted = RootedCollectives.over(own_communicator(comm, seconds, f"call of {name}"), seconds)
+    own = own_communicator(comm, seconds, f"call of {name}")
+    rooted = RootedCollectives.over(own, seconds)
     try:
-        yield rooted
-    finally:
+        with np.errstate(over="ignore", invalid="ignore"):  # it is said of the values
+            yield rooted
+    except BaseException:
         rooted.close()
+        raise
+    rooted.free(own)
 
 
 def _share(n_states: int, rooted: RootedCollectives) -> range:
@@ -246,8 +258,12 @@ def _checked_discount(value: Any, alone: str) -> float:
     return discount
 
 
-def _process_of(model: TabularMDP | FunctionMDP) -> Process:
-    return RowsProcess.of_model(model) if isinstance(model, TabularMDP) else process_of(model)
+def _process_of(model: Any) -> Process:
+    if isinstance(model, TabularMDP):
+        return RowsProcess.of_model(model)
+    if isinstance(model, FunctionMDP):
+        return process_of(model)
+    raise SettingsError(f"model must be a TabularMDP or a FunctionMDP, got {model!r:.100}")
 
 
 def _agree(rooted: RootedCollectives, own: _Asked, what: str) -> float:
@@ -264,25 +280,28 @@ def _agree(rooted: RootedCollectives, own: _Asked, what: str) -> float:
 
 def _actions_of(policy: Any, model: TabularMDP | FunctionMDP, own: range) -> np.ndarray:
     """Return the policy's actions in some states, -1 where none is legal; SettingsError for illegal ones."""
-    if not callable(policy):
-        policy = as_array(policy)
-        if policy.shape != (model.n_states,):
-            raise SettingsError(
-                f"the policy has shape {policy.shape}; it must be actions, int with shape "
-                f"({model.n_states},), or a function that returns the actions of states"
-            )
-    found = np.full(len(own), -1, np.int64)
+    given = None if callable(policy) else as_array(policy)
+    if given is not None and (given.shape != (model.n_states,) or given.dtype.kind not in "iu"):
+        raise SettingsError(
+            f"the policy has shape {given.shape} and dtype {given.dtype}; it must be actions, int with shape "
+            f"({model.n_states},), or a function that returns the actions of states"
+        )
+    found = [np.zeros(0, np.int64)]
     for first in range(own.start, own.stop, _ASKED_AT_ONCE):
         part = range(first, min(first + _ASKED_AT_ONCE, own.stop))
-        states = np.arange(part.start, part.stop)
-        actions = as_array(policy(states) if callable(policy) else policy[states])
-        if actions.shape != states.shape or actions.dtype.kind not in "iu":
+        # The function may write to the states that it is given.
+        actions = (
+            as_array(policy(np.arange(part.start, part.stop)))
+            if given is None
+            else given[part.start : part.stop]
+        )
+        if actions.shape != (len(part),) or actions.dtype.kind not in "iu":
             raise SettingsError(
-                f"the policy returned shape {actions.shape} and dtype {actions.dtype} for {states.size} "
+                f"the policy returned shape {actions.shape} and dtype {actions.dtype} for {len(part)} "
                 "states; it must be an action for each, int"
             )
-        found[states - own.start] = checked_actions(actions, model.legal_pairs(part), first)
-    return found
+        found.append(checked_actions(actions, model.legal_pairs(part), first))
+    return np.concatenate(found)
 
 
 def _joined(rooted: RootedCollectives, own: _Part) -> _Part:
