@@ -2,14 +2,13 @@
 
 import gc
 import hashlib
-import os
-import signal
 import threading
 import time
 
 import numpy as np
 import pytest
 from mpi4py import MPI
+from own_signals import stop_after
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP, _memory
 from dist_classicrl.agent.agent import state_of
@@ -150,20 +149,10 @@ def test_a_rank_whose_agent_is_gone_tells_its_rows_until_all_are(truth):
     assert len(desks()) <= before
 
 
-def stop_from(step):
-    """Return what asks for a stop at the first report of a call after so many of its steps."""
-
-    def report(progress):
-        if progress.steps >= step:
-            os.kill(os.getpid(), signal.SIGUSR1)
-
-    return report
-
-
 def test_it_is_saved_in_parts_and_goes_on_on_other_hosts(monkeypatch, truth, folder):
     saved = {"checkpoint_dir": folder, "stop_signals": ["SIGUSR1"]}
     with pytest.raises(SystemExit):
-        learned(CALLS, progress=stop_from(30_000), **saved)
+        learned(CALLS, **stop_after(30_000), **saved)
     WORLD.barrier()
     (agent_folder,) = folder.glob("agent-*")
     newest = max(path for path in agent_folder.iterdir() if path.is_dir())
@@ -174,7 +163,7 @@ def test_it_is_saved_in_parts_and_goes_on_on_other_hosts(monkeypatch, truth, fol
     places._agents.clear()
     if WORLD.rank == 0:
         with pytest.raises(SystemExit):
-            learned(CALLS, MPI.COMM_SELF, progress=stop_from(70_000), **saved)
+            learned(CALLS, MPI.COMM_SELF, **stop_after(70_000), **saved)
     WORLD.barrier()
     places._agents.clear()
     monkeypatch.setattr(Group, "host_of", lambda self, rank: f"host {rank % 3}")

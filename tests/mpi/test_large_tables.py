@@ -3,12 +3,12 @@
 import errno
 import hashlib
 import os
-import signal
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from mpi4py import MPI
+from own_signals import stop_after
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP, _memory
 from dist_classicrl.callbacks import BaseCallback
@@ -173,16 +173,6 @@ def learned_in_supersteps(calls, comm=None, dtype="float64", **asked):
     return learner
 
 
-def stop_from(step):
-    """Return what asks for a stop at the first report of a call after so many of its steps."""
-
-    def report(progress):
-        if progress.steps >= step:
-            os.kill(os.getpid(), signal.SIGUSR1)
-
-    return report
-
-
 def bits_of(learner):
     """Return the table and the visits, in the types of a small one, as a digest."""
     visits = np.ascontiguousarray(learner.visits, np.int64)
@@ -213,11 +203,11 @@ def test_owners_of_rows_learn_in_place_what_they_learn_in_copies(
     # Stopped in the middle of each call, it goes on alone, and ends with all ranks.
     kept = {"checkpoint_dir": folder, "stop_signals": ["SIGUSR1"], "partition": partition, "dtype": dtype}
     with pytest.raises(SystemExit):
-        learned_in_supersteps(calls, progress=stop_from(30_000), **kept)
+        learned_in_supersteps(calls, **stop_after(30_000), **kept)
     places._agents.clear()
     if WORLD.rank == 0:
         with pytest.raises(SystemExit):
-            learned_in_supersteps(calls, MPI.COMM_SELF, progress=stop_from(70_000), **kept)
+            learned_in_supersteps(calls, MPI.COMM_SELF, **stop_after(70_000), **kept)
     WORLD.barrier()
     places._agents.clear()
     assert bits_of(learned_in_supersteps(calls, **kept)) == truth

@@ -77,18 +77,41 @@ def steps_of(folder):
     return json.loads((folder / "result.json").read_text())["steps"]
 
 
-def test_more_ranks_than_cores_are_warned_of(place, capsys, monkeypatch):
+OF_JOBS = {
+    "SLURM_NTASKS": "100",
+    "SLURM_JOB_NODELIST": "node[1-4]",
+    "PBS_NODEFILE": "/var/spool/pbs/aux/7.head",
+    "LSB_HOSTS": "node1 node1 node2",
+    "LSB_MCPU_HOSTS": "node1 40 node2 40",
+    "LSB_DJOB_HOSTFILE": "/home/ada/.lsbatch/7.hostfile",
+}
+
+
+@pytest.fixture
+def two_cores(monkeypatch):
+    """Nothing is started, on a host of two cores outside of any batch system."""
     monkeypatch.setattr(plan, "usable_cores", lambda: 2)
-    monkeypatch.delenv("SLURM_NTASKS", raising=False)
+    for name in (*OF_JOBS, "SLURM_NODELIST"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(start.Supervisor, "run", lambda supervisor: 0)
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_more_ranks_than_cores_are_advised_against(place, capsys):
     assert train(*LAKE, "--ranks", 100) == 0
     said = capsys.readouterr().err
-    assert said.startswith("Warning: 100 ranks share 2 cores: they are not faster than 3,")
+    assert said.startswith("Hint: 100 ranks share 2 cores: they are not faster than 3,")
     assert said.count("\n") == 1 and "Write --ranks 3, unless" in said
     (place / "hosts").write_text("localhost slots=100\n")
     for fits in (["--ranks", 3], ["--ranks", 100, "--hostfile", "hosts"]):
         assert train(*LAKE, *fits) == 0 and "share" not in capsys.readouterr().err
-    monkeypatch.setenv("SLURM_NTASKS", "100")
+    assert train(*LAKE, "--ranks", 100, "--quiet") == 0 and capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", OF_JOBS)
+@pytest.mark.usefixtures("place", "two_cores")
+def test_cores_of_a_host_say_nothing_where_a_batch_system_gives_hosts(capsys, monkeypatch, name):
+    monkeypatch.setenv(name, OF_JOBS[name])
     assert train(*LAKE, "--ranks", 100) == 0 and "share" not in capsys.readouterr().err
 
 

@@ -86,8 +86,37 @@ def test_what_is_said_of_copies_alone_is_refused_where_there_are_none(given, mes
         with pytest.raises(SettingsError, match=f'placement="sharded" cannot be had with {message}'):
             engine_for(settings, ranks, "sharded")
         assert engine_for(settings, ranks, "replicated").name == engine
-    with pytest.raises(SettingsError, match=f"keys cannot be learned by their owners with {message}"):
-        engine_for(settings, 3, "auto", Layout(is_compiled=True, is_keyed=True))
+
+
+@pytest.mark.parametrize("async_updates", [True, False])
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"prefetch_factor": 4}, "prefetch_factor=4 changes nothing: nothing is pushed"),
+        ({"sync_frequency": 64}, "sync_frequency=64 changes nothing: nobody pushes"),
+        ({"logical_workers": 4}, "logical_workers=4 changes nothing: there are no rounds"),
+        ({}, None),
+    ],
+)
+def test_keys_which_have_no_copies_are_learned_on_any_ranks_whatever_is_said_of_these(
+    given, message, ranks, async_updates, caplog
+):
+    settings, keyed = Settings(async_updates=async_updates, **given), Layout(is_compiled=True, is_keyed=True)
+    with caplog.at_level("INFO", "dist_classicrl"):
+        engine = engine_for(settings, ranks, "auto", keyed)
+    assert engine.name == ("local" if ranks == 1 and async_updates else "supersteps")
+    assert caplog.text.count(" changes nothing") == len(given)
+    assert message is None or message in caplog.text
+
+
+def test_what_asks_for_more_than_copies_can_do_is_refused_by_owners_of_keys():
+    keyed = Layout(is_compiled=True, is_keyed=True)
+    for given in ({"max_staleness": 3}, {"compression": "delta"}, {"topology": "tree"}):
+        settings = Settings(prefetch_factor=4, **given)
+        message = f"keys cannot be learned by their owners with {next(iter(given))}="
+        with pytest.raises(SettingsError, match=message):
+            engine_for(settings, 3, "auto", keyed)
 
 
 @pytest.mark.parametrize("hosts", [1, 3])
@@ -100,11 +129,13 @@ def test_auto_has_copies_where_that_is_what_settings_ask_for(hosts, caplog):
         ({"sync_frequency": 64}, "server"),
         ({"logical_workers": 4}, in_one),  # which copies have no use for either
     ):
-        assert engine_for(Settings(**given), 3, "auto", layout).name == name
+        with caplog.at_level("INFO", "dist_classicrl"):
+            assert engine_for(Settings(**given), 3, "auto", layout).name == name
+    assert "logical_workers=4 changes nothing: there are no rounds" in caplog.text
     with caplog.at_level("INFO", "dist_classicrl"):
         same = engine_for(Settings(async_updates=False, prefetch_factor=4), 3, "auto", layout)
     assert same.name == "supersteps"  # rounds push nothing either
-    assert "Nothing is pushed, whatever prefetch_factor=4 says" in caplog.text
+    assert "prefetch_factor=4 changes nothing: nothing is pushed" in caplog.text
 
 
 @pytest.mark.parametrize("placement", ["auto", "replicated"])

@@ -339,6 +339,27 @@ def test_different_environments_are_warned_of(drawn, tmp_path, capsys):
     assert plot(capsys, *runs[:2])[1] == ""
 
 
+def test_a_run_that_does_not_tell_its_settings_is_drawn_with_a_warning(drawn, tmp_path, capsys):
+    runs = make_runs(tmp_path, {}, {}, {}, {})
+    assert plot(capsys, *runs)[1] == ""
+    said = []
+    for some in (runs[1:2], runs[2:3], runs[:1] + runs[3:]):
+        for run in some:
+            (run / "config.toml").unlink()
+        out, err = plot(capsys, *runs)
+        assert out == "plot.png: 4 runs, 80 reports\n"
+        said.append(err)
+    of_one, of_two, of_all = said
+    assert of_one.startswith(
+        f"Warning: {runs[1]} has no config.toml, so nobody knows whether it is of the same"
+    )
+    assert of_two.startswith(
+        f"Warning: {runs[1]}, {runs[2]} have no config.toml, so nobody knows whether they"
+    )
+    assert of_one.count("\n") == of_two.count("\n") == 1
+    assert of_all == ""  # where none tells, there is nothing that they could differ from
+
+
 @pytest.mark.parametrize("command", ["plot", "report"])
 def test_a_folder_without_records_is_left_out_with_a_warning(drawn, tmp_path, capsys, command):
     good = [hand_made.learning_run(tmp_path / name, reports=4) for name in ("a", "b")]

@@ -56,6 +56,7 @@ from dist_classicrl.errors import (
 from dist_classicrl.export.formats import export
 from dist_classicrl.learning import interleaved, keyed_table
 from dist_classicrl.model import model_file
+from dist_classicrl.model.keyed import KeyIndex
 from dist_classicrl.tables.keys import empty_slots, find_rows, slots_of
 
 # Each kernel here takes long to compile.
@@ -410,16 +411,25 @@ def test_keys_are_looked_up_one_or_many_at_a_time(trained):
     keys, halves = list(trained.q_table), trained.q_table.states
     values = trained.action_values(halves)
     for key, pair, row, best in zip(keys, halves, values, trained.predict(halves), strict=True):
-        for given in (key, pair):
+        for given in (key, pair, tuple(pair), divmod(key, 1 << 64), np.array(key)):
             np.testing.assert_array_equal(trained.action_values(given), row)
             assert trained.predict(given) == best == row.argmax()
             assert trained.state_values(given) == row.max()
-    for batch in (keys, np.array(keys, object)):
+        np.testing.assert_array_equal(trained.q_table[tuple(pair)], trained.q_table[key])
+    for batch in (keys, np.array(keys, object), [tuple(pair) for pair in halves]):
         np.testing.assert_array_equal(trained.action_values(batch), values)
         np.testing.assert_array_equal(trained.policy(batch), trained.predict(halves))
     legal = garnet(forbidden=True).action_mask[wide_states_of(halves)]
     np.testing.assert_array_equal(values > -np.inf, legal)
     assert trained.predict([]).shape == trained.predict(halves[:0]).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    "given", [5, np.uint64(5), np.array(5), np.array(5, np.uint64), (0, 5), (np.uint64(0), np.uint64(5))]
+)
+def test_small_keys_are_given_as_any_whole_number(given):
+    index = KeyIndex.of(np.array([(5, 0), (0, 5)], WIDE))
+    assert index.encode(given) == 1 and index.encode_any([given, 5 << 64])[0].tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -431,6 +441,16 @@ def test_keys_are_looked_up_one_or_many_at_a_time(trained):
         1 << 128,
         True,
         (1, 2, 3),
+        (1,),
+        (1, -1),
+        (1 << 64, 0),
+        (1.0, 2.0),
+        (True, 1),
+        ((1, 2), (3, 4)),
+        [(1, 2, 3)],
+        np.array(1.0),
+        np.array(True),
+        np.array(-1),
         [[1]],
         [[1], [2, 3]],
         None,
@@ -461,7 +481,8 @@ def test_of_a_state_that_was_never_met_the_game_alone_tells_what_is_legal(tmp_pa
     assert agent.predict(unknown) == mask.argmax() == agent.policy(unknown)
     path = agent.save_model(tmp_path / "model.npz")
     loaded = DistAsyncQLearning.load_model(path)
-    for given in (unknown, [known, unknown], np.array([divmod(unknown, 1 << 64)], np.uint64)):
+    halves = divmod(unknown, 1 << 64)
+    for given in (unknown, halves, [known, unknown], np.array([halves], np.uint64)):
         with pytest.raises(SettingsError, match=rf"state {unknown} was .* load_model\(path, env=...\)"):
             loaded.predict(given)
     told = DistAsyncQLearning.load_model(path, env=env)

@@ -263,6 +263,10 @@ class LearnedTable:
         observation
             An observation of the environment that was trained in, or an integer state; or a batch of them,
             for a batch of actions: as a vector environment gives them, or an array or list of states.
+            Where states are keys, a key is a whole number, of Python or NumPy, or a 0-d array of one. A key
+            of 128 bits is ``high << 64 | low``, or its halves: a tuple ``(high, low)`` of whole numbers below
+            2**64, as the functions of the game return it, or uint64 of shape (2,). A batch of such is a list,
+            or uint64 of shape (B, 2).
         action_mask : array_like of bool, shape (actions of the environment,), optional
             Legal actions, one row per observation of a batch. By default what the observation says, if it is
             a dict with an `action_mask`, or a list of such, and `use_action_mask` is not False, or else what
@@ -273,7 +277,7 @@ class LearnedTable:
         SettingsError
             If the observation is no state of the table, or the mask does not fit.
         OutsideSpaceError
-            If the observation is not in the environment's space.
+            If the observation is not in the environment's space, or is no key.
         """
         return self._state.lookup().choose(observation, action_mask)
 

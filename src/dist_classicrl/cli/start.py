@@ -166,8 +166,8 @@ def _start_ranks(run: RequestedRun, launch: LaunchOptions, display: Display, has
     words += ["--status", str(place.status)] if has_bar else []
     said_by_ranks = (errors.USAGE, errors.REQUEUE, errors.INTERRUPTED)
     plan = launch_plan(launch, words)
-    if (shortage := plan.shortage()) is not None:
-        click.echo(f"Warning: {shortage}", err=True)
+    if not display.is_quiet and (shortage := plan.shortage()) is not None:
+        click.echo(f"Hint: {shortage}", err=True)
     supervisor = Supervisor(plan, display.is_verbose, said_by_ranks)
     with ExitStack() as stack:
         stack.callback(place.for_ranks.unlink, missing_ok=True)

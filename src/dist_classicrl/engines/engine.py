@@ -201,16 +201,20 @@ def engine_for(settings: Settings, ranks: int, placement: Any, layout: Layout = 
     for each in reversed(_registered.values()):
         if each.suits(settings, ranks):
             return _checked(each, settings)
-    if placement == "auto" and layout.takes_owners(settings, ranks):
-        if (why := _is_replicated_only(settings)) is not None:
+    if placement == "auto" and layout.is_keyed:
+        takes_owners = layout.takes_owners(settings, ranks)
+        if takes_owners and (why := _is_replicated_only(_without_copies(settings))) is not None:
             raise SettingsError(f"States that are keys cannot be learned by their owners with {why}.")
-        logger.info(
-            "States are keys, which nobody has counted: each rank owns those that a hash gives it, and "
-            "episodes travel between the owners in supersteps, so that a seed makes the same table on any "
-            "number of ranks."
-        )
-        return _SUPERSTEPS
+        _say_what_changes_nothing(settings)  # alone as well, where a training is tried before it has ranks
+        if takes_owners:
+            logger.info(
+                "States are keys, which nobody has counted: each rank owns those that a hash gives it, and "
+                "episodes travel between the owners in supersteps, so that a seed makes the same table on "
+                "any number of ranks."
+            )
+            return _SUPERSTEPS
     if placement == "auto" and _gains_from_rows(settings, ranks, layout):
+        _say_what_changes_nothing(settings)
         if settings.async_updates and layout.hosts == 1:
             logger.info(
                 "All ranks learn in the same rows: the table has %s entries, more than fit into a core's "
@@ -228,8 +232,6 @@ def engine_for(settings: Settings, ranks: int, placement: Any, layout: Layout = 
         )
         if (name := name_of(settings.compression)) not in ("none", "auto"):
             logger.info("No maps are sent that compression=%r could make smaller.", name)
-        if settings.prefetch_factor != Settings.prefetch_factor:
-            logger.info("Nothing is pushed, whatever prefetch_factor=%d says.", settings.prefetch_factor)
         return _SUPERSTEPS
     return next(engine for engine in _BUILT_IN if engine.suits(settings, ranks))
 
@@ -315,11 +317,26 @@ def _is_replicated_only(settings: Settings) -> str | None:
             f"replay_ratio={settings.replay_ratio:g}: old transitions are not learned again there. Write "
             "replay_ratio=0"
         )
-    for name, why in _OF_COPIES.items():
-        value, usual = getattr(settings, name), getattr(Settings, name)
-        if value != usual:
-            return f"{name}={value}: {why}. Write {name}={_written(usual)}"
+    for name, why in _given_of_copies(settings).items():
+        return f"{name}={getattr(settings, name)}: {why}. Write {name}={_written(getattr(Settings, name))}"
     return None
+
+
+def _given_of_copies(settings: Settings) -> dict[str, str]:
+    """Return those of `_OF_COPIES` that are given another value than the usual one."""
+    return {
+        name: why for name, why in _OF_COPIES.items() if getattr(settings, name) != getattr(Settings, name)
+    }
+
+
+def _without_copies(settings: Settings) -> Settings:
+    """Return settings that say nothing of how copies are merged."""
+    return replace(settings, **{name: getattr(Settings, name) for name in _given_of_copies(settings)})
+
+
+def _say_what_changes_nothing(settings: Settings) -> None:
+    for name, why in _given_of_copies(settings).items():
+        logger.info("%s=%s changes nothing: %s.", name, getattr(settings, name), why)
 
 
 def _written(value: Any) -> str:

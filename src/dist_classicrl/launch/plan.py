@@ -12,7 +12,14 @@ from dist_classicrl._hints import usable_cores
 from dist_classicrl.errors import LauncherError
 from dist_classicrl.launch import program
 from dist_classicrl.launch.folders import STATE_FOLDER
-from dist_classicrl.launch.hosts import Host, agent_words, ranks_for, read_hostfile, slurm_tasks
+from dist_classicrl.launch.hosts import (
+    Host,
+    agent_words,
+    has_hosts_of_job,
+    ranks_for,
+    read_hostfile,
+    slurm_tasks,
+)
 from dist_classicrl.launch.launcher import Launcher, find_launcher
 from dist_classicrl.launch.mpirun import start_command
 from dist_classicrl.launch.network import network_words
@@ -88,14 +95,18 @@ class LaunchPlan:
         )
 
     def shortage(self) -> str | None:
-        """Return what is said of a training of more ranks than this host has cores for; None if they fit."""
+        """Return what is said of a training of more ranks than this host has cores for; None if they fit.
+
+        Nothing is said where other hosts may be meant: those of a hostfile, of mpirun's words, or of a job of
+        a batch system.
+        """
         named = ("host", "rankfile")  # and -H, Open MPI's word for them
         is_elsewhere = self.hosts is not None or any(
             word.startswith("-H") or any(name in word for name in named) for word in self.mpirun_words
         )
         cores = usable_cores()
         fit = ranks_for(cores)
-        if is_elsewhere or slurm_tasks() is not None or self.ranks <= fit:
+        if is_elsewhere or has_hosts_of_job() or self.ranks <= fit:
             return None
         are = "a core" if cores == 1 else f"{cores} cores"
         return (

@@ -11,6 +11,7 @@ import numpy as np
 from dist_classicrl.checks import as_array
 from dist_classicrl.environments.keyed import legal_actions
 from dist_classicrl.environments.state_keys import (
+    WIDE,
     as_number,
     as_numbers,
     as_stored,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from dist_classicrl.tables.shape import TableShape
 
 _BATCHES = (np.ndarray, list)
+_HALF = np.dtype(np.uint64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,8 +104,7 @@ class KeyIndex:
         )
 
     def _checked_wide(self, given: Any) -> tuple[np.ndarray, bool]:
-        """Do what `checked` does with keys of 128 bits: whole numbers, or pairs of them as uint64."""
-        smallest, largest = bounds_of(self.keys.dtype)
+        """Do what `checked` does with keys of 128 bits: whole numbers, or their halves, high before low."""
         if isinstance(given, np.ndarray) and given.dtype == np.uint64 and given.ndim in (1, 2):
             if given.shape[-1] == 2:
                 return from_stored(given.reshape(-1, 2)), given.ndim == 2
@@ -111,18 +112,15 @@ class KeyIndex:
         is_batch = isinstance(given, list) or (
             isinstance(given, np.ndarray) and given.dtype == object and given.ndim == 1
         )
-        numbers = list(given) if is_batch else [given]
-        if all(
-            isinstance(each, (int, np.integer))
-            and not isinstance(each, bool)
-            and smallest <= int(each) <= largest
-            for each in numbers
-        ):
-            return from_numbers(numbers, self.keys.dtype), is_batch
+        numbers = [_whole_of_wide(each) for each in (given if is_batch else [given])]
+        known = [number for number in numbers if number is not None]
+        if len(known) == len(numbers):
+            return from_numbers(known, self.keys.dtype), is_batch
+        smallest, largest = bounds_of(self.keys.dtype)
         raise OutsideSpaceError(
             f"observation must be the key of a state, a whole number from {smallest} to {largest}, or its "
-            f"two halves, uint64 of shape (2,), got {given!r}. A list of keys, or an array of halves of the "
-            "shape (keys, 2), is a batch."
+            f"two halves, a tuple (high, low) or uint64 of shape (2,), got {given!r}. A list of keys, or an "
+            "array of halves of the shape (keys, 2), is a batch."
         )
 
     def encode(self, value: Any) -> int:
@@ -143,6 +141,26 @@ class KeyIndex:
         """Return the key of a row, or the observation that was packed."""
         key = as_number(self.keys[row])
         return key if self.packing is None else self.packing.decode(key)
+
+
+def _whole_of_wide(given: Any) -> int | None:
+    """Return a key of 128 bits, given as a whole number or its halves, as a number; None: it is neither.
+
+    Halves are a tuple of two whole numbers below 2**64, as the functions of a game return them.
+    """
+    if isinstance(given, np.ndarray) and given.ndim == 0:
+        given = given.item()
+    if isinstance(given, tuple) and len(given) == 2:
+        if not all(_is_whole(half, bounds_of(_HALF)) for half in given):
+            return None
+        high, low = given
+        return int(high) << 8 * _HALF.itemsize | int(low)
+    return int(given) if _is_whole(given, bounds_of(WIDE)) else None
+
+
+def _is_whole(given: Any, bounds: tuple[int, int]) -> bool:
+    is_number = isinstance(given, (int, np.integer)) and not isinstance(given, bool)
+    return is_number and bounds[0] <= int(given) <= bounds[1]
 
 
 class Holder(Protocol):
@@ -304,7 +322,8 @@ class KeyedLookup(Lookup):
 class KeyedValues(Mapping[int, np.ndarray]):
     """A table by keys, as `DistAsyncQLearning.q_table` and `visits` give it: read-only.
 
-    ``table[key]`` is the row of a state, ndarray of shape (actions,), KeyError where it was never met.
+    ``table[key]`` is the row of a state, ndarray of shape (actions,), KeyError where it was never met; a key
+    is given as to `DistAsyncQLearning.predict`.
     ``len(table)`` is the number of states, and iteration gives their keys in the order in which they were
     met. It is of the moment: read it anew when the agent has gone on.
 

@@ -34,7 +34,8 @@ all       the three, as far as there is something to see
 
 Several runs are drawn as curves, in groups of those with the same settings but for the seed, or of those
 that are alike in what --group-by names: three or more as their mean with a 95 % t-interval, or their median
-with quartiles, on a common grid of steps or of time. Those without records are left out with a warning.
+with quartiles, on a common grid of steps or of time. Those without records are left out with a warning;
+those without config.toml, of whose settings nothing is known, are drawn with one.
 
 \b
     dist-classicrl train FrozenLake-v1 --ranks 3 --out runs/lake
@@ -101,6 +102,7 @@ def _several(
         )
     found = read_each(runs, groups.read)
     grouped, by = groups.grouped(found, group_by)
+    groups.warn_of_unknown(found)
     groups.warn_of_environments(found, by)
     title = counted(len(found), "run") + (f" by {', '.join(by)}" if by else "")
     figure, _ = plotting.plot_groups(grouped, axes, title, average)

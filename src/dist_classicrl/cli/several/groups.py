@@ -146,6 +146,18 @@ def _differing(runs: Sequence[Run]) -> tuple[str, ...]:
     return tuple(name for name in names if len({run.said(name) for run in told}) > 1)
 
 
+def warn_of_unknown(runs: Sequence[Run]) -> None:
+    """Say on standard error which runs have no settings, if others have some that these are drawn with."""
+    names = [run.records.name for run in runs if not run.settings]
+    if 0 < len(names) < len(runs):
+        have, who = ("has", "it is") if len(names) == 1 else ("have", "they are")
+        click.echo(
+            f"Warning: {', '.join(names)} {have} no config.toml, so nobody knows whether {who} of the same "
+            "settings as the others. Leave out what is not.",
+            err=True,
+        )
+
+
 def warn_of_environments(runs: Sequence[Run], by: Sequence[str]) -> None:
     """Say on standard error if the runs are of different environments, so that returns are not comparable."""
     counts: dict[str, int] = {}
