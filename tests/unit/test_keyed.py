@@ -380,6 +380,11 @@ def test_of_a_state_that_was_never_met_the_game_tells_what_is_legal():
     assert agent.predict(key) == mask.argmax() and agent.state_values(key) == 0.0
     assert agent.policy(key) == mask.argmax()
     assert agent.predict(key, action_mask=[0, 0, 0, 1, 0]) == 3
+    for asked in (5, [key, 5]):  # no state of the game
+        with pytest.raises(
+            OutsideSpaceError, match="index that it does not have, for the state 5. Ask for keys"
+        ):
+            agent.action_values(np.array(asked, np.uint64))
 
 
 def test_a_loaded_agent_has_to_be_told_the_game_to_know_what_is_legal_elsewhere(tmp_path):

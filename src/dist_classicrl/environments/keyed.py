@@ -8,8 +8,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from dist_classicrl._jit import as_called_by_kernels, jit, jit_for, overloads
-from dist_classicrl.environments.simulate import GAMES, CompiledSimulator, game_of
-from dist_classicrl.environments.state_keys import as_words, is_wide, state_at
+from dist_classicrl.environments.simulate import GAMES, CompiledSimulator, game_of, with_checks
+from dist_classicrl.environments.state_keys import as_number, as_words, is_wide, state_at
+from dist_classicrl.errors import OutsideSpaceError
 
 
 class KeyedProcess(Protocol):
@@ -105,11 +106,34 @@ def _allow(simulation, keys, allowed):
 
 
 def legal_actions(simulator: CompiledSimulator, keys: np.ndarray) -> np.ndarray | None:
-    """Return what is legal in the states of `keys`, bool (keys, actions); None where everything is."""
-    game = GAMES[type(simulator.tables)]
-    if game.legal is None:
+    """Return what is legal in the states of `keys`, bool (keys, actions); None where everything is.
+
+    OutsideSpaceError where the game's function reads an array where it has nothing: a user may have asked for
+    a key that is no state of it.
+    """
+    tables = simulator.tables
+    if GAMES[type(tables)].legal is None:
         return None
     allowed = np.ones((keys.size, simulator.n_actions), bool)
-    allow = jit_for(_allow, type(simulator.tables))
-    allow(simulator.tables, as_words(keys), allowed)
+    if jit_for(_allow, type(tables)) is not _allow:  # somebody else's game
+        tables = with_checks(tables)
+    allow, words = jit_for(_allow, type(tables)), as_words(keys)
+    try:
+        allow(tables, words, allowed)
+    except IndexError as error:
+        which = next(
+            key for key in np.split(keys, keys.size) if _fails(allow, tables, as_words(key), allowed)
+        )
+        raise OutsideSpaceError(
+            f"{simulator.name}: legal read an array at an index that it does not have, for the state "
+            f"{as_number(which[0])}. Ask for keys that are states of the game."
+        ) from error
     return allowed
+
+
+def _fails(allow: Any, tables: Any, words: np.ndarray, allowed: np.ndarray) -> bool:
+    try:
+        allow(tables, words, allowed[:1])
+    except IndexError:
+        return True
+    return False

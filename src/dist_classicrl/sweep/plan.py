@@ -56,9 +56,8 @@ class Plan:
     Attributes
     ----------
     environments : mapping of str to str
-        What each is: its name, a fingerprint of its process, and arguments that this cannot tell. They are
-        put in the order of their names, by which runs are numbered, so that whoever reads the plan, or was
-        given them in another order, numbers runs alike.
+        What each is: its name, a fingerprint of its process, and arguments that this cannot tell. Runs are
+        numbered by the order of the names, whoever was given them in whatever order.
     variants : sequence of dict
         Settings of the agent for each, those that all share included. None for those that a search by what
         came out has not decided.

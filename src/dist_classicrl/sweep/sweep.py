@@ -513,10 +513,8 @@ def _environments(env: Any) -> dict[str, Any]:
 
     if isinstance(env, (list, tuple)):
         if not all(isinstance(each, str) for each in env) or len(set(env)) < len(env):
-            raise StudyError(
-                f"env is the list {env!r:.200}; a list must have names of environments, each once. Give "
-                "others as a mapping, each by a name of its own."
-            )
+            allowed = "a list must have names of environments, each once. Give others as a mapping by name."
+            raise StudyError(f"env is {env!r:.200}; {allowed}")
         env = dict(zip(env, env, strict=True))
     if not isinstance(env, Mapping):
         env = {env if isinstance(env, str) else _name_of(env): env}
