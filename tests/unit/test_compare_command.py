@@ -87,6 +87,12 @@ def test_settings_are_compared_in_any_order_also_those_that_a_random_search_has_
     assert there["verdicts"][0]["seeds"] == 6
     assert told(capsys, folder, other, twice, *until) == there
     assert len([*(folder / "new_seeds").iterdir()]) == 1
+    # Who has seen that may choose by it: another comparison has other seeds, and this one keeps its own.
+    third = next(name for name in names if name not in (twice, other))
+    told(capsys, folder, third, other, *until)
+    told(capsys, folder, twice, other, *until)
+    stages = [Study(path.parent).plan.seeds for path in folder.glob("new_seeds/*/stage-0/study.json")]
+    assert sorted(stages) == [tuple(range(1, 7)), tuple(range(7, 13))]
 
 
 def test_new_seeds_that_fail_decide_nothing(study, capsys, monkeypatch):

@@ -22,8 +22,8 @@ from dist_classicrl.cli.live.run_view import RunRecords, RunView
 from dist_classicrl.cli.live.screen import check_screen
 from dist_classicrl.cli.live.study_view import StudyView
 from dist_classicrl.errors import SettingsError
+from dist_classicrl.sweep.choosing.halving import SuccessiveHalving
 from dist_classicrl.sweep.folder import Member, StudyFolder
-from dist_classicrl.sweep.halving import SuccessiveHalving
 
 ROOT = Path(__file__).resolve().parents[2]
 TAKEN, GIVEN_BACK, CURSOR = "\x1b[?1049h", "\x1b[?1049l", "\x1b[?25h"

@@ -105,7 +105,7 @@ def test_a_study_of_one_seed_that_is_under_way_or_was_stopped_early_has_a_page(t
 def test_with_early_stopping_scores_are_compared_after_the_same_number_of_steps(tmp_path, monkeypatch):
     """What a setting matters is told by the first rung; stopped settings are in the order of their rungs."""
     from dist_classicrl.report import study_sections as sections
-    from dist_classicrl.sweep.halving import SuccessiveHalving
+    from dist_classicrl.sweep.choosing.halving import SuccessiveHalving
 
     vary = {"learning_rate": [0.0001, 0.01, 0.1, 0.2, 0.3, 0.4]}
     stopping = SuccessiveHalving(factor=2, rungs=3)

@@ -1,5 +1,6 @@
 """Studies of many runs: what they are, that they go on, and that nothing depends on who makes them."""
 
+import csv
 import errno
 import json
 import math
@@ -24,12 +25,12 @@ from dist_classicrl.errors import MissingExtraError, StudyError, TrainingStopped
 from dist_classicrl.schedules import Constant, PerVisit
 from dist_classicrl.sweep import Range, SuccessiveHalving
 from dist_classicrl.sweep import trial as trial_module
+from dist_classicrl.sweep.choosing.search import variants
 from dist_classicrl.sweep.comparison import interquartile_mean
 from dist_classicrl.sweep.folder import Member, StudyFolder, written
 from dist_classicrl.sweep.plan import Plan
 from dist_classicrl.sweep.progress import SweepProgress
 from dist_classicrl.sweep.records import is_record
-from dist_classicrl.sweep.search import variants
 from dist_classicrl.sweep.study import score_of
 from dist_classicrl.sweep.trial import THIS_PROCESS, Laboratory, judged
 
@@ -196,11 +197,13 @@ def test_a_score_is_between_a_random_policy_and_the_best():
     values = {"exact_value": 3.0, "optimal_value": 4.0, "random_value": 2.0}
     record = {"error": None, "final_return": 9.0, **values}
     assert score_of(record, ("epsilon",)) == 0.5
-    assert score_of(record, ("epsilon", "discount_factor")) == 9.0
+    assert score_of(record, ("epsilon", "discount_factor")) == score_of(record, ("use_action_mask",)) == 9.0
     for unknown in ("optimal_value", "random_value"):
         assert score_of(record | {unknown: None}, ()) == 9.0
-    # Undiscounted, of a policy that never ends: what it was paid until it was cut off, on the same scale.
+    # Undiscounted, of a policy that never ends: what it was paid until it was cut off, and no praise.
     assert score_of(record | {"exact_value": None, "final_return": -96.0}, ()) == -49.0
+    assert score_of(record | {"exact_value": None, "final_return": 3.9}, ()) == 0.0
+    assert score_of(record | {"random_value": 4.0, "exact_value": 4.0}, ()) == 9.0  # nothing to learn
     assert math.isnan(score_of(record | {"error": "no luck"}, ()))
 
 
@@ -265,6 +268,84 @@ def test_results_are_those_of_their_environments_in_whatever_order_these_are_giv
     )
     for row in early.run(processes=1).rows():
         assert row["optimal_value"] == pytest.approx(best[row["environment"], float(row["discount_factor"])])
+
+
+def test_scores_of_several_scales_are_not_added_up(tmp_path, capsys):
+    models = {"a": GARNET, "b": TabularMDP.garnet(8, 1, 2, seed=1)}  # of b all policies are worth the same
+    vary = {"epsilon": [0.1, 0.9]}
+    study = Sweep(models, 500, 2, vary=vary, points=2, eval_episodes=2, folder=tmp_path / "study").run(1)
+    assert study.bounds is None
+    assert main(["compare", str(tmp_path / "study")]) == 2
+    assert "on a scale of its own in each of a, b" in capsys.readouterr().err
+
+
+def test_a_study_of_several_environments_by_an_earlier_version_is_refused(tmp_path):
+    models = {"a": GARNET, "b": TabularMDP.garnet(8, 2, 2, seed=1)}
+    sweep = Sweep(models, 100, folder=tmp_path)
+    sweep.begin()
+    path = tmp_path / "study.json"
+    plan = json.loads(path.read_text())
+    path.write_text(json.dumps({name: plan[name] for name in plan if name != "numbered"}))
+    for again in (sweep.begin, lambda: Study(tmp_path)):
+        with pytest.raises(StudyError, match="by an earlier version, which may show what one gave under"):
+            again()
+
+
+def test_environments_have_names_of_their_own(tmp_path):
+    with pytest.raises(StudyError, match="Two environments have the same name: 1, '1'"):
+        Sweep({1: GARNET, "1": GARNET}, 100, folder=tmp_path)
+
+
+def test_whole_numbers_and_equal_floats_are_other_plans(tmp_path):
+    folder = StudyFolder(tmp_path)
+    ends = Range(np.int64(1), np.int64(10))
+    assert (type(ends.low), type(ends.high)) == (int, int)
+    folder.begin({"space": {"low": ends.low}})
+    folder.begin({"space": {"low": 1}})
+    with pytest.raises(StudyError, match="a study with other space"):
+        folder.begin({"space": {"low": 1.0}})
+
+
+class Maze(gymnasium.Env):
+    """Of a user, who calls something of it its model, and whose errors are of any text."""
+
+    observation_space = action_space = gymnasium.spaces.Discrete(2)
+    model = "grid"
+    fails = False
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return 0, {}
+
+    def step(self, action):
+        if self.fails:
+            raise ValueError("10%\r20% \ud800")
+        return int(action), float(action), bool(action), False, {}
+
+
+class Torn(Maze):
+    fails = True
+
+
+def test_an_environment_may_have_a_model_of_its_own_and_an_error_any_text(tmp_path):
+    envs = {"maze": Maze, "torn": Torn}
+    study = Sweep(envs, 50, 1, points=2, eval_episodes=2, folder=tmp_path).run(1)
+    well, failed = study.rows()
+    assert well["error"] is None and well["optimal_value"] is None
+    assert failed["error"] == "ValueError: 10%\n20% \\ud800"
+    study.write_tables()
+    with (tmp_path / "results.csv").open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == 2
+
+
+def test_means_of_runs_with_other_numbers_of_steps_are_not_told(whole, monkeypatch):
+    study = Study(whole.folder)
+    rows = study.rows()
+    assert study.summary()[0]["mean_score"] is not None
+    rows[1]["steps"] -= 1
+    monkeypatch.setattr(study, "_rows", lambda: rows)
+    means = [row["mean_score"] for row in study.summary()]
+    assert means[0] is None and None not in means[1:]
 
 
 def test_environments_may_be_a_list_of_names(tmp_path):

@@ -12,8 +12,8 @@ from dist_classicrl import Study, Sweep, TabularMDP
 from dist_classicrl.cli.live.study_view import StudyView
 from dist_classicrl.errors import MissingExtraError, StudyError
 from dist_classicrl.sweep import Range, SuccessiveHalving
+from dist_classicrl.sweep.choosing.sampling import Told, proposed, values_of
 from dist_classicrl.sweep.folder import StudyFolder
-from dist_classicrl.sweep.sampling import Told, proposed, values_of
 from dist_classicrl.sweep.trial import Laboratory
 
 GARNET = TabularMDP.garnet(n_states=20, n_actions=3, branching=3, seed=1)

@@ -14,9 +14,9 @@ from dist_classicrl.cli.option_types import Choice, Kind, Whole
 from dist_classicrl.cli.options import OF_SETTINGS
 from dist_classicrl.environments import named
 from dist_classicrl.errors import StudyError
+from dist_classicrl.sweep.choosing.halving import SuccessiveHalving
+from dist_classicrl.sweep.choosing.search import Range
 from dist_classicrl.sweep.folder import written
-from dist_classicrl.sweep.halving import SuccessiveHalving
-from dist_classicrl.sweep.search import Range
 
 if TYPE_CHECKING:
     from dist_classicrl.sweep.sweep import Sweep

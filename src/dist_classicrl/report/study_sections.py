@@ -334,20 +334,22 @@ def _numbers(words: list[str]) -> list[Any]:
 def _exact(groups: Sequence[_Group]) -> Section | None:
     rows = []
     for group in groups:
-        known = [row for row in group.well if None not in (row["optimal_value"], row["exact_value"])]
+        known = [row for row in group.well if row["optimal_value"] is not None]
         if not known:
             continue
-        gaps = [max(0.0, row["optimal_value"] - row["exact_value"]) for row in known]  # rounding may be below
+        # Where the best is known, a value that is not is minus infinity, at discount factor 1.
+        values = [-math.inf if row["exact_value"] is None else row["exact_value"] for row in known]
         best = known[0]["optimal_value"]
-        mean = math.fsum(gaps) / len(gaps)
+        gaps = [max(0.0, best - value) for value in values]  # rounding may be below
+        mean = sum(gaps) / len(gaps)
         rows.append(
             [
                 group.name + (" (stopped early)" if group.stopped else ""),
                 group.environment,
                 "-" if known[0]["random_value"] is None else f"{known[0]['random_value']:.6g}",
                 f"{best:.6g}",
-                f"{math.fsum(row['exact_value'] for row in known) / len(known):.6g}",
-                f"{mean:.3g}" + (f" ({mean / abs(best):.2%})" if best else ""),
+                f"{sum(values) / len(values):.6g}",
+                f"{mean:.3g}" + (f" ({mean / abs(best):.2%})" if best and math.isfinite(mean) else ""),
                 f"{max(gaps):.3g}",
             ]
         )
@@ -384,7 +386,7 @@ def _error(text: str) -> str:
 def _how(study: Study) -> Section:
     plan = study.plan
     first, last = plan.seeds[0], plan.seeds[-1]
-    is_range = plan.seeds == tuple(range(first, last + 1))
+    is_range = len(plan.seeds) == last - first + 1 and plan.seeds == tuple(range(first, last + 1))
     rows: list[tuple[str, str]] = [
         *((f"environment {name}", what) for name, what in plan.environments.items()),
         ("seeds", f"{first} to {last}" if is_range else ", ".join(map(str, plan.seeds))),

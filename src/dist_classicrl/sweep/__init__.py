@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 from dist_classicrl._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from dist_classicrl.sweep.halving import SuccessiveHalving
+    from dist_classicrl.sweep.choosing.halving import SuccessiveHalving
+    from dist_classicrl.sweep.choosing.search import Range
     from dist_classicrl.sweep.progress import SweepProgress
-    from dist_classicrl.sweep.search import Range
     from dist_classicrl.sweep.study import Study
     from dist_classicrl.sweep.sweep import Sweep
 
 _HOMES = {
-    "Range": "dist_classicrl.sweep.search",
+    "Range": "dist_classicrl.sweep.choosing.search",
     "Study": "dist_classicrl.sweep.study",
-    "SuccessiveHalving": "dist_classicrl.sweep.halving",
+    "SuccessiveHalving": "dist_classicrl.sweep.choosing.halving",
     "Sweep": "dist_classicrl.sweep.sweep",
     "SweepProgress": "dist_classicrl.sweep.progress",
 }

@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from dist_classicrl.sweep.choosing.halving import SuccessiveHalving
 from dist_classicrl.sweep.folder import StudyFolder
-from dist_classicrl.sweep.halving import SuccessiveHalving
 from dist_classicrl.sweep.plan import Plan, Trial
 from dist_classicrl.sweep.study import score_of
 

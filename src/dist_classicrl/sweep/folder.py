@@ -42,6 +42,10 @@ def studies_in(folder: str | os.PathLike[str]) -> list[Path]:
     return sorted(path.parent for path in Path(folder).glob(f"*/{PLAN}"))
 
 
+def _text(data: Any) -> str:
+    return json.dumps(data, sort_keys=True, indent=1)
+
+
 class StudyFolder:
     """What lies in the folder of a study: plan, claims, members, records, and settings that were proposed."""
 
@@ -61,7 +65,7 @@ class StudyFolder:
         try:
             for name in ("claims", "members", "records", _PROPOSED, _RETRIES):
                 (self.path / name).mkdir(parents=True, exist_ok=True)
-            text = json.dumps(plan, sort_keys=True, indent=1)
+            text = _text(plan)
             with suppress(FileExistsError):
                 make_once(self.path / PLAN, text)
             there = self.plan()
@@ -75,8 +79,9 @@ class StudyFolder:
                 f"{self.path / PLAN} is none that `dist-classicrl sweep` or Sweep has written: it lacks "
                 f"{', '.join(sorted(plan.keys() - there.keys()))}. Give another folder."
             )
-        if there != json.loads(text):
-            other = [name for name in plan if there.get(name) != json.loads(text)[name]]
+        # As text: whole numbers and floats that are equal are drawn in other ways.
+        if _text(there) != text:
+            other = [name for name in plan if _text(there.get(name)) != _text(plan[name])]
             raise StudyError(
                 f"The folder {self.path} holds a study with other {', '.join(other) or 'contents'}. Give it "
                 "as it was to go on with that one, or another folder for a study of its own."
@@ -94,6 +99,12 @@ class StudyFolder:
             raise StudyError(f"There is no study in {self.path}: it has no {PLAN}.{named}") from error
         except ValueError as error:
             raise StudyError(f"{self.path / PLAN} is damaged ({error}).") from error
+        environments = plan.get("environments")
+        if isinstance(environments, dict) and len(environments) > 1 and "numbered" not in plan:
+            raise StudyError(
+                f"{self.path} holds a study of several environments by an earlier version, which may show "
+                "what one gave under the name of another. Make it anew, in another folder."
+            )
         return plan
 
     def proposed(self, number: int) -> dict[str, Any] | None:

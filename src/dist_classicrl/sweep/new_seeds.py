@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from dist_classicrl.errors import StudyError
@@ -11,10 +13,10 @@ from dist_classicrl.sweep.comparison import PERMUTATIONS
 from dist_classicrl.sweep.folder import make_once
 from dist_classicrl.sweep.progress import SweepProgress
 from dist_classicrl.sweep.sequential import AdaStop, Verdict
-from dist_classicrl.sweep.study import Study
+from dist_classicrl.sweep.study import Study, check_one_scale
 from dist_classicrl.sweep.sweep import Sweep
 
-_FOLDER = "new_seeds"
+_FOLDER, _TEST = "new_seeds", "test.json"
 
 
 def compare_on_new_seeds(
@@ -32,7 +34,8 @@ def compare_on_new_seeds(
     """Run settings of a study with new seeds, stage by stage, until `AdaStop` has decided all pairs.
 
     The seeds of the study itself do not count: whoever names settings to compare has seen their scores, and
-    early stopping has chosen by them. The new ones follow the largest of those, and all runs have all steps.
+    early stopping has chosen by them. The new ones follow the largest of those, and of those of other
+    comparisons of the study; all runs have all steps.
     Killed and called again, on as many processes and ranks as there are, it goes on to the same verdicts.
 
     Parameters
@@ -50,7 +53,8 @@ def compare_on_new_seeds(
     Raises
     ------
     StudyError
-        If a name is unknown, the comparison was begun with other numbers, or a run fails.
+        If a name is unknown, the comparison was begun with other numbers, a run fails, or scores of several
+        environments are returns.
     """
     sweep.begin()
     study = Study(sweep.folder)
@@ -63,17 +67,14 @@ def compare_on_new_seeds(
     chosen.sort(key=variants.__getitem__)  # however they are typed, they are the same comparison
     test = AdaStop(chosen, stages, seeds_per_stage, level, permutations)
     folder = sweep.folder / _FOLDER / "-".join(str(variants[name]) for name in chosen)
-    first_seed = max(study.plan.seeds) + 1
-    _begin(
-        folder,
-        {
-            "settings": sorted(chosen),
-            "stages": stages,
-            "seeds_per_stage": seeds_per_stage,
-            "level": level,
-            "permutations": permutations,
-        },
-    )
+    asked = {
+        "settings": sorted(chosen),
+        "stages": stages,
+        "seeds_per_stage": seeds_per_stage,
+        "level": level,
+        "permutations": permutations,
+    }
+    first_seed = _begin(folder, asked, max(study.plan.seeds) + 1)
     stage = 0
     while needed := test.undecided:
         begin = first_seed + stage * seeds_per_stage
@@ -89,6 +90,7 @@ def compare_on_new_seeds(
                 f"and without them nothing can be decided. The first: {failed[0]['error']} Make them once "
                 "more with --retry-failed, or retry_failed=True."
             )
+        check_one_scale(made)
         # By their places: settings have other names where fewer are beside them.
         scores: dict[str, Any] = {name: {task: [] for task in made.environments} for name in needed}
         for row in made.rows():
@@ -98,21 +100,39 @@ def compare_on_new_seeds(
     return test.verdicts
 
 
-def _begin(folder: Any, numbers: dict[str, Any]) -> None:
-    """Write down what a comparison was begun with; StudyError if it was something else."""
+def _begin(folder: Path, numbers: dict[str, Any], first_seed: int) -> int:
+    """Write down what a comparison was begun with; StudyError if it was something else.
+
+    Return its first seed, which is at least this: no other comparison of the study has any of its seeds,
+    since what is compared may have been chosen by what came out there.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "test.json"
-    try:
-        make_once(path, json.dumps(numbers, sort_keys=True))
-    except FileExistsError:
-        pass
-    try:
-        there = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise StudyError(f"{path} is damaged ({error}).") from error
+    others = [path for path in folder.parent.glob(f"*/{_TEST}") if path.parent != folder]
+    begun = [_read(path, first_seed) for path in others]
+    ends = [each["first_seed"] + each["stages"] * each["seeds_per_stage"] for each in begun]
+    after = max([first_seed, *ends])
+    path = folder / _TEST
+    with suppress(FileExistsError):
+        make_once(path, json.dumps({**numbers, "first_seed": after}, sort_keys=True))
+    there = _read(path, first_seed)
+    first = there.pop("first_seed")
     if there != numbers:
-        begun = ", ".join(f"{name}={there.get(name)}" for name in numbers if there.get(name) != numbers[name])
-        raise StudyError(
-            f"This comparison was begun with {begun}. To change that after a look at scores would raise its "
-            f"share of false alarms. Give the same, or remove {folder} and with it all of its runs."
+        changed = ", ".join(
+            f"{name}={there.get(name)}" for name in numbers if there.get(name) != numbers[name]
         )
+        raise StudyError(
+            f"This comparison was begun with {changed}. To change that after a look at scores would raise "
+            f"its share of false alarms. Give the same, or remove {folder} and with it all of its runs."
+        )
+    return first
+
+
+def _read(path: Path, first_seed: int) -> dict[str, Any]:
+    """Return what a comparison was begun with; those of earlier versions began with this seed."""
+    try:
+        there = {"first_seed": first_seed, **json.loads(path.read_bytes())}
+        if not all(isinstance(there.get(name), int) for name in ("first_seed", "stages", "seeds_per_stage")):
+            raise ValueError("it does not say which seeds it has")
+    except (ValueError, TypeError) as error:
+        raise StudyError(f"{path} is damaged ({error}).") from error
+    return there

@@ -10,7 +10,7 @@ from typing import Any
 from dist_classicrl.checks import is_whole
 from dist_classicrl.errors import SettingsError, StudyError
 from dist_classicrl.settings import Settings
-from dist_classicrl.sweep.halving import SuccessiveHalving
+from dist_classicrl.sweep.choosing.halving import SuccessiveHalving
 
 # What a process takes at a time: so many steps take half a second, writing down that it takes them little.
 _PARCEL_STEPS = 2e7
@@ -163,6 +163,8 @@ class Plan:
             "eval_episodes": self.eval_episodes,
             "stopping": self.stopping,
         }
+        if len(self.environments) > 1:  # earlier versions numbered them as they were given
+            data["numbered"] = "by name"
         return data if self.search is None else data | {"search": dict(self.search)}
 
     @classmethod
@@ -170,6 +172,7 @@ class Plan:
         """Return the plan that `to_dict` has written; TypeError, KeyError or AttributeError for others."""
         # Settings as plain data are arguments of Settings once more.
         plain = {**data, "seeds": tuple(data["seeds"]), "varied": tuple(data["varied"])}
+        plain.pop("numbered", None)
         search = data.get("search")
         if search is not None:
             plain["variants"] = [None] * int(search["n_variants"])

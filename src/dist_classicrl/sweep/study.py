@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from dist_classicrl._files import whole_file
 from dist_classicrl.checks import checked_path, require_package
 from dist_classicrl.errors import StudyError
+from dist_classicrl.sweep.choosing.halving import SuccessiveHalving
 from dist_classicrl.sweep.folder import PLAN, StudyFolder, written
-from dist_classicrl.sweep.halving import SuccessiveHalving
 from dist_classicrl.sweep.plan import Plan
 
 if TYPE_CHECKING:
@@ -138,7 +138,8 @@ class Study:
         best_return (largest of the curve), exact_value, optimal_value and random_value (discounted, of the
         start states; None where the model is not known), score, stopped (whether early stopping ended it) and
         error. A score is 0 for a random policy and 1 for the best where these are known, and else the
-        final_return; so it is where discount_factor differs, with which these values are others.
+        final_return; so it is where discount_factor or use_action_mask differ, with which these values are
+        others. A policy whose value is minus infinity has 0 at most.
         """
         return [dict(row) for row in self._rows()]
 
@@ -150,18 +151,19 @@ class Study:
         """
         if self._stopping is None:
             return self.rows()
-        self._learn_settings()
         records, steps = self._files.records(), self._stopping.steps(0, self.plan.total_steps)
         keys = [self.plan.trial(number, steps).key for number in range(self.plan.n_runs)]
         stopped = {row["run"]: row["stopped"] for row in self._rows()}
+        self._learn_settings()
         return [self._row(records[key], stopped[records[key]["run"]]) for key in keys if key in records]
 
     def _rows(self) -> list[dict[str, Any]]:
         """Return `rows`, made anew only where there are more records than before."""
         known = (len(self._files.records()), self._files.withdrawn)
-        self._learn_settings()
+        found = list(self._records()) if known != self._rows_of else []
+        self._learn_settings()  # after the records are read: those of all runs that have any are decided
         if known != self._rows_of:
-            self._made_rows = [self._row(record, stopped) for record, stopped in self._records()]
+            self._made_rows = [self._row(record, stopped) for record, stopped in found]
             self._rows_of = known
         return self._made_rows
 
@@ -270,7 +272,8 @@ class Study:
 
         `steps` is how many the longest of these runs had: with early stopping scores of others are of fewer.
         `standard_error` is that of the mean score; None for a single run. Where a run failed both are None:
-        of the others alone the mean would flatter the settings.
+        of the others alone the mean would flatter the settings. So they are while some runs have more steps
+        than others.
         """
         groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
         for row in self._rows():
@@ -283,7 +286,7 @@ class Study:
                 "failed": sum(row["error"] is not None for row in rows),
                 "stopped": rows[0]["stopped"],
                 "steps": max(row["steps"] or 0 for row in rows),
-                **_spread([row["score"] for row in rows]),
+                **_spread([row["score"] if row["steps"] == rows[0]["steps"] else None for row in rows]),
             }
             for (name, variant), rows in groups.items()
         ]
@@ -323,26 +326,39 @@ def is_study(folder: str | os.PathLike[str]) -> bool:
     return (Path(folder) / PLAN).is_file()
 
 
+def check_one_scale(study: Study) -> None:
+    """Raise StudyError where scores of several environments are returns, which cannot be added up."""
+    if study.bounds is None and len(study.environments) > 1:
+        raise StudyError(
+            f"Scores of {study.folder} are returns, on a scale of its own in each of "
+            f"{', '.join(study.environments)}, so that settings cannot be compared by all of them. Make a "
+            "study of each, or vary neither discount_factor nor use_action_mask where the models are known."
+        )
+
+
 def score_of(record: Mapping[str, Any], varied: Sequence[str]) -> float:
     """Return the score of a run: 0 for a random policy, 1 for the best; NaN for one that failed.
 
     Where these are not known, or are the same, the mean return of the greedy policy. So it is where
-    discount_factor is `varied`: a smaller one makes the best value easier to come near to.
+    discount_factor is `varied`: a smaller one makes the best value easier to come near to; and where
+    use_action_mask is: a random policy that knows what is legal is a better one.
     """
     if record["error"] is not None:
         return math.nan
     value, best, random = (record[name] for name in ("exact_value", "optimal_value", "random_value"))
-    if not _has_scale(record, varied) or not best - random > 1e-9 * abs(best):
+    if not _has_scale(record, varied):
         return float(record["final_return"])
-    # An infinite value there is at discount factor 1 alone, where returns are on the same scale.
-    value = record["final_return"] if value is None else value
-    return float((value - random) / (best - random))
+    if value is not None:
+        return float((value - random) / (best - random))
+    # Minus infinity, at discount factor 1: a time limit cuts off most of what it costs.
+    return min(0.0, float((record["final_return"] - random) / (best - random)))
 
 
 def _has_scale(record: Mapping[str, Any], varied: Sequence[str]) -> bool:
-    """Whether values of a random policy and the best are known, and the same ones for all settings."""
-    bounds = record["optimal_value"], record["random_value"]
-    return None not in bounds and "discount_factor" not in varied
+    """Whether values of a random policy and a better best are known, and the same ones for all settings."""
+    best, random = record["optimal_value"], record["random_value"]
+    is_known = None not in (best, random) and not {"discount_factor", "use_action_mask"} & set(varied)
+    return is_known and bool(best - random > 1e-9 * abs(best))
 
 
 def _short(text: str) -> str:
@@ -371,4 +387,4 @@ def _write_csv(path: Path, head: list[str], rows: list[dict[str, Any]]) -> None:
         words = {name: json.dumps(value) if isinstance(value, bool) else value for name, value in row.items()}
         writer.writerow(words)
     with whole_file(path) as file:
-        file.write(text.getvalue().encode())
+        file.write(text.getvalue().encode(errors="backslashreplace"))

@@ -26,9 +26,11 @@ from dist_classicrl.checks import checked_path, is_whole
 from dist_classicrl.environments.stepped.description import plain
 from dist_classicrl.errors import StudyError
 from dist_classicrl.sweep.arrivals import Arrivals
+from dist_classicrl.sweep.choosing.halving import SuccessiveHalving
+from dist_classicrl.sweep.choosing.sampling import SAMPLERS, Told, proposed, require_optuna, values_of
+from dist_classicrl.sweep.choosing.search import Range, n_tried, variants
 from dist_classicrl.sweep.compiling import once_on_each_host
 from dist_classicrl.sweep.folder import Member, StudyFolder
-from dist_classicrl.sweep.halving import SuccessiveHalving
 from dist_classicrl.sweep.making import Making
 from dist_classicrl.sweep.plan import (
     STEPPED_COST,
@@ -41,8 +43,6 @@ from dist_classicrl.sweep.plan import (
 )
 from dist_classicrl.sweep.processes import helpers
 from dist_classicrl.sweep.progress import ShownSweep, SweepProgress
-from dist_classicrl.sweep.sampling import SAMPLERS, Told, proposed, require_optuna, values_of
-from dist_classicrl.sweep.search import Range, n_tried, variants
 from dist_classicrl.sweep.study import Study, score_of
 from dist_classicrl.sweep.trial import looked_at
 
@@ -520,6 +520,8 @@ def _environments(env: Any) -> dict[str, Any]:
         env = {env if isinstance(env, str) else _name_of(env): env}
     if not env:
         raise StudyError("A study needs an environment, got none.")
+    if len(set(map(str, env))) < len(env):
+        raise StudyError(f"Two environments have the same name: {', '.join(map(repr, env))}. Give others.")
     return {str(name): named.make(one) if isinstance(one, str) else one for name, one in env.items()}
 
 

@@ -23,6 +23,7 @@ from dist_classicrl.agent.agent import DistAsyncQLearning
 from dist_classicrl.callbacks.base import BaseCallback
 from dist_classicrl.environments.finite_model import FiniteModel
 from dist_classicrl.environments.resolve import Source, resolve
+from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.errors import DistClassicRLError, TrainingStopped, WorkerLeft
 from dist_classicrl.evaluation.exact import greedy_value, optimal_value
 from dist_classicrl.settings import Settings
@@ -160,11 +161,14 @@ class Laboratory:
     def _trained(self, trial: Trial, eval_episodes: int | None = None) -> dict[str, Any]:
         settings = self.settings_of(trial.variant)
         env = self.environment(trial.environment, settings.use_action_mask)
-        model: FiniteModel | None = getattr(env, "model", None)
+        simulator = (
+            env if isinstance(env, CompiledSimulator) else None
+        )  # a user's may have a `model` of its own
+        model: FiniteModel | None = None if simulator is None else simulator.model
         arguments = {**settings.arguments(), "seed": trial.seed}
         agent = DistAsyncQLearning(**arguments, comm=THIS_PROCESS)
         place = self._folder / "checkpoints" / trial.key
-        is_long = hasattr(env, "tables") and trial.total_steps > LONG_STEPS
+        is_long = simulator is not None and trial.total_steps > LONG_STEPS
         saving: dict[str, Any] = {}
         if is_long:
             saving = {"checkpoint_dir": place / "saved", "checkpoint_interval": _CHECKPOINT_INTERVAL}
@@ -210,7 +214,9 @@ def record_of(trial: Trial, make: Callable[[], dict[str, Any]]) -> dict[str, Any
         if isinstance(error, (TrainingStopped, WorkerLeft)) or _is_of_signal(error):
             raise
         # Of a user's environment or of ours: it costs this run alone.
-        record["error"] = f"{type(error).__name__}: {error}"
+        # A carriage return would end a line of a table, and what is no text cannot be written.
+        said = f"{type(error).__name__}: {error}".replace("\r", "\n")
+        record["error"] = said.encode(errors="backslashreplace").decode()
     record["seconds"] = time.perf_counter() - started
     return record
 

@@ -101,8 +101,10 @@ def command(
                 "which runs new seeds of both with all steps."
             )
     from dist_classicrl.sweep.comparison import compare, compare_all
+    from dist_classicrl.sweep.study import check_one_scale
 
     scores, bounds = study.scores(), study.bounds
+    check_one_scale(study)
     if first is not None and second is not None:
         found = [compare(scores, first, second, bounds=bounds, level=level)]
     else:

@@ -136,7 +136,8 @@ class StudyView:
         from rich.table import Table
         from rich.text import Text
 
-        total, made = study.trainings, self._done + len(self._failed)
+        made = self._done + len(self._failed)
+        total = max(study.trainings, made)  # early stopping that waits for nothing may make more
         passed = min(_RATE_SECONDS, time.monotonic() - self._began)
         per_second = len(self._recent) / passed if passed > 0.0 else 0.0
         steps = sum(each for *_, each in self._recent) / passed if passed > 0.0 else 0.0

@@ -32,6 +32,9 @@ class Range:
     log: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("low", "high"):
+            if isinstance(each := getattr(self, name), np.generic):
+                object.__setattr__(self, name, each.item())  # JSON has no others
         ends = [as_float(each) if is_real(each) else each for each in (self.low, self.high)]
         if not (all(map(is_real, ends)) and math.isfinite(ends[1] - ends[0])):
             raise StudyError(

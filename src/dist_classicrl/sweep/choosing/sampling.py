@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dist_classicrl.checks import importing, is_whole, require_package
-from dist_classicrl.sweep.search import Range
+from dist_classicrl.sweep.choosing.search import Range
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
