@@ -93,6 +93,20 @@ def test_settings_with_a_run_that_failed_have_no_middle_and_come_last(page, stud
     assert rows[place].count("<td>-</td>") == 2 and ">two<" in rows[place + 1]
 
 
+def test_a_gap_is_infinite_where_a_value_is_and_seeds_may_be_far_apart(tmp_path, monkeypatch):
+    real = Laboratory._trained
+
+    def trained(self, trial):
+        return real(self, trial) | ({"exact_value": None} if trial.number == 1 else {})
+
+    monkeypatch.setattr(Laboratory, "_trained", trained)
+    page = Page("T").add(
+        *study_sections(Sweep(GARNET, seeds=[3, 1_234_567_890], folder=tmp_path, **FEW).run(1))
+    )
+    assert re.search("<td>-inf</td><td>inf</td><td>inf</td>", page.html)
+    assert "3, 1234567890" in page.html
+
+
 @pytest.mark.slow
 def test_a_study_of_one_seed_that_is_under_way_or_was_stopped_early_has_a_page(tmp_path):
     sweep = Sweep(GARNET, seeds=1, vary={"learning_rate": [0.1, 0.4]}, folder=tmp_path, **FEW)
