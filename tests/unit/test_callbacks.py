@@ -190,6 +190,7 @@ def test_nothing_is_an_empty_list():
     [
         (7, "must be a BaseCallback.*got 7"),
         (["diary"], "must be a BaseCallback.*got 'diary'"),
+        ([np.float32], "got the class float32. A callback must be a BaseCallback, or a function"),
         (Diary, r"Write Diary\(...\), with \(\)"),
         (lambda: True, "must take one argument"),
         (lambda locals_, globals_: True, "must take one argument"),

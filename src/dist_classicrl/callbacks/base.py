@@ -360,18 +360,17 @@ def one_callback(callbacks: CallbacksLike) -> BaseCallback:
     return callbacks if isinstance(callbacks, BaseCallback) else callback_list(callbacks)
 
 
+_ALLOWED = "A callback must be a BaseCallback, or a function of one argument, or a list of these."
+
+
 def _callback(given: Any) -> BaseCallback:
     if isinstance(given, BaseCallback):
         return given
-    if isinstance(given, type) and issubclass(given, BaseCallback):
-        raise SettingsError(
-            f"callbacks got the class {given.__name__}. Write {given.__name__}(...), with ()."
-        )
+    if isinstance(given, type):
+        allowed = f"Write {given.__name__}(...), with ()." if issubclass(given, BaseCallback) else _ALLOWED
+        raise SettingsError(f"callbacks got the class {given.__name__}. {allowed}")
     if not callable(given):
-        raise SettingsError(
-            f"A callback must be a BaseCallback, or a function of one argument, or a list of these, got "
-            f"{given!r}."
-        )
+        raise SettingsError(f"{_ALLOWED[:-1]}, got {given!r}.")
     if not takes_one(given):
         raise SettingsError(
             f"The callback {given!r} must take one argument, a dict with self, progress and num_timesteps."
