@@ -553,3 +553,10 @@ def test_numbers_of_an_environment_that_does_not_count_from_0_are_learned_in_the
         agent.learn({**given, "states": cells - 5})
     with pytest.raises(DataError, match=r"^actions: .*Discrete\(2, start=3\): got 1"):
         agent.learn({**given, "actions": np.ones(10, int)})
+
+
+def test_a_state_that_the_policy_never_comes_to_needs_no_value():
+    ends = [(0, 0, 1.0, 2, True)]
+    wanders = [(0, 1, 0.0, 1, False), (1, 0, -1.0, 1, False), (1, 1, 0.0, 2, True)]
+    found = estimate_value([ends, wanders] * 10, np.array([0, 0, 0]), 1.0, method="model")
+    assert found.value == pytest.approx(1.0)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dist_classicrl import DistAsyncQLearning
+from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.errors import ModelFileError, SettingsError
 from dist_classicrl.model import model_file
 from dist_classicrl.model.archive import ArrayArchive, digest_of
@@ -429,3 +429,17 @@ def test_a_model_is_not_saved_to_a_url(tmp_path, monkeypatch):
     with pytest.raises(SettingsError, match=r"s3://me:\.\.\.@bucket/model.npz is a URL.*checkpoint_dir=URL"):
         agent.save_model("s3://me:word@bucket/model.npz")
     assert not os.listdir(tmp_path)
+
+
+def test_a_behavior_may_take_more_than_the_other_settings(tmp_path, monkeypatch):
+    """It is kept among them: what can be saved can be loaded, however many states it is for."""
+    monkeypatch.setattr(model_file, "_MAX_ABOUT", 4096)
+    behavior = np.full((2_000, 4), 0.25)
+    model = TabularMDP.garnet(2_000, 4, 2, seed=1)
+    for dtype in ("float32", "float64"):
+        agent = DistAsyncQLearning(algorithm="td", behavior=behavior, dtype=dtype, seed=1)
+        agent.train(model, total_steps=1_000)
+        agent.save_model(tmp_path / "model.npz")
+        np.testing.assert_array_equal(
+            DistAsyncQLearning.load_model(tmp_path / "model.npz").q_table, agent.q_table
+        )

@@ -6,7 +6,7 @@ from gymnasium import spaces
 from older_models import without
 from rank_environments import SteppedLake
 
-from dist_classicrl import DistAsyncQLearning
+from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.agent.agent import state_of
 from dist_classicrl.environments import TicTacToeEnv
 from dist_classicrl.environments.stepped.spaces import SpaceIndex
@@ -204,3 +204,14 @@ def test_what_was_trained_in_last_may_have_part_of_the_table(tmp_path):
     agent.train("FrozenLake-v1", total_steps=100, new_env=True)
     path = agent.save_model(tmp_path / "both")
     assert DistAsyncQLearning.load_model(path, env="FrozenLake-v1").steps == 200
+
+
+def test_of_two_tables_the_policy_is_that_of_predict_also_where_they_differ_by_rounding():
+    agent = DistAsyncQLearning(algorithm="double_q_learning", dtype="float32", seed=1)
+    agent.train(TabularMDP.garnet(5, 2, 2, seed=1), total_steps=100)
+    state = state_of(agent)
+    first, second = state.shape.tables(state.values)
+    first[:], second[:] = 1.0, 1.0
+    second[:, 1] = np.nextafter(np.float32(1), np.float32(2))
+    assert (agent.q_table == 1.0).all()  # the mean, in float32
+    assert agent.predict(np.arange(5)).tolist() == agent.policy.greedy.tolist() == [0] * 5

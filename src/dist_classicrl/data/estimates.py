@@ -269,7 +269,7 @@ def _by_model(data: Transitions, model: TabularMDP, policy: Any, discount: float
     # Where the policy never comes to, any action will do.
     even = legal / np.maximum(legal.sum(axis=1, keepdims=True), 1)
     usable = np.where(total > 1.0 - 1e-9, reached / np.maximum(total, 1e-300), even)
-    v = model.policy_value(usable, discount)
+    v = model.policy_value(usable, discount, from_start=True)
     value = model.start_value(v)
     taken = np.bincount(data.states * model.n_actions + data.actions, minlength=legal.size)
     n = data.starts.size

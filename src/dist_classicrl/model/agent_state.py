@@ -423,8 +423,7 @@ class AgentState:
         """Return the values of these states, float64 (B, actions of the environment), in a new array."""
         if self.shape.is_one_table and not (self.large is not None and self.large.is_divided):
             return self.values[states, : self.n_actions].astype(np.float64)
-        rows: np.ndarray = self.rows_of(states)[0][:, :, : self.n_actions].mean(axis=0, dtype=np.float64)
-        return rows
+        return self.shape.mean_of(self.rows_of(states)[0][:, :, : self.n_actions]).astype(np.float64)
 
     # Settings, and what is kept
 

@@ -32,7 +32,9 @@ FORMAT_VERSION = 1
 _ARRAYS = ("q_table", "visits")
 _OPTIONAL_ARRAYS = ("legal", "keys", *OTHER_ARRAYS)
 _CHUNK_ROWS = 1 << 20
-_MAX_ABOUT = 1 << 24
+_MAX_ABOUT = 1 << 24  # besides a behavior, which may be a table of float64 in base64
+_BEHAVIOR_SHARE = 3  # at most, of the bytes of a table in float32
+_MOST_ABOUT = 1 << 30  # tables with a behavior are not large ones
 _MAX_VISITS = 1 << 48  # where the table of `PerVisit` ends
 
 
@@ -116,10 +118,9 @@ def read(path: str | os.PathLike[str]) -> SavedModel:
 
 def _about(archive: ArrayArchive) -> Any:
     member = archive.member("about")
-    if member.dtype != np.uint8 or member.bytes > _MAX_ABOUT:
-        raise ValueError(
-            f"about is {member.dtype} of {member.bytes} bytes, allowed are {_MAX_ABOUT} of uint8"
-        )
+    allowed = min(_MAX_ABOUT + _BEHAVIOR_SHARE * archive.member("q_table").bytes, _MOST_ABOUT)
+    if member.dtype != np.uint8 or member.bytes > allowed:
+        raise ValueError(f"about is {member.dtype} of {member.bytes} bytes, allowed are {allowed} of uint8")
     return json.loads(archive.read(member)[0].tobytes().decode())
 
 

@@ -60,8 +60,13 @@ class TableShape:
         """Return the mean of the tables, shape (S, A): `values` as they are, or else read-only."""
         if self.is_one_table:
             return values
+        return _read_only(self.mean_of(self.tables(values)))
+
+    def mean_of(self, rows: np.ndarray) -> np.ndarray:
+        """Return the mean over the tables of rows of all of them, shape (tables, ..., A), in their type."""
         # Divided first: the sum of large numbers may be infinite.
-        return _read_only((self.tables(values) / values.dtype.type(self.n_tables)).sum(axis=0))
+        mean: np.ndarray = (rows / rows.dtype.type(self.n_tables)).sum(axis=0)
+        return mean
 
     def visits(self, counts: np.ndarray) -> np.ndarray:
         """Return the visits to all tables, shape (S, A): `counts` as they are, or else read-only."""
