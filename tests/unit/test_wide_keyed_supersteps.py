@@ -49,42 +49,53 @@ def wide_once(name):
     return scrambled_wide(replace(model, action_mask=model.legal_pairs()))
 
 
+@pytest.mark.parametrize("name", ["taxi", "forbidden actions"])
+def test_the_values_are_those_of_numbered_states(name):
+    settings = settings_of()
+    numbered = learned(problem_of(MODELS[name](), settings), STEPS)
+    problem = problem_of(wide_once(name), settings)
+    one = learned(problem, STEPS)
+    n_actions, states = problem.shape.n_actions, wide_states_of(as_stored(one.keys))
+    for found, known in ((one.values, numbered.values), (one.counts, numbered.counts)):
+        np.testing.assert_array_equal(found.reshape(-1, n_actions), known.reshape(-1, n_actions)[states])
+    assert one.counts.sum() == STEPS and one.totals == numbered.totals
+    assert as_numbers(one.keys) == sorted(set(as_numbers(one.keys)))
+    for ranks in (2, 5):
+        assert learned(problem, STEPS, ranks) == one
+        assert learned(problem, STEPS, ranks, in_memory=True) == one
+    cuts = ((256, 3, "hash"), (51_456, 1, "hash"), (90_112, 2, "hash"))
+    assert learned(problem, STEPS, 2, cuts=cuts) == one
+
+
 @pytest.mark.parametrize(
-    ("name", "algorithm"),
-    [("taxi", None), ("forbidden actions", None), ("taxi", DoubleQ()), ("taxi", NStepSarsa(n=3))],
-    ids=["taxi", "forbidden actions", "two tables", "steps that wait"],
+    ("algorithm", "high"),
+    [(DoubleQ(), 0), (NStepSarsa(n=3), 0x0123456789ABCDEF)],
+    ids=["two tables", "steps that wait"],
 )
-def test_the_values_are_those_of_numbered_states(name, algorithm):
+def test_keys_of_64_bits_behind_one_half_learn_the_same(algorithm, high):
     with registered():
-        settings = settings_of(**({} if algorithm is None else {"algorithm": algorithm}))
-        numbered = learned(problem_of(MODELS[name](), settings), STEPS)
-        problem = problem_of(wide_once(name), settings)
-        one = learned(problem, STEPS)
-        tables = problem.shape.n_tables, -1, problem.shape.n_actions
-        states = wide_states_of(as_stored(one.keys))
-        for found, known in ((one.values, numbered.values), (one.counts, numbered.counts)):
-            np.testing.assert_array_equal(found.reshape(tables), known.reshape(tables)[:, states])
-        # Of 256 walkers up to three steps wait where a rule lets some.
-        assert STEPS - 768 <= one.counts.sum() <= STEPS and one.totals == numbered.totals
-        assert as_numbers(one.keys) == sorted(set(as_numbers(one.keys)))
-        for ranks in (2, 5):
-            assert learned(problem, STEPS, ranks) == one
+        # What float32 is rounded to is drawn by the names of entries, which are hashes of pairs with a half.
+        dtype = "float64" if high else "float32"
+        settings = settings_of(algorithm=algorithm, dtype=dtype)
+        narrow, problem = (problem_of(env, settings) for env in (scrambled(garnet()), behind(garnet(), high)))
+        truth, one = learned(narrow, STEPS), learned(problem, STEPS)
+        unsigned = truth.keys.view(np.uint64)
+        order, n_actions = np.argsort(unsigned), problem.shape.n_actions
+        assert as_numbers(one.keys) == [high << 64 | low for low in unsigned[order].tolist()]
+        for found, known in ((one.values, truth.values), (one.counts, truth.counts)):
+            tables = problem.shape.n_tables, -1, n_actions
+            np.testing.assert_array_equal(found.reshape(tables), known.reshape(tables)[:, order])
+        assert one.totals == truth.totals
+        assert learned(problem, STEPS, 3, cuts=((25_600, 2, "hash"),)) == one
         assert learned(problem, STEPS, 2, in_memory=True) == one
-        cuts = ((256, 3, "hash"), (51_456, 1, "hash"), (90_112, 2, "hash"))
-        assert learned(problem, STEPS, 2, cuts=cuts) == one
 
 
-def test_what_is_rounded_by_chance_is_what_keys_of_64_bits_behind_one_half_round():
-    """The chance is drawn by the names of entries, which are hashes of pairs with a half."""
-    settings = settings_of(dtype="float32")
-    narrow, problem = (problem_of(env, settings) for env in (scrambled(garnet()), behind(garnet())))
-    truth, one = learned(narrow, STEPS), learned(problem, STEPS)
-    unsigned = truth.keys.view(np.uint64)
-    order, n_actions = np.argsort(unsigned), problem.shape.n_actions
-    assert as_numbers(one.keys) == unsigned[order].tolist()
-    for found, known in ((one.values, truth.values), (one.counts, truth.counts)):
-        np.testing.assert_array_equal(found.reshape(-1, n_actions), known.reshape(-1, n_actions)[order])
-    assert one.totals == truth.totals
+def test_two_tables_and_steps_that_wait_with_both_halves():
+    with registered():
+        for algorithm in (DoubleQ(), NStepSarsa(n=3)):
+            problem = problem_of(wide_once("taxi"), settings_of(algorithm=algorithm, dtype="float32"))
+            one = learned(problem, 30_000, 2)
+            assert learned(problem, 30_000, 3, cuts=((10_240, 2, "hash"),)) == one
 
 
 NO_ONES = wide_keys_of([85])[0]
