@@ -90,7 +90,8 @@ class _SweepsOverRanks(Sweeps):
     def __init__(self, process: Process, discount: float, rooted: RootedCollectives) -> None:
         super().__init__(process, discount)
         self._rooted = rooted
-        self.own = _share(process.n_states, rooted)
+        n, ranks = process.n_states, rooted.wire.size
+        self.own = range(n * rooted.rank // ranks, n * (rooted.rank + 1) // ranks)
 
     def swept(self, kernel: Any) -> float:
         """See `Sweeps`."""
@@ -157,8 +158,8 @@ def solve_over_ranks(
     RemoteRankError, RankTimeoutError, RankLostError
         Another rank raised an exception, did not take part, or died.
     """
-    told = f"model, discount_factor, tolerance or max_iterations in {solve_over_ranks.__name__}()"
-    with _together(comm, timeout, solve_over_ranks.__name__) as rooted:
+    told = "model, discount_factor, tolerance or max_iterations in solve_over_ranks()"
+    with _together(comm, timeout, "solve_over_ranks") as rooted:
         with rooted.operation():
             discount = _checked_discount(discount_factor, "model.solve(1.0)")
             check_limits(tolerance, max_iterations)
@@ -216,8 +217,8 @@ def policy_value_over_ranks(
     RemoteRankError, RankTimeoutError, RankLostError
         Another rank raised an exception, did not take part, or died.
     """
-    told = f"model or discount_factor in {policy_value_over_ranks.__name__}()"
-    with _together(comm, timeout, policy_value_over_ranks.__name__) as rooted:
+    told = "model or discount_factor in policy_value_over_ranks()"
+    with _together(comm, timeout, "policy_value_over_ranks") as rooted:
         with rooted.operation():
             discount = _checked_discount(discount_factor, "model.policy_value(policy, 1.0)")
             sweeps = _SweepsOverRanks(_process_of(model), discount, rooted)
@@ -241,12 +242,6 @@ def _together(comm: Any, timeout: float, name: str) -> Iterator[RootedCollective
         rooted.close()
         raise
     rooted.free(own)
-
-
-def _share(n_states: int, rooted: RootedCollectives) -> range:
-    """Return the states over which this rank sweeps."""
-    ranks = rooted.wire.size
-    return range(n_states * rooted.rank // ranks, n_states * (rooted.rank + 1) // ranks)
 
 
 def _checked_discount(value: Any, alone: str) -> float:

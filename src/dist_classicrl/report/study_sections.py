@@ -341,14 +341,14 @@ def _exact(groups: Sequence[_Group]) -> Section | None:
         values = [-math.inf if row["exact_value"] is None else row["exact_value"] for row in known]
         best = known[0]["optimal_value"]
         gaps = [max(0.0, best - value) for value in values]  # rounding may be below
-        mean = sum(gaps) / len(gaps)
+        mean = math.fsum(gaps) / len(gaps)
         rows.append(
             [
                 group.name + (" (stopped early)" if group.stopped else ""),
                 group.environment,
                 "-" if known[0]["random_value"] is None else f"{known[0]['random_value']:.6g}",
                 f"{best:.6g}",
-                f"{sum(values) / len(values):.6g}",
+                f"{math.fsum(values) / len(values):.6g}",
                 f"{mean:.3g}" + (f" ({mean / abs(best):.2%})" if best and math.isfinite(mean) else ""),
                 f"{max(gaps):.3g}",
             ]

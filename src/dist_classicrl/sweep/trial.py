@@ -161,9 +161,8 @@ class Laboratory:
     def _trained(self, trial: Trial, eval_episodes: int | None = None) -> dict[str, Any]:
         settings = self.settings_of(trial.variant)
         env = self.environment(trial.environment, settings.use_action_mask)
-        simulator = (
-            env if isinstance(env, CompiledSimulator) else None
-        )  # a user's may have a `model` of its own
+        # What is stepped may have a `model` of its own, which is a user's.
+        simulator = env if isinstance(env, CompiledSimulator) else None
         model: FiniteModel | None = None if simulator is None else simulator.model
         arguments = {**settings.arguments(), "seed": trial.seed}
         agent = DistAsyncQLearning(**arguments, comm=THIS_PROCESS)
