@@ -16,6 +16,7 @@ from dist_classicrl.engines.progress import Observer, Reporter
 from dist_classicrl.engines.roles.server_base import NobodyLeft
 from dist_classicrl.engines.roles.worker_base import ServerLost
 from dist_classicrl.engines.rounds.messages import Order, RoundOrder, RoundStart
+from dist_classicrl.engines.rounds.part import RoundPart
 from dist_classicrl.engines.rounds.server import RoundServer
 from dist_classicrl.engines.rounds.worker import RoundWorker
 from dist_classicrl.engines.run import LossPolicy
@@ -181,7 +182,8 @@ def play_rounds():
 
         learner = SimpleNamespace(table=LocalTable(2, 2, np.dtype("f8")), totals=Totals(), learn=learn)
         begun = []
-        worker = RoundWorker(group(1, channel), learner, begun.extend, SETTINGS, 0, 6, 7, PACE, False, Base())
+        part = RoundPart(learner, begun.extend, SETTINGS, 0, 6, 7, False)
+        worker = RoundWorker(group(1, channel), part, PACE, Base())
         worker.follow_on(channel)
         try:
             return worker.run()

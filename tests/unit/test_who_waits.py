@@ -1,5 +1,7 @@
 """Workers of rounds for whom there is no core: who takes whose place, and what the server says of them."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from timed_channel import TimedChannel, group_of, stop_clock
@@ -8,7 +10,7 @@ from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.engines.progress import Reporter
 from dist_classicrl.engines.roles.peers import PeerState
 from dist_classicrl.engines.rounds.messages import Order, RoundStart
-from dist_classicrl.engines.rounds.server import RoundServer
+from dist_classicrl.engines.rounds.server import RoundServer, who_plays
 from dist_classicrl.engines.run import LossPolicy
 from dist_classicrl.engines.schedule import Pace
 from dist_classicrl.membership.heartbeat import Beat
@@ -24,7 +26,7 @@ def clock(monkeypatch):
     stop_clock(monkeypatch)
 
 
-def server_of(hosts, cores, may_repeat=True, entries=4):
+def server_of(hosts, cores, may_repeat=True, entries=4, make_part=None):
     """Return the server of ranks on these hosts, itself on the first, in its first round."""
     group = group_of(0, [TimedChannel(rank) for rank in range(1, len(hosts))], 1.0, 8.0, 40.0)
     group.hosts = list(hosts)
@@ -32,6 +34,7 @@ def server_of(hosts, cores, may_repeat=True, entries=4):
     table = SharedTable(np.zeros(entries), np.zeros(entries, np.int64))
     first = RoundStart(Pace.first(SETTINGS, True))
     settings = {"settings": SETTINGS, "start": 0, "steps": 100, "first": first, "may_repeat": may_repeat}
+    settings["make_part"] = make_part
     told = {"cores": cores}
     server = RoundServer(group, table, LossPolicy("replace"), tally, Reporter(tally), told, **settings)
     server._begin_round(-1, Order.GO_ON)
@@ -99,3 +102,50 @@ def test_who_waits_is_told_the_table_so_seldom_that_it_costs_little(entries, sec
     clock.sleep(0.2)
     server._begin_round(-1, Order.GO_ON)
     assert orders(server)[1] == 2
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers", "play"),
+    [
+        (16, 15, range(16)),  # one of 15 would carry two of the 16 logical workers, and hold all up
+        (17, 16, range(1, 17)),  # a part of its own would make no other shorter
+        (16, 16, range(16)),  # it would have no core
+        (64, 2, range(3)),
+        (2, 2, range(2)),
+        (1, 2, range(1)),
+    ],
+)
+def test_who_serves_plays_a_part_where_that_makes_rounds_shorter(cores, workers, play):
+    group = group_of(0, [TimedChannel(rank) for rank in range(1, workers + 1)], 1.0, 8.0, 40.0)
+    group.hosts = ["a"] * (workers + 1)
+    settings = Settings(async_updates=False, logical_workers=16)
+    others = list(range(1, workers + 1))
+    assert who_plays(settings, {"cores": {"a": cores}}, group, others, True) == list(play)
+    # Neither where rounds cannot be repeated, nor where cores do not matter.
+    assert who_plays(settings, {"cores": {"a": cores}}, group, others, False) == others[:cores]
+    assert who_plays(settings, {"cores": {}}, group, others, True) == others
+
+
+class NotedPart:
+    """Notes how each attempt at a round begins, and plays nothing."""
+
+    def __init__(self):
+        self.begun = []
+
+    def begin(self, start, refresh, carried, n, is_ready):
+        self.begun.append((carried, refresh.since, is_ready))
+
+    def play(self, start, attempt, goes_on):
+        return SimpleNamespace()
+
+
+def test_who_serves_begins_its_part_of_a_round_anew_if_somebody_is_lost_after_it(monkeypatch):
+    part = NotedPart()
+    server = server_of("aaa", {"a": 2}, make_part=lambda: part)
+    assert carrying(server) == learning(server) == [0, 1] and server.learning == 2
+    monkeypatch.setattr(server, "_take_in_maps", lambda *told: None)
+    server._play_part()
+    server.members.lose(1, "it is gone")
+    server._begin_round(-1, Order.GO_ON)
+    assert learning(server) == [0, 2]
+    assert part.begun == [([0, 1], -1, False), ([0, 1], -1, False)]

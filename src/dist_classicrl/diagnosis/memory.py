@@ -97,8 +97,9 @@ def needed(plan: TrainingPlan) -> RankMemory:
     own = PROCESS_BYTES + 2 * checkpoint_bytes(plan)
     alone = plan.ranks == 1
     local = worker_bytes(states, actions, settings.dtype) + replay_bytes(settings)
-    # A server that has lost all its workers learns by itself, as a process alone does.
-    server = own + server_bytes(states, actions, settings.dtype) + (local if alone else 0)
+    # A server of rounds may play a part; one that has lost all workers learns as a process alone does.
+    learns = alone or not settings.async_updates
+    server = own + server_bytes(states, actions, settings.dtype) + (local if learns else 0)
     return RankMemory(server, own + local, maps_bytes(states, actions, settings))
 
 

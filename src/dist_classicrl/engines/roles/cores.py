@@ -32,7 +32,7 @@ _KEY = "cores"  # of what is told: for each host; {} where it does not matter
 def settle_cores(run: Run, group: Group, start: Setup | Entry, serves_only: bool) -> None:
     """Let all ranks know how many cores each host has for them; who joins was told.
 
-    `serves_only`: the head learns nothing, and needs no core while the others learn.
+    `serves_only`: the head need not learn, and needs no core while the others do.
     """
     if isinstance(start, Entry):
         return
@@ -84,6 +84,11 @@ def _marked(own: list[int], most: int) -> list[int]:
 def _count_marked(marks: np.ndarray) -> int:
     """Return how many bits are set in any of these rows of words, uint32 of shape (ranks, words)."""
     return int(np.unpackbits(np.bitwise_or.reduce(marks, axis=0).view(np.uint8)).sum())
+
+
+def knows_cores(told: Mapping[str, Any]) -> bool:
+    """Whether it matters how many cores hosts have: `told` is `Run.told`."""
+    return bool(told.get(_KEY))
 
 
 def with_cores(told: Mapping[str, Any], group: Group, ranks: Iterable[int]) -> list[int]:

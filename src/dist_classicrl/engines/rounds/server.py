@@ -1,5 +1,6 @@
 """The server of the reproducible mode: it merges each round in the order of the logical workers.
 
+While the others play it has little to do, so that it may play a part itself.
 A rank that is lost costs the round: it is played again from its beginning, with the same bits, by the ranks
 that are left.
 """
@@ -7,8 +8,10 @@ that are left.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +20,8 @@ from dist_classicrl.comm.transport import Backoff
 from dist_classicrl.engines.laggards import Laggards
 from dist_classicrl.engines.loops import LearningOn
 from dist_classicrl.engines.outcome import Learned
-from dist_classicrl.engines.roles.cores import with_cores
+from dist_classicrl.engines.progress import Learning
+from dist_classicrl.engines.roles.cores import knows_cores, with_cores
 from dist_classicrl.engines.roles.peers import Peer
 from dist_classicrl.engines.roles.server_base import NobodyLeft, Serving
 from dist_classicrl.engines.rounds.messages import (
@@ -28,10 +32,12 @@ from dist_classicrl.engines.rounds.messages import (
     WalkerState,
     stack_by_number,
 )
+from dist_classicrl.engines.rounds.part import RoundPart, carried_of
 from dist_classicrl.engines.saving import Position
 from dist_classicrl.engines.schedule import sum_of
 from dist_classicrl.errors import ProtocolError, RankLostError
 from dist_classicrl.learning.state import State, join_states
+from dist_classicrl.membership.group import Group
 from dist_classicrl.process.stop import Stop
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.maps import diverged
@@ -42,10 +48,32 @@ _WHY_MORE = (
 )
 
 
-def carriers(settings: Settings, workers: list[int]) -> dict[int, int]:
+def who_plays(
+    settings: Settings, told: Mapping[str, Any], group: Group, workers: Sequence[int], may_repeat: bool
+) -> list[int]:
+    """Return which ranks play parts of rounds, of these workers and the server.
+
+    It does where that makes the longest part shorter, and where it would have no core while the others play.
+    What it has learned is lost with it, and where environments are in Python it could not serve meanwhile: so
+    it takes part only where rounds can be repeated, and cores matter.
+    """
+    if not may_repeat or not knows_cores(told):
+        return with_cores(told, group, workers)
+    head = group.view.server
+    ranks = with_cores(told, group, [head, *workers])
+    others = with_cores(told, group, workers)
+    has_core = len(others) < len(ranks)  # while all the others play
+    return others if has_core and _longest_part(settings, others) <= _longest_part(settings, ranks) else ranks
+
+
+def _longest_part(settings: Settings, ranks: Sequence[int]) -> int:
+    return max(Counter(carriers(settings, ranks).values()).values())
+
+
+def carriers(settings: Settings, ranks: Sequence[int]) -> dict[int, int]:
     """Return which rank carries each logical worker: neighbors, whose maps it adds up, shared evenly."""
-    each, more = divmod(settings.logical_workers, len(workers))
-    carriers = [worker for i, worker in enumerate(workers) for _ in range(each + (i < more))]
+    each, more = divmod(settings.logical_workers, len(ranks))
+    carriers = [rank for i, rank in enumerate(ranks) for _ in range(each + (i < more))]
     return dict(enumerate(carriers))
 
 
@@ -68,6 +96,8 @@ class RoundServer(Serving[Client]):
     first: RoundStart = field(kw_only=True)  # where this server begins
     #: Whether a round can be played again: all learners' state goes along with it.
     may_repeat: bool = field(default=True, kw_only=True)
+    #: Gives what this rank plays with, where it does; None: it never does.
+    make_part: Callable[[], RoundPart] | None = field(default=None, kw_only=True)
     codec: Codec = field(default_factory=Codec, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -79,6 +109,10 @@ class RoundServer(Serving[Client]):
         self._told_all = -math.inf  # when all were, also those that carry nobody
         self._carried_by: dict[int, int] = {}
         self._is_broken = False
+        self._part: RoundPart | None = None
+        self._own: list[int] = []  # the logical workers that this rank carries
+        self._is_part_new = True  # its table is none of this server's
+        self._is_part_ready = False  # see `RoundPart.begin`
         self._waited = math.inf  # seconds, for the maps of the last round
         self._states: dict[int, State] = {}
         self._asked: Position | None = None
@@ -136,6 +170,7 @@ class RoundServer(Serving[Client]):
             pace = self.now_at.pace.after(made, load, self.table.values, self.settings)
             learners = join_states([maps.learners for _, maps in played]) if self.may_repeat else {}
             self.now_at = RoundStart(pace, self.now_at.number + 1, self.made, learners)
+            self._is_part_ready = True
             self.report_progress()
             self.now_at = replace(self.now_at, tally=self.tally.so_far(self.seconds))
         return None
@@ -169,6 +204,7 @@ class RoundServer(Serving[Client]):
         if carried_by != self._carried_by:
             self._laggards.begin()
         self._carried_by = carried_by
+        self._begin_part(since)
         ready: dict[int, tuple[np.ndarray, int]] = {}
         now = self.group.wire.now()
         waiting = self.waiting(self.peers.present)
@@ -198,10 +234,43 @@ class RoundServer(Serving[Client]):
             self._copied = order == Order.TELL_STATE
             if self._copied:
                 self._snapshot.copy_now()
+            for logical in self._own:
+                assert self._part is not None
+                self._keep_state(logical, self._part.learner.state(logical))
         # Silence is judged from now on: who had no part in the end of the last round had nothing to say.
         now = self.group.wire.now()
         for peer in self.peers.present.values():
             peer.channel.last_heard = max(peer.channel.last_heard, now - self.group.timing.interval)
+
+    def _begin_part(self, since: int) -> None:
+        """Get this rank's own part ready, if it has one in this attempt at a round."""
+        self._own = carried_of(self.group.rank, list(self._carried_by.values()))
+        if self.make_part is None or not self._own:
+            self._is_part_new = True
+            return
+        if self._part is None:
+            self._part = self.make_part()
+        refresh = self.table.refresh(-1 if self._is_part_new else since)
+        n, is_ready = len(self._carried_by), self._is_part_ready and not self._is_part_new
+        self._part.begin(self.now_at, refresh, self._own, n, is_ready)
+        self._is_part_new = self._is_part_ready = False
+
+    def _play_part(self) -> None:
+        """Play this rank's own part of the round, unless somebody is lost meanwhile."""
+        assert self._part is not None
+        maps = self._part.play(self.now_at, self._attempt, self._goes_on)
+        if maps is not None:
+            self._take_in_maps(self.group.rank, 0, maps)
+
+    def _goes_on(self) -> bool:
+        """Look around in the middle of this rank's own part, and return whether the round still counts."""
+        self._turn(reports=False)
+        return not self._is_broken
+
+    def _is_told(self) -> bool:
+        """Whether what all are to play has gone: while this rank plays, MPI sends nothing on."""
+        carrying = set(self._carried_by.values())
+        return all(peer.channel.reap() for peer in self.peers.present.values() if peer.rank in carrying)
 
     def _carriers(self) -> dict[int, int]:
         """Return which rank is to carry each logical worker from now on; {} where nobody is left.
@@ -210,8 +279,11 @@ class RoundServer(Serving[Client]):
         """
         if self._carried_by and not self.may_repeat:
             return self._carried_by
-        workers = with_cores(self.told, self.group, [peer.rank for peer in self.peers.learners])
-        return carriers(self.settings, workers) if workers else {}
+        workers = [peer.rank for peer in self.peers.learners]
+        if not workers:
+            return {}
+        may_repeat = self.may_repeat and self.make_part is not None
+        return carriers(self.settings, who_plays(self.settings, self.told, self.group, workers, may_repeat))
 
     def _collect(self, order: Order) -> None:
         """Wait for all maps of a round, or all states at the end; begin it again if somebody is lost."""
@@ -219,19 +291,28 @@ class RoundServer(Serving[Client]):
         backoff, begin = Backoff(self.group.wire.sleep), self.group.wire.now()
         backoff.expect(self._waited)
         while self._lacks(is_end):
-            woken = self.wake()
-            # What each worker said up to here is received before anybody's silence is judged.
-            arrived = self.receive()
-            self.look_around(woken)
+            arrived = self._turn(reports=not is_end)
             if self._is_broken:
                 self._begin_round(-1, order)
-            if not is_end:
-                self.report_progress()
-            if arrived:
+            if self._own and not is_end and self.group.rank not in self._played and self._is_told():
+                self._play_part()
+                begin = self.group.wire.now()
+                backoff.reset()
+            elif arrived:
                 backoff.reset()
             else:
                 backoff.wait()
         self._waited = self.group.wire.now() - begin
+
+    def _turn(self, reports: bool) -> int:
+        """Go round the main loop once. Return how many messages came."""
+        woken = self.wake()
+        # What each worker said up to here is received before anybody's silence is judged.
+        arrived = self.receive()
+        self.look_around(woken)
+        if reports and not self._is_broken:
+            self.report_progress()
+        return arrived
 
     def _lacks(self, is_end: bool) -> bool:
         if is_end:
@@ -243,17 +324,17 @@ class RoundServer(Serving[Client]):
         told, saved = self.codec.decode(message)
         self.tally.count_compression(saved, self.codec.take_seconds())
         match told:
+            case RoundMaps() as maps if maps.attempt < self._attempt:
+                pass  # of a round that is played again
             case RoundMaps() as maps:
-                self._take_in_maps(peer, message.size, maps)
+                self._take_in_maps(peer.rank, message.size, maps)
+                self.members.note_push(peer)
             case WalkerState() as state:
                 self._take_in_state(peer.rank, state)
             case _:
                 self.take_in_common(peer, told)
 
-    def _take_in_maps(self, peer: Peer[Client], size: int, maps: RoundMaps) -> None:
-        rank = peer.rank
-        if maps.attempt < self._attempt:  # of a round that is played again
-            return
+    def _take_in_maps(self, rank: int, size: int, maps: RoundMaps) -> None:
         carried = [logical for logical, carrier in self._carried_by.items() if carrier == rank]
         is_due = maps.attempt == self._attempt and carried and rank not in self._played
         if not is_due or not maps.is_of(range(carried[0], carried[-1] + 1), len(self._carried_by)):
@@ -265,7 +346,6 @@ class RoundServer(Serving[Client]):
             who = maps.parts.named(int(np.flatnonzero(~np.isfinite(maps.parts.sums.targets))[0]))
             what = f"What rank {rank} learned as logical worker {who} is no finite number"
             raise diverged(what, self.table.values.dtype)
-        self.members.note_push(peer)
         self._played[rank] = maps
         self._sizes[rank] = size
         self.tally.pushes += len(carried)
@@ -275,7 +355,6 @@ class RoundServer(Serving[Client]):
         self.tally.worker_seconds += maps.worker_seconds
 
     def _take_in_state(self, rank: int, told: WalkerState) -> None:
-        """Keep the state of a logical worker's learner, and save if it was the last that lacked."""
         logical = told.logical
         if told.attempt < self._attempt:
             return
@@ -283,9 +362,14 @@ class RoundServer(Serving[Client]):
             raise ProtocolError(
                 f"Worker {rank} sent the state of logical worker {logical}, which is not due."
             )
-        self._states[logical] = told.state
+        self._keep_state(logical, told.state)
+
+    def _keep_state(self, logical: int, state: State) -> None:
+        """Keep the state of a logical worker's learner, and save if it was the last that lacked."""
+        self._states[logical] = state
         if len(self._states) == len(self._carried_by) and self._copied and self.saver is not None:
             self._copied = False
+            assert self._asked is not None
             position = replace(self._asked, learners=stack_by_number(self._states))
             self.saver.save(self._snapshot.values, self._snapshot.counts, position)
 
@@ -306,6 +390,7 @@ class RoundServer(Serving[Client]):
         """Count rounds that this rank played itself, in the table as it is now."""
         self.made += alone.made
         self.table.overwritten()
+        self._is_part_new = True
         number = self.now_at.number + alone.rounds
         tally = self.tally.so_far(self.seconds)
         self.now_at = RoundStart(alone.pace, number, self.made, alone.learners, tally)
@@ -320,6 +405,14 @@ class RoundServer(Serving[Client]):
     def waiting(self, ranks: Collection[int]) -> Collection[int]:
         """See `Service`."""
         return set(ranks).difference((self._carried_by or self._carriers()).values())
+
+    def who_learns(self) -> list[Learning]:
+        """See `Serving`: this rank does as well, where it plays a part."""
+        return [*([self.company.own] if self._plays else ()), *super().who_learns()]
+
+    @property
+    def _plays(self) -> bool:
+        return self.group.rank in (self._carried_by or self._carriers()).values()
 
     @property
     def learning(self) -> int:

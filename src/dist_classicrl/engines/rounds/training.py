@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dist_classicrl.comm.compression import codec_for
+from dist_classicrl.comm.compression import Codec, codec_for
 from dist_classicrl.compression import name_of
 from dist_classicrl.engines.loops import LearningOn, RoundLoop
 from dist_classicrl.engines.outcome import Outcome
-from dist_classicrl.engines.roles.cores import settle_cores, with_cores
+from dist_classicrl.engines.roles.cores import knows_cores, settle_cores
 from dist_classicrl.engines.roles.link import settle_compression
 from dist_classicrl.engines.roles.participants import Roles, run_together
 from dist_classicrl.engines.rounds.messages import RoundStart
-from dist_classicrl.engines.rounds.server import RoundServer, carriers
+from dist_classicrl.engines.rounds.part import RoundPart, carried_of
+from dist_classicrl.engines.rounds.server import RoundServer, carriers, who_plays
 from dist_classicrl.engines.rounds.worker import RoundWorker
 from dist_classicrl.engines.run import Run
 from dist_classicrl.learning.learner import Learner
@@ -37,35 +38,47 @@ class RoundRoles(Roles[RoundWorker, RoundServer]):
         # Then all that the learners carry along is known to all ranks.
         return self.run.source.simulator is not None and self.run.settings.replay_ratio == 0.0
 
+    @property
+    def _head_may_play(self) -> bool:
+        return self._may_repeat and knows_cores(self.run.told)
+
+    def compile(self, serves: bool) -> None:
+        """See `Roles`: who serves may play a part as well."""
+        super().compile(serves)
+        if serves and self._head_may_play:
+            for part in self.kernels():
+                part()
+
     def _begin_walkers(self, learner: Learner, numbers: list[int]) -> None:
         """Give the learner these logical workers as walkers, as the run begins with them."""
         self.run.add_walkers(learner, numbers)
         self.run.restore(learner, numbers, "rounds")
 
-    def worker(self, base: Base) -> RoundWorker:
-        """See `Roles`."""
-        run, settings = self.run, self.run.settings
-        learner = self.ready_learner()
-        worker = RoundWorker(
-            self.group,
+    def _part(self) -> RoundPart:
+        """Return what this rank learns with, which carries nobody yet."""
+        run, learner = self.run, self.ready_learner()
+        return RoundPart(
             learner,
             lambda numbers: self._begin_walkers(learner, numbers),
-            settings,
+            run.settings,
             run.start,
             run.steps,
             run.seed,
-            run.pace,
             self._may_repeat,
-            base,
-            codec=codec_for(name_of(settings.compression), run.values.size),
-            watch=run.watch,
-            wants_to_leave=run.wants_to_leave,
+            codec=self._codec(),
         )
+
+    def _codec(self) -> Codec:
+        return codec_for(name_of(self.run.settings.compression), self.run.values.size)
+
+    def worker(self, base: Base) -> RoundWorker:
+        """See `Roles`."""
+        run, group, part = self.run, self.group, self._part()
+        worker = RoundWorker(group, part, run.pace, base, watch=run.watch, wants_to_leave=run.wants_to_leave)
         if base.is_some:
-            carried_by = carriers(settings, with_cores(run.told, self.group, self.group.view.workers))
-            mine = [logical for logical, rank in carried_by.items() if rank == self.group.rank]
-            self._begin_walkers(learner, mine)
-            worker.carried = mine
+            ranks = who_plays(run.settings, run.told, group, group.view.workers, self._may_repeat)
+            part.carried = carried_of(group.rank, list(carriers(run.settings, ranks).values()))
+            self._begin_walkers(part.learner, part.carried)
         return worker
 
     def server(self, table: SharedTable, first: RoundStart | None = None) -> RoundServer:
@@ -84,15 +97,16 @@ class RoundRoles(Roles[RoundWorker, RoundServer]):
             saver=run.saver,
             first=RoundStart(run.pace, tally=run.tally.so_far(0.0)) if first is None else first,
             may_repeat=self._may_repeat,
-            codec=codec_for(name_of(run.settings.compression), run.values.size),
+            make_part=self._part if self._head_may_play else None,
+            codec=self._codec(),
         )
 
     def successor(self, worker: RoundWorker) -> RoundServer:
         """See `Roles`: it begins the round anew that the worker is in."""
         run = self.run
         worker.check_may_repeat()
-        run.values[:] = worker.learner.table.base
-        run.counts[:] = worker.learner.table.visits
+        run.values[:] = worker.part.learner.table.base
+        run.counts[:] = worker.part.learner.table.visits
         if worker.round.tally is not None:
             run.tally.take_over(worker.round.tally)
         return self.server(SharedTable(run.values, run.counts, worker.base.version + 1), worker.round)
