@@ -12,9 +12,9 @@ from dist_classicrl.agent.agent import state_of
 from dist_classicrl.environments import TabularMDP, TicTacToeEnv, named
 from dist_classicrl.environments.tictactoe import model as tictactoe_model
 from dist_classicrl.errors import SettingsError
-from dist_classicrl.evaluation.assessment import assess
+from dist_classicrl.evaluation.assessment import Assessment, assess
 from dist_classicrl.evaluation.episodes import EvaluationResult
-from dist_classicrl.evaluation.exact import exact_value, model_of
+from dist_classicrl.evaluation.exact import ExactValue, exact_value, model_of
 
 LAKE = TabularMDP.from_gymnasium("FrozenLake-v1")
 
@@ -124,7 +124,7 @@ class Corridor(gymnasium.Env):
         return 1, -self.cost, False, False, {}
 
 
-@pytest.mark.parametrize("cost, said", [(1.0, "collected -7"), (0.0, "met no reward")])
+@pytest.mark.parametrize("cost, said", [(1.0, "-7"), (0.0, "0")])
 def test_a_policy_that_always_runs_into_the_limit_gets_a_hint(tmp_path, capsys, monkeypatch, cost, said):
     monkeypatch.setitem(named.BUILT_IN, "corridor", (f"{__name__}:Corridor", {}))
     monkeypatch.setattr(named, "_function", lambda path: limited)
@@ -135,17 +135,21 @@ def test_a_policy_that_always_runs_into_the_limit_gets_a_hint(tmp_path, capsys, 
     run = make_run(tmp_path / "run", "corridor")
     _, out, _ = run_command(capsys, "evaluate", run, "--episodes", "5")
     assert (
-        f"Hint: every episode {said} and was cut off after 7 steps" in out and "train for more steps" in out
+        f"Hint: every return is {said}, and every episode was cut off after 7 steps" in out
+        and "train for more steps" in out
     )
     hint = json.loads(run_command(capsys, "evaluate", run, "--episodes", "5", "--json")[1])["hint"]
-    assert hint.startswith(f"every episode {said}")
+    assert hint.startswith(f"every return is {said}, and")
 
 
 def test_only_returns_that_are_all_alike_get_a_hint(tmp_path, capsys):
     lost = np.tile([1.0, 0.0, 0.0, 0.0], (16, 1))  # against the wall for ever
     sure = {"is_slippery": False}
     run = make_run(tmp_path / "wall", "FrozenLake-v1", lost, arguments=sure)
-    assert "met no reward and was cut off after 100 steps" in run_command(capsys, "evaluate", run)[1]
+    assert (
+        "every return is 0, and every episode was cut off after 100 steps"
+        in run_command(capsys, "evaluate", run)[1]
+    )
     holes = make_run(tmp_path / "holes", "FrozenLake-v1", np.tile([0.0, 0.0, 1.0, 1.0], (16, 1)))
     assert "Hint" not in run_command(capsys, "evaluate", holes, "--no-exact")[1]
     best = make_run(tmp_path / "best", "FrozenLake-v1", LAKE.solve(0.99).q)
@@ -157,3 +161,19 @@ def test_the_best_policy_gets_no_hint_whatever_it_collects():
     model = TabularMDP.from_arrays(np.ones((1, 1, 1)), np.zeros((1, 1)), [1.0], max_episode_steps=5)
     found = assess(state_of(agent_for(model)), model, 10, 1)
     assert found.episodes.hint is not None and found.hint is None
+
+
+@pytest.mark.parametrize("value, optimum", [(-3e-17, 0.0), (1.0 + 2.0**-52, 1.0), (-1e6 - 1e-4, -1e6)])
+def test_a_gap_that_is_rounding_is_none(value, optimum):
+    exact = ExactValue(1.0, value, optimum)
+    lost = EvaluationResult(np.zeros(2), np.full(2, 7), 2)
+    assert Assessment(lost, exact).hint is None
+    assert Assessment(lost, exact).to_rows()[-1] == ["gap", "0"]
+    assert Assessment(lost, ExactValue(1.0, optimum - 1.0, optimum)).hint is not None
+
+
+def test_rewards_that_cancel_are_not_called_none():
+    """The hint is of returns: each may be the sum of rewards and costs."""
+    ended, cut_off = (EvaluationResult(np.full(2, -0.0), np.full(2, 7), number) for number in (0, 2))
+    assert ended.hint.startswith("every return is 0, so the policy may have learned nothing")
+    assert cut_off.hint.startswith("every return is 0, and every episode was cut off after 7 steps")

@@ -7,7 +7,7 @@ import hand_made_metrics as hand_made
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from matplotlib.colors import to_rgba
+from matplotlib.colors import to_rgb, to_rgba
 
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl._student import t_quantile
@@ -73,6 +73,12 @@ def test_smooth_return_is_the_mean_of_the_episodes_around(metrics):
     assert np.abs(np.diff(curve.smooth)).mean() < 0.6 * np.abs(np.diff(curve.y)).mean()
 
 
+def test_a_very_large_return_leaves_the_means_of_later_reports_alone(tmp_path):
+    lines = [hand_made.report(100 * i, i, mean_return=1e20 if i == 1 else 1.0) for i in range(1, 9)]
+    curve = plot_curves(read_metrics(hand_made.write(tmp_path, lines)))[1]["mean_return", "steps"]
+    assert curve.window == 3 and curve.smooth.tolist() == [5e19, 1e20 / 3, *[1.0] * 6]
+
+
 @pytest.mark.slow
 def test_reports_without_a_value_are_left_out(tmp_path):
     lines = [hand_made.report(1000 * i, i, mean_return=None if i == 2 else 0.1 * i) for i in (1, 2, 3)]
@@ -108,6 +114,11 @@ def test_what_cannot_be_drawn_is_said_with_the_name_of_the_run(tmp_path):
     with pytest.raises(PlotError, match="say nothing about any worker"):
         plot_timeline(empty)
     lines = [hand_made.report(1000, 1.0, [hand_made.rank(1, 1000)], mean_return=None, episodes=0)]
+    still = read_metrics(
+        hand_made.write(tmp_path / "still", [hand_made.report(9, 1.0, [hand_made.rank(1, 0)])])
+    )
+    with pytest.raises(PlotError, match="nothing about any worker that learned"):
+        plot_timeline(still)
     endless = read_metrics(hand_made.write(tmp_path / "endless", lines))
     assert plot_timeline(endless)[1].ranks == (1,)
     with pytest.raises(PlotError, match="'steps' or 'time'"):
@@ -179,6 +190,17 @@ def test_runs_without_a_common_range_and_single_ones_are_refused(tmp_path):
         plot_several_runs([near, near, far], "abc")
     with pytest.raises(PlotError, match="Use plot_curves"):
         plot_several_runs([near], ["a"])
+    once = straight_run(tmp_path / "once", 1.0, 1)
+    with pytest.raises(PlotError, match="one has a single report"):
+        plot_several_runs([once] * 3, "abc")
+    with pytest.raises(PlotError, match="Both runs are called 'q'.*a name of its own"):
+        plot_several_runs([near, far], ["q", "q"])
+
+
+def test_names_that_begin_with_an_underscore_are_in_the_legend(tmp_path):
+    run = straight_run(tmp_path, 1.0, 3)
+    figure, _ = plot_several_runs([run, run], ["_first", "second"])
+    assert [text.strip() for text in legend_of(figure)] == ["_first", "second"]
 
 
 @pytest.mark.parametrize(
@@ -325,6 +347,16 @@ def test_what_is_no_grid_or_does_not_fit_has_no_map():
             map_of(table, "FrozenLake-v1")
     with pytest.raises(PlotError, match=r"visits must have the shape of q_table, \(16, 4\), got \(16, 3\)"):
         map_of([[0.0] * 4] * 16, "FrozenLake-v1", np.ones((16, 3)))
+
+
+def test_values_as_large_as_there_are_have_a_map():
+    q = np.zeros((16, 4))
+    q[0], q[1] = 1.7e308, -1.7e308
+    figure, drawn = plot_maps(q, "FrozenLake-v1")
+    figure.draw_without_rendering()
+    assert drawn.values[0, 0] == 1.7e308  # what is drawn is less, what is told is not
+    faces = figure.axes[0].images[0].get_array()[0]
+    np.testing.assert_allclose(faces[:2, :3], [to_rgb("#fde725"), to_rgb("#440154")], atol=0.01)
 
 
 # Files

@@ -104,6 +104,17 @@ def test_the_median_has_quartiles(tmp_path):
         plot_groups({"all": runs, "none": []})
 
 
+def test_two_runs_have_a_middle_without_an_interval(tmp_path):
+    runs = [records(tmp_path / str(level), level) for level in (1.0, 2.0)]
+    for groups in {"x": runs}, {"x": runs, "y": runs[:1]}:
+        figure, compared = plot_groups(groups)
+        shown = compared["x"]["td_error", "steps"]
+        np.testing.assert_array_equal(shown.middle, 1.5)
+        assert np.isnan([shown.low, shown.high, shown.half]).all() and not shown.has_interval
+        assert not any(axes.collections for axes in figure.axes)
+        assert "95 % t-interval" not in legend_of(figure)
+
+
 def test_runs_of_a_group_without_a_common_range_are_drawn_each_by_itself(tmp_path):
     near, far = records(tmp_path / "near", 1.0, reports=2), records(tmp_path / "far", 2.0, every=1000)
     _, compared = plot_groups({"x": [near, far], "y": [near]})
@@ -148,9 +159,35 @@ def test_a_damaged_file_of_evaluations_is_said_and_stays(tmp_path):
     assert folder.joinpath("evaluations.npz").exists()
 
 
+@pytest.mark.parametrize(
+    "steps, results",
+    [
+        ([500], 3.0),
+        (500, [[3.0]]),
+        ([500, 1000], [[3.0]]),
+        ([500, 1000], [[3.0], [np.nan]]),
+        ([500], [3.0]),
+        ([0.5], [[3.0]]),
+        ([500], [["three"]]),
+    ],
+)
+def test_a_file_of_evaluations_with_other_arrays_is_refused(tmp_path, steps, results):
+    np.savez(tmp_path / "evaluations.npz", timesteps=np.array(steps), results=np.array(results))
+    with pytest.raises(PlotError, match="evaluations.npz is none of EvalCallback's files"):
+        read_evaluations(tmp_path)
+
+
+def test_an_array_alone_under_the_name_of_evaluations_is_refused(tmp_path):
+    with open(tmp_path / "evaluations.npz", "wb") as file:
+        np.save(file, np.arange(3))
+    with pytest.raises(PlotError, match="evaluations.npz is none of EvalCallback's files"):
+        read_evaluations(tmp_path)
+
+
 def test_the_best_policy_collects_what_solving_the_model_says():
     lake = TabularMDP.from_gymnasium(gymnasium.make("FrozenLake-v1", is_slippery=False))
     assert best_return(lake, 0.99) == 1.0
+    assert best_return(lake, 1.0) == 1.0  # to wait is worth as much there, and never collects it
     assert best_return("CliffWalking-v1", 0.99) == -13.0
     assert best_return("Blackjack-v1", 0.99) is None
 
@@ -234,6 +271,26 @@ def test_observations_of_two_numbers_have_a_map(kind, first, names):
     assert right.get_title(loc="left").endswith("greedy action")
     assert left.images[0].get_extent() == [first - 0.5, first + 4.5, 2.5, -0.5]
     np.testing.assert_array_equal(right.images[0].get_array()[1], [0, 0, 1, 0, 0])
+
+
+@pytest.mark.parametrize(
+    "space, n_actions, names",
+    [
+        (gymnasium.spaces.Discrete(3, start=-1), 3, ["-1", "0", "1"]),
+        (gymnasium.spaces.MultiDiscrete([2, 2]), 4, ["[0, 0]", "[0, 1]", "[1, 0]", "[1, 1]"]),
+        (gymnasium.spaces.Discrete(45, start=5), 45, [str(5 + 3 * i) for i in range(15)]),
+    ],
+)
+def test_actions_are_called_what_predict_returns(space, n_actions, names):
+    def make():
+        plane = Plane()
+        plane.action_space = space
+        return plane
+
+    figure, _ = plot_maps(np.zeros((15, n_actions)), make)
+    bar = figure.axes[-1]
+    assert bar.get_ylabel() == "action"
+    assert [label.get_text() for label in bar.get_yticklabels()] == names
 
 
 def test_where_actions_are_masked_only_those_that_were_taken_count():

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from html import escape
 
 import hand_made_metrics as hand_made
 import numpy as np
@@ -14,8 +15,10 @@ from matplotlib.figure import Figure
 from dist_classicrl import DistAsyncQLearning, Progress, TabularMDP, TrainingResult
 from dist_classicrl.cli.commands.report import command
 from dist_classicrl.errors import MissingExtraError, PlotError
+from dist_classicrl.evaluation.exact import ExactValue
 from dist_classicrl.monitoring.reports import ReportHistory
 from dist_classicrl.report.page import Page, Section
+from dist_classicrl.report.sections import RunFacts, run_sections
 
 LAKE = TabularMDP.from_gymnasium("FrozenLake-v1")
 
@@ -86,6 +89,18 @@ def test_a_saved_agent_has_a_page_too(run, tmp_path, capsys):
 def test_what_no_page_can_be_is_refused(run, capsys, words, why):
     status, _, error = run_command(capsys, "report", str(run), *words)
     assert status != 0 and why in error
+
+
+def test_a_gap_that_is_rounding_is_shown_as_evaluate_does():
+    exact = ExactValue(0.99, 1.0 + 2.0**-52, 1.0)
+    (html,) = [each.html for each in run_sections(RunFacts("x", exact=exact)) if each.title == "Exact gap"]
+    assert [text for text in Tags(html).text if text.strip()][-3:] == ["0", "discount factor", "0.99"]
+
+
+def test_words_about_a_picture_are_kept_whatever_they_are():
+    said = r"runs\users\1 \g<0> \n"
+    (picture,) = Section("x").add_figure(Figure(), said).html.splitlines()[:1]
+    assert f'aria-label="{escape(said)}" ' in picture
 
 
 def test_sections_are_added_in_order_and_escaped(tmp_path):

@@ -19,6 +19,7 @@ from dist_classicrl.rules import (
     TD,
     Boltzmann,
     DifferentialQLearning,
+    DoubleQLearning,
     DynaQ,
     MonteCarlo,
     NStepSarsa,
@@ -33,6 +34,7 @@ from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.rows import learn_each_of_row, learn_row
+from dist_classicrl.tables.shape import TableShape
 
 pytestmark = pytest.mark.slow
 
@@ -363,20 +365,30 @@ def learn_one(rule, context, now, step):
 
 @pytest.mark.parametrize(
     "algorithm, way",
-    [(Sarsa(), "state"), (Sarsa(), "mask"), (NStepSarsa(2), "mask"), (MonteCarlo(5), "state")],
+    [
+        (Sarsa(), "state"),
+        (Sarsa(), "mask"),
+        (NStepSarsa(2), "mask"),
+        (MonteCarlo(5), "state"),
+        (DoubleQLearning(), "state"),
+        (DoubleQLearning(), "mask"),
+    ],
 )
 def test_what_is_cut_off_where_no_action_is_legal_has_nothing_ahead(algorithm, way):
     """As of `best_value`, which is 0 there, whatever the table has of that state."""
     legal = np.array([[True, True], [False, False]])
-    table = LocalTable(2, 2, np.dtype("float64"), legal if way == "state" else None)
-    table.load(np.full(4, 5.0), np.zeros(4, np.int64))
     rule, parameters = find(algorithm)
+    n_tables = len(rule.tables)
+    legal_by_state = legal if way == "state" else None
+    table = LocalTable(2, 2, np.dtype("float64"), legal_by_state, shape=TableShape(2, 2, n_tables))
+    table.load(np.full(4 * n_tables, 5.0), np.zeros(4 * n_tables, np.int64))
     context = RuleMemory(rule, parameters, table, 1).context(table, None, 0.9)
     if way == "mask":
         context = context._replace(masks=legal[1:])
     now = kernel.Now(1.0, 0.0, np.uint64(7), 0, 1)
     learn_one(parameters, context, now, Transition(0, 1, 3.0, 1, False, True, 0))
-    assert table.arrays.q.reshape(2, 2)[0].tolist() == [5.0, 3.0]
+    learned = table.arrays.q.reshape(n_tables, 2, 2)[:, 0, :]
+    assert sorted(learned.tolist()) == [[5.0, 3.0], *[[5.0, 5.0]] * (n_tables - 1)]
 
 
 @pytest.mark.parametrize("name", rules.BUILT_IN)

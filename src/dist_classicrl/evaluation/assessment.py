@@ -39,11 +39,7 @@ class Assessment:
     @property
     def hint(self) -> str | None:
         """See `EvaluationResult.hint`; None where no policy is better."""
-        return None if self.exact is not None and self._is_best(self.exact) else self.episodes.hint
-
-    @staticmethod
-    def _is_best(exact: ExactValue) -> bool:
-        return abs(exact.gap) <= 1e-9 * abs(exact.optimum)  # but for rounding
+        return None if self.exact is not None and self.exact.is_best else self.episodes.hint
 
     def to_rows(self) -> list[list[str]]:
         """Return it as rows of a table: what it is, and how much."""
@@ -58,14 +54,12 @@ class Assessment:
         ]
         if exact is None:
             return rows
-        share = "" if exact.relative_gap is None else f" ({exact.relative_gap:.2%})"
-        gap = "0" if self._is_best(exact) else f"{exact.gap:.3g}{share}"
         discounted = f"discounted by {exact.discount_factor:g}"
         return [
             *rows,
             [f"exact value, {discounted}", f"{exact.value:.6g}"],
             ["the best policy's", f"{exact.optimum:.6g}"],
-            ["gap", gap],
+            ["gap", exact.gap_text],
         ]
 
 

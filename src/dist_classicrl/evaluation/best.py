@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.errors import ConvergenceError
 from dist_classicrl.evaluation.episodes import play_table
@@ -24,7 +26,9 @@ def best_return(env: Any, discount_factor: float, use_action_mask: bool | None =
     if simulator is None or simulator.model is None or simulator.model.n_states > MOST_STATES:
         return None
     try:
-        best = simulator.model.solve(discount_factor).q
+        policy = simulator.model.solve(discount_factor).policy
     except ConvergenceError:
         return None
+    # One action a state: of actions with equal values at discount factor 1, some never come to an end.
+    best = (policy[:, None] == np.arange(simulator.model.n_actions)).astype(np.float64)
     return play_table(simulator, best, EPISODES, 0, _LONGEST_EPISODE).mean_return

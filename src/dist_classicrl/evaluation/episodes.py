@@ -99,17 +99,16 @@ class EvaluationResult:
         value = float(self.returns[0])
         if (self.returns != value).any():
             return None
-        steps = f"{self.lengths.max():,} steps"
         if self.cut_off == self.episodes:
-            alike = "met no reward" if value == 0.0 else f"collected {value:g}"
             return (
-                f"every episode {alike} and was cut off after {steps}: none came to an end of its own, such "
-                "as a goal. If there is one, the policy has not learned to reach it: train for more steps, "
+                f"every return is {value + 0.0:g}, and every episode was cut off after "
+                f"{self.lengths.max():,} steps: none came to an end of its own, such as a goal. "
+                "If there is one, the policy has not learned to reach it: train for more steps, "
                 "explore more (a higher epsilon for longer), or reward what leads there."
             )
         if value == 0.0 and self.episodes > 1:
             return (
-                "no episode met a reward, so the policy may have learned nothing: train for more steps, "
+                "every return is 0, so the policy may have learned nothing: train for more steps, "
                 "explore more (a higher epsilon for longer), or reward what leads to the goal."
             )
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
@@ -35,6 +36,17 @@ class ExactValue:
     def relative_gap(self) -> float | None:
         """The gap as a share of the optimum's size; None where the optimum is 0."""
         return self.gap / abs(self.optimum) if self.optimum else None
+
+    @property
+    def is_best(self) -> bool:
+        """Whether no policy is better, but for rounding and for what `solve` leaves."""
+        return math.isclose(self.value, self.optimum, rel_tol=1e-9, abs_tol=1e-10)
+
+    @property
+    def gap_text(self) -> str:
+        """The gap and its share of the optimum's size, as people read it."""
+        share = "" if self.relative_gap is None else f" ({self.relative_gap:.2%})"
+        return "0" if self.is_best else f"{self.gap:.3g}{share}"
 
     def to_dict(self) -> dict[str, float | None]:
         """Return it as plain data for JSON."""

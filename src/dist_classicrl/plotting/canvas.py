@@ -175,6 +175,11 @@ def legend_below(figure: Figure | SubFigure, handles: list[Any], columns: int) -
         figure.set_figheight(figure.get_figheight() + more)
 
 
+def shown_label(name: str) -> str:
+    """Return `name` as a label that has a place in legends, which leave out what begins with _."""
+    return f" {name}" if name.startswith("_") else name
+
+
 def line_look(number: int) -> tuple[str, Any]:
     """Return the color and the style of the line of this number, from 0 on, among several in one picture."""
     turns, place = divmod(number, len(COLORS))

@@ -191,10 +191,9 @@ def pooled(y: np.ndarray, weights: np.ndarray, *extents: np.ndarray) -> np.ndarr
 def smoothed(y: np.ndarray, weights: np.ndarray, window: int) -> np.ndarray:
     """Return the weighted mean of `y` over `window` values around each; fewer at the ends."""
     reach = window // 2
-    begin = np.maximum(np.arange(y.size) - reach, 0)
-    end = np.minimum(np.arange(y.size) + reach + 1, y.size)
-    sums, counts = (np.concatenate(([0.0], np.cumsum(part))) for part in (weights * y, weights))
-    return (sums[end] - sums[begin]) / (counts[end] - counts[begin])
+    windows = [slice(max(i - reach, 0), i + reach + 1) for i in range(y.size)]
+    # Not as differences of running sums, in which very large values would leave their rounding for good.
+    return np.array([weights[each] @ y[each] / weights[each].sum() for each in windows])
 
 
 def height_of(curves: Curves) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,7 +47,14 @@ def read_evaluations(folder: str | os.PathLike[str], best: float | None = None) 
     try:
         with open_regular(path) as file, np.load(file, allow_pickle=False) as archive:
             steps, results = archive["timesteps"], archive["results"]
-        returns = np.array([row[~np.isnan(row)].mean() for row in results])
-    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        played = ~np.isnan(results)
+        if steps.dtype.kind != "i" or results.ndim != 2 or not played.any(axis=1).all():
+            raise ValueError(
+                "timesteps are no whole numbers, or results no returns of at least one episode each"
+            )
+        if steps.shape != results.shape[:1]:
+            raise ValueError(f"timesteps have the shape {steps.shape}, and results {results.shape}")
+        returns = np.array([row[there].mean() for row, there in zip(results, played, strict=True)])
+    except Exception as error:  # damaged archives make zipfile and NumPy raise errors of many kinds
         raise PlotError(f"{path} is none of EvalCallback's files ({error}). Move it away.") from error
     return Greedy(steps, returns, best)

@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dist_classicrl.errors import PlotError
+from dist_classicrl.model.policy import plain_value
 
 if TYPE_CHECKING:
     from dist_classicrl.environments.finite_model import ArrayModel
     from dist_classicrl.environments.resolve import Source
     from dist_classicrl.environments.stepped.base import SteppedEnv
+    from dist_classicrl.environments.stepped.spaces import SpaceIndex
 
 _NEIGHBORS = ((-1, 0), (1, 0), (0, -1), (0, 1))  # rows, columns
 _NO_DIRECTION = 0.05
+_LARGEST = 1e300  # of a value that is drawn
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Grid:
     legal: np.ndarray  # bool, shape (rows, columns, actions)
     sides: tuple[Side, Side] | None = None  # what rows and columns are; None: just cells
     is_masked: bool = False  # which actions are legal is known while it goes on alone
-    actions: tuple[str, ...] | None = None  # their names, where they have some
+    actions: tuple[str, ...] = ()  # what they are called, where it has `sides`
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,11 @@ class GridMap:
     values: np.ndarray
     greedy: np.ndarray
 
+    @property
+    def drawn(self) -> np.ndarray:
+        """The values, none larger than that the range of all has a size, which colors need."""
+        return np.clip(self.values, -_LARGEST, _LARGEST)
+
 
 def grid_of(env: Any) -> Grid:
     """Return the grid that an environment, which is anything that `resolve` takes, is.
@@ -87,7 +95,7 @@ def _grid_of(env: Any, source: Source) -> Grid:
     if stepped is not None and letters is None and len(stepped.observations.sizes) == 2:
         if source.make_another is not None:  # not the caller's own
             stepped.reset()  # so it says whether it has masks
-        return _plane(source.name, stepped, labels.actions)
+        return _plane(source.name, stepped, labels.actions or _action_names(stepped.actions))
     if not isinstance(model, TabularMDP) or letters is None:
         raise PlotError(
             f"{source.name} is no grid that is known, so it has no map. Those that have one are Gymnasium's "
@@ -106,7 +114,13 @@ def _grid_of(env: Any, source: Source) -> Grid:
     )
 
 
-def _plane(name: str, env: SteppedEnv, actions: tuple[str, ...] | None) -> Grid:
+def _action_names(actions: SpaceIndex) -> tuple[str, ...]:
+    """Return the value that `predict` gives for each action, as text."""
+    every = actions.decode_each(np.arange(actions.n, dtype=np.int64))
+    return tuple(repr(plain_value(value)) for value in every)
+
+
+def _plane(name: str, env: SteppedEnv, actions: tuple[str, ...]) -> Grid:
     """Return the grid of all observations of two numbers, of which nothing else is known."""
     shape, first = tuple(env.observations.sizes), env.observations.first_values
     rows, columns = (Side(name, least) for name, least in zip(env.observations.names, first, strict=True))

@@ -25,9 +25,13 @@ def common_grid(curves: list[tuple[np.ndarray, np.ndarray]], what: str) -> tuple
     first = max(float(x[0]) for x, _ in curves)
     last = min(float(x[-1]) for x, _ in curves)
     if first >= last:
+        if any(x.size == 1 for x, _ in curves):
+            why = "one has a single report, which covers none"
+        else:
+            why = f"one begins at {first:,.0f}, and another has ended at {last:,.0f}"
         raise PlotError(
-            f"The runs have no range of {what} in common: one begins at {first:,.0f}, and another has ended "
-            f"at {last:,.0f}. Give runs that were reported over the same range."
+            f"The runs have no range of {what} in common: {why}. Give runs with several reports "
+            "over the same range."
         )
     places = np.linspace(first, last, POINTS)
     return places, np.array([np.interp(places, x, y) for x, y in curves])

@@ -113,8 +113,7 @@ def draw_map(figure: FigureBase, grid_map: GridMap, title: str) -> None:
         return
     axes = figure.subplots()
     canvas.write_title(figure, title)
-    values = grid_map.values
-    known = values[np.isfinite(values)]
+    known = grid_map.drawn[np.isfinite(grid_map.values)]
     low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 0.0)
     shade = ScalarMappable(Normalize(low, high if high > low else low + 1.0), "viridis")
     faces = _faces(grid_map, shade)
@@ -123,7 +122,7 @@ def draw_map(figure: FigureBase, grid_map: GridMap, title: str) -> None:
     cell = _cell(grid_map)
     _draw_arrows(axes, grid_map, directions, ink, cell)
     _write_cells(axes, grid_map, ink, cell)
-    _finish(axes, values.shape, cell)
+    _finish(axes, grid_map.values.shape, cell)
     axes.set_title(f"{grid_map.grid.name}: greedy value and policy")
     axes.set_xlabel(_explained(grid_map))
     figure.colorbar(shade, ax=axes, label="greedy value", pad=0.015, aspect=25, shrink=0.95)
@@ -133,7 +132,7 @@ def _faces(grid_map: GridMap, shade: Any) -> np.ndarray:
     """Return the color of each cell, float64, shape (rows, columns, 4)."""
     from matplotlib.colors import to_rgba
 
-    faces = shade.to_rgba(np.nan_to_num(grid_map.values))
+    faces = shade.to_rgba(np.nan_to_num(grid_map.drawn))
     faces[np.isnan(grid_map.values)] = to_rgba(_NOT_LEARNED)
     faces[~grid_map.grid.acting] = to_rgba(_NOBODY_ACTS)
     faces[grid_map.grid.letters == "G"] = to_rgba(_GOAL)

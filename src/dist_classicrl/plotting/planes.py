@@ -29,7 +29,7 @@ def draw_plane(figure: FigureBase, grid_map: GridMap, title: str) -> None:
     left, right = figure.subplots(1, 2)
     canvas.write_title(figure, title)
     known = np.isfinite(grid_map.values)
-    values = left.imshow(np.ma.masked_where(~known, grid_map.values), **_look(grid_map, "viridis"))
+    values = left.imshow(np.ma.masked_where(~known, grid_map.drawn), **_look(grid_map, "viridis"))
     figure.colorbar(values, ax=left, label="greedy value", pad=0.02, shrink=0.85)
     _draw_actions(figure, right, grid_map, known)
     for axes, what in ((left, "greedy value"), (right, "greedy action")):
@@ -50,9 +50,8 @@ def _draw_actions(figure: FigureBase, axes: Axes, grid_map: GridMap, known: np.n
     first = np.ma.masked_where(~known, np.argmax(grid_map.greedy, axis=2))
     drawn = axes.imshow(first, vmin=-0.5, vmax=n - 0.5, **_look(grid_map, colors))
     bar = figure.colorbar(drawn, ax=axes, label="action", pad=0.02, shrink=0.85)
-    if n <= _MOST_NAMED:
-        names = grid_map.grid.actions or tuple(map(str, range(n)))
-        bar.set_ticks(range(n), labels=list(names))
+    every = -(-n // _MOST_NAMED)
+    bar.set_ticks(range(0, n, every), labels=grid_map.grid.actions[::every])
 
 
 def _look(grid_map: GridMap, colors: Any) -> dict[str, Any]:

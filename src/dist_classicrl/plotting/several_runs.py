@@ -52,7 +52,7 @@ class Comparison:
     x : ndarray(float64)
         The common grid; empty where each run is drawn by itself, as are the others.
     middle, low, high : ndarray(float64)
-        The mean or the median of the runs, and the interval around it.
+        The mean or the median of the runs, and the interval around it, which is NaN for two runs.
     """
 
     curves: tuple[Curve, ...]
@@ -70,6 +70,11 @@ class Comparison:
     def half(self) -> np.ndarray:
         """Half the width of the interval."""
         return (self.high - self.low) / 2
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether there is an interval around the middle."""
+        return self.x.size > 0 and len(self.curves) >= FEWEST
 
 
 Comparisons = dict[tuple[str, str], Comparison]
@@ -93,7 +98,7 @@ def plot_several_runs(
     runs : sequence of Metrics
         At least two.
     names : sequence of str
-        For the legend.
+        For the legend; two runs need different ones.
     x : {"steps", "time"} or a sequence of them
     title : str
 
@@ -106,8 +111,8 @@ def plot_several_runs(
     Raises
     ------
     PlotError
-        If there are fewer than two runs, the records of one are empty, or there is no range that all of them
-        cover.
+        If there are fewer than two runs, or two of the same name, the records of one are empty, or there is
+        no range that all of them cover.
     """
     if len(runs) < 2 or len(names) != len(runs):
         raise PlotError(
@@ -118,6 +123,11 @@ def plot_several_runs(
     records = [RunRecords(run, name) for run, name in zip(runs, names, strict=True)]
     compared = _compared(records, wanted, MEAN)
     if len(runs) < FEWEST:
+        if names[0] == names[1]:
+            raise PlotError(
+                f"Both runs are called {names[0]!r}, so that the legend could not tell them apart. Give each "
+                "a name of its own."
+            )
         each = {record.name: _compared([record], wanted, MEAN) for record in records}
         return _drawn(each, {}, title, MEAN), compared
     return _drawn({"": compared}, {}, title, MEAN), compared
@@ -198,7 +208,10 @@ def _comparison(curves: list[Curve], axis: str, average: str, is_strict: bool) -
         what = "steps" if axis == "steps" else "seconds of training"
         try:
             x, values = common_grid([(curve.x, curve.smooth) for curve in curves], what)
-            return Comparison(tuple(curves), x, *middle_of(values, average))
+            middle, low, high = middle_of(values, average)
+            if len(curves) < FEWEST:
+                low = high = np.full_like(middle, np.nan)
+            return Comparison(tuple(curves), x, middle, low, high)
         except PlotError:
             if is_strict:
                 raise
@@ -235,7 +248,14 @@ def _drawn(
                 if alone and comparison.x.size:
                     _draw_alone(axes, comparison, scale, panel.factor, average)
                 else:
-                    _draw_group(axes, comparison, scale, panel.factor, look, labels.get(name, name))
+                    _draw_group(
+                        axes,
+                        comparison,
+                        scale,
+                        panel.factor,
+                        look,
+                        canvas.shown_label(labels.get(name, name)),
+                    )
             mark = marks.get(name)
             if panel.is_return and mark is not None and (number == 0 or not is_common):
                 draw_best(axes, mark, canvas.BLACK if is_common else color)
@@ -249,8 +269,10 @@ def _draw_alone(axes: Axes, comparison: Comparison, scale: float, factor: float,
     for i, curve in enumerate(comparison.curves):
         label = "each run" if i == 0 else None
         axes.plot(curve.x / scale, curve.smooth * factor, color=canvas.GRAY, lw=0.8, alpha=0.5, label=label)
-    x, low, high = comparison.x / scale, comparison.low * factor, comparison.high * factor
-    axes.fill_between(x, low, high, color=canvas.SKY, alpha=0.45, lw=0, label=INTERVALS[average])
+    x = comparison.x / scale
+    if comparison.has_interval:
+        low, high = comparison.low * factor, comparison.high * factor
+        axes.fill_between(x, low, high, color=canvas.SKY, alpha=0.45, lw=0, label=INTERVALS[average])
     label = f"{average} of {len(comparison.curves)} runs"
     axes.plot(x, comparison.middle * factor, color=canvas.BLUE, lw=2, label=label)
 
@@ -265,7 +287,7 @@ def _draw_group(
             axes.plot(curve.x / scale, y, **look, marker=marker, lw=1.8, label=None if i else label)
         return
     x = comparison.x / scale
-    if len(comparison.curves) >= FEWEST:
+    if comparison.has_interval:
         low, high = comparison.low * factor, comparison.high * factor
         axes.fill_between(x, low, high, color=look["color"], alpha=0.18, lw=0)
     axes.plot(x, comparison.middle * factor, **look, lw=2, label=label)
@@ -281,9 +303,7 @@ def _legend_of(
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()
         found = dict(zip(labels, handles, strict=True)) | found
-    has_band = any(
-        each.x.size and len(each.curves) >= FEWEST for shown in groups.values() for each in shown.values()
-    )
+    has_band = any(each.has_interval for shown in groups.values() for each in shown.values())
     if has_band and not alone:
         found[INTERVALS[average]] = Patch(color=canvas.GRAY, alpha=0.3, lw=0, label=INTERVALS[average])
     return list(found.values())

@@ -82,7 +82,7 @@ def plot_timeline(metrics: Metrics, title: str = "") -> tuple[Figure, Timeline]:
     Raises
     ------
     PlotError
-        If the records say nothing about any rank.
+        If the records say nothing about any rank that learned, or to which something happened.
     """
     timeline = timeline_of(metrics, title)
     figure = canvas.new_figure(height_of(timeline))
@@ -101,10 +101,10 @@ def timeline_of(metrics: Metrics, name: str) -> Timeline:
         learned[rank] = np.column_stack((begins[place], ends[place], series["steps_per_second"][busy]))
     events = tuple(event for event in metrics.events if event["kind"] in MARKS)
     ranks = {*learned, *(event["rank"] for event in events if event["kind"] != "checkpoint")}
-    if not ranks:
+    if not ranks or not (events or any(spans.size for spans in learned.values())):
         raise PlotError(
-            f"The records of {name or 'the run'} say nothing about any worker, so there is no timeline. "
-            "Train longer than one progress interval, or give another run."
+            f"The records of {name or 'the run'} say nothing about any worker that learned, so there is no "
+            "timeline. Train longer than one progress interval, or give another run."
         )
     return Timeline(tuple(sorted(ranks)), learned, events)
 

@@ -161,6 +161,6 @@ def _svg(figure: Figure, described: str) -> str:
     text = file.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
     label = f'<svg role="img" aria-label="{escape(described)}"'
-    return re.sub(r'^<svg([^>]*?) width="[^"]*"', rf"{label}\1", text, count=1).replace(
+    return re.sub(r'^<svg([^>]*?) width="[^"]*"', lambda found: label + found[1], text, count=1).replace(
         f' height="{figure.get_figheight() * 72:g}pt"', "", 1
     )

@@ -84,11 +84,10 @@ def _summary(facts: RunFacts) -> Section:
 
 
 def _exact(exact: ExactValue) -> Section:
-    share = "" if exact.relative_gap is None else f" ({exact.relative_gap:.2%})"
     rows = [
         ("value of the greedy policy", f"{exact.value:.6g}"),
         ("value of the best policy", f"{exact.optimum:.6g}"),
-        ("gap", f"{exact.gap:.3g}{share}"),
+        ("gap", exact.gap_text),
         ("discount factor", f"{exact.discount_factor:g}"),
     ]
     said = (

@@ -27,10 +27,11 @@ from dist_classicrl.rules import LearningRule, Shared, register
 class DifferentialQLearning(NamedTuple):
     """For problems without an end: values are relative to the mean reward, which is learned, too.
 
-    With d = r - g + max_a' Q(s', a') - Q(s, a), Q(s, a) grows by alpha d and g by eta alpha d (equations 5
-    and 6). g is one number that all ranks share, and converges to the largest mean reward; Q to the solution
-    of the optimality equation, but for a constant. ``discount_factor`` plays no part. A known model whose
-    episodes terminate is refused; where an environment that is not known ends, what lies behind is worth 0.
+    With d = r - g + max_a' Q(s', a') - Q(s, a), Q(s, a) grows by alpha d and g by min(1, eta alpha) d
+    (equations 5 and 6, but for the bound of 1). g is one number that all ranks share, and converges to the
+    largest mean reward; Q to the solution of the optimality equation, but for a constant. ``discount_factor``
+    plays no part. A known model whose episodes terminate is refused; where an environment that is not known
+    ends, what lies behind is worth 0.
 
     Attributes
     ----------

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dist_classicrl.learning.rules.kernel import best_action, bits, rule_function, update, value
+from dist_classicrl.learning.rules.kernel import best_action, bits, rule_function, update, value, value_ahead
 from dist_classicrl.learning.rules.truths import optimal_values
 from dist_classicrl.rules import LearningRule, register
 
@@ -28,10 +28,7 @@ def learn(rule, context, now, step, learned):
     target = step.reward
     if not step.terminated:
         action = best_action(context, step, bits(now, 1), mine)
-        other = step.next_state + (1 - mine) * context.table.n_states
-        worth = value(context, other, action)
-        # -inf: no action is legal in a state where an episode was truncated.
-        target += context.discount * (worth if worth > -np.inf else 0.0)
+        target += context.discount * value_ahead(context, step, action, 1 - mine)
     return update(context, now, step.state + mine * context.table.n_states, step.action, target, learned)
 
 

@@ -78,6 +78,7 @@ __all__ = [
     "update",
     "update_row",
     "value",
+    "value_ahead",
 ]
 
 
@@ -277,6 +278,22 @@ def _best(table, masks, row, i):
         if masks[i, action]:
             top = max(top, value_of(table, row, action))
     return 0.0 if top == -np.inf else top
+
+
+@jit_inline
+def value_ahead(context, step, action, table=0):
+    """Return the value of `action` in the next state in one of the tables; 0 where it is not legal there."""
+    return _value_ahead(
+        context.table, context.masks, step.next_state + table * context.table.n_states, action, step.i
+    )
+
+
+@jit_inline
+def _value_ahead(table, masks, row, action, i):
+    if masks is None:
+        worth = value_of(table, row, action)
+        return worth if worth > -np.inf else 0.0
+    return value_of(table, row, action) if masks[i, action] else 0.0
 
 
 @jit_inline
