@@ -112,8 +112,9 @@ def estimate_value(
     SettingsError
         An argument is outside what is allowed.
     DataError
-        Fewer than two episodes; an action that was taken and has probability 0; weights that are all 0; or a
-        policy that does what was never tried, where the model is asked.
+        Fewer than two episodes; an action that was taken and has probability 0; weights that are all 0, or,
+        but for "weighted", beyond all numbers; a policy that says nothing of a state in which somebody acted;
+        or one that does what was never tried, where the model is asked.
     ConvergenceError
         The discount factor is 1, and in the model the policy never ends.
     """
