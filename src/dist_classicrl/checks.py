@@ -268,3 +268,11 @@ def as_array(value: Any) -> np.ndarray:
         return np.asarray(value)
     except Exception:  # what is ragged, or pretends to be an array, raises errors of many kinds
         return np.empty((), object)
+
+
+def sum_tolerance(rows: np.ndarray) -> float:
+    """Return how far rows of probabilities may be from adding up to 1: by 1e-8, or their own rounding."""
+    import numpy as np
+
+    rounding = np.finfo(rows.dtype).eps if rows.dtype.kind == "f" else 0.0
+    return max(1e-8, rows.shape[-1] * float(rounding))

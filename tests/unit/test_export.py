@@ -298,6 +298,51 @@ def test_json_says_what_a_reader_needs(tmp_path):
     assert data["policy"] == agent.q_table.argmax(axis=1).tolist()
 
 
+def test_json_has_numbers_beyond_53_bits_as_text(tmp_path):
+    first = 2**53 - 2
+    env = lambda: Spaces(spaces.Discrete(4, start=first), spaces.Discrete(2, start=7))  # noqa: E731
+    agent = agent_for(env, tied_values((4, 2)))
+    data = json.loads(export(state_of(agent), tmp_path / "policy.json", env).read_text())
+    assert data["observations"] == [str(first + each) for each in range(4)]
+    assert data["action_values"] == [7, 8]
+
+
+def test_a_part_of_a_table_does_not_pass_for_a_whole_one(tmp_path):
+    visits = np.zeros((16, 4), int)
+    visits[:2] = 1  # the states that are written are 0 and 1
+    agent = agent_for("FrozenLake-v1", tied_values((16, 4)), visits)
+    part = export(state_of(agent), tmp_path / "part.csv", most_visited=5)
+    assert [row.split(",")[:2] for row in part.read_text().splitlines()] == [
+        ["state", "of_states"],
+        ["0", "16"],
+        ["1", "16"],
+    ]
+    with pytest.raises(ModelFileError, match="only the most visited states, as --states"):
+        read_table(part)
+    agent.visits[:] = 1
+    whole = export(state_of(agent), tmp_path / "whole.csv", most_visited=16)
+    assert np.array_equal(read_table(whole)[0], agent.q_table)
+
+
+def test_where_nothing_was_visited_the_first_states_are_written(tmp_path):
+    agent = agent_for("FrozenLake-v1", tied_values((16, 4)))
+    rows = export(state_of(agent), tmp_path / "few.csv", most_visited=3).read_text().splitlines()
+    assert [row.split(",")[0] for row in rows] == ["state", "0", "1", "2"]
+
+
+def test_the_way_back_that_the_help_names_works_for_one_table_and_for_two(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    lines = [line.strip() for line in run_command(capsys, "export", "--help")[1].splitlines()]
+    at = next(i for i, line in enumerate(lines) if line.startswith("from dist_classicrl.export"))
+    of_values, of_visits = "\n".join(lines[at : at + 2]), lines[at + 2]
+    for algorithm in ("q_learning", "double_q_learning"):
+        agent = agent_for("FrozenLake-v1", tied_values((16, 4)), algorithm=algorithm)
+        export(state_of(agent), tmp_path / "policy.csv", force=True)
+        back = agent_for("FrozenLake-v1", algorithm=algorithm)
+        exec(f"{of_values}\n{of_visits if algorithm == 'q_learning' else ''}", {"agent": back})
+        assert np.array_equal(back.q_table, agent.q_table)
+
+
 def test_a_csv_can_be_sorted_otherwise_and_lack_visits(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("\ufeffstate,q:b,greedy,q:a\n1,1.5,0,2\n\n0,4,1,-3e1\n", encoding="utf-8")

@@ -473,9 +473,11 @@ def test_what_pairs_are_worth_by_hand_and_where_nothing_tells():
 def test_weights_beyond_all_numbers_are_refused():
     long = [[(0, 0, 1.0, 0, t == 1_999) for t in range(2_000)]] * 2
     even, policy = np.full((1, 2), 0.5), np.array([0])
-    for estimate in (estimate_value, estimate_action_values):
-        with pytest.raises(DataError, match="beyond all numbers"):
-            estimate(long, policy, 0.9, behavior=even)
+    advice = {estimate_value: "'weighted' or 'model', sh", estimate_action_values: "'weighted', sh"}
+    for estimate, others in advice.items():
+        for method in ("ordinary", "per_decision"):
+            with pytest.raises(DataError, match=f"beyond all numbers; use method={others}"):
+                estimate(long, policy, 0.9999, method, even)
         with pytest.raises(SettingsError, match="method is"):
             estimate(long, policy, 0.9, np.array(["a", "b"]), even)
 
@@ -505,7 +507,7 @@ def test_estimates_refuse_what_does_not_tell():
     with pytest.raises(SettingsError, match="confidence is 1"):
         estimate_value(episodes, np.array([0, 0]), 0.9, confidence=1)
     for no_policy in (np.zeros(2), [[1.0], [0.5, 0.5]]):
-        with pytest.raises(SettingsError, match="policy: the policy has shape"):
+        with pytest.raises(SettingsError, match="policy has shape"):
             estimate_value(episodes, no_policy, 0.9)
 
 
@@ -519,33 +521,56 @@ def test_the_empirical_model_has_the_shares_that_were_seen():
 
 
 class Corridor(gymnasium.Env):
-    """Cells 5 to 15, the last of which pays; its actions are 3, back, and 4."""
+    """Eleven cells, 5 to 15, the last of which pays; its two actions are 3, back, and 4."""
 
-    observation_space = gymnasium.spaces.Discrete(11, start=5)
-    action_space = gymnasium.spaces.Discrete(2, start=3)
+    first, back = 5, 3
+
+    def __init__(self):
+        self.observation_space = gymnasium.spaces.Discrete(11, start=self.first)
+        self.action_space = gymnasium.spaces.Discrete(2, start=self.back)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.at = 5
+        self.at = self.first
         return self.at, {}
 
     def step(self, action):
-        self.at = max(5, self.at + 2 * int(action) - 7)
-        return self.at, float(self.at == 15), self.at == 15, False, {}
+        self.at = max(self.first, self.at + 2 * int(action - self.back) - 1)
+        last = self.at == self.first + 10
+        return self.at, float(last), last, False, {}
+
+
+class CorridorBelow(Corridor):
+    """Cells -12 to -2; its actions are -1, back, and 0."""
+
+    first, back = -12, -1
+
+
+def corridor():
+    return gymnasium.wrappers.TimeLimit(Corridor(), 20)
+
+
+def corridor_below():
+    return gymnasium.wrappers.TimeLimit(CorridorBelow(), 20)
+
+
+def logged_in(kind):
+    """Return the way from the first cell to the last."""
+    cells = np.arange(kind.first, kind.first + 10)
+    return {
+        "states": cells,
+        "actions": np.full(10, kind.back + 1),
+        "rewards": (np.arange(10) == 9).astype(float),
+        "next_states": cells + 1,
+        "terminated": np.arange(10) == 9,
+    }
 
 
 def test_numbers_of_an_environment_that_does_not_count_from_0_are_learned_in_their_rows():
     agent = DistAsyncQLearning(seed=1, discount_factor=0.5)
-    agent.train(lambda: gymnasium.wrappers.TimeLimit(Corridor(), 20), total_steps=32)
+    agent.train(corridor, total_steps=32)
     agent.q_table[:] = 0.0
-    cells = np.arange(5, 15)
-    given = {
-        "states": cells,
-        "actions": np.full(10, 4),
-        "rewards": (cells == 14).astype(float),
-        "next_states": cells + 1,
-        "terminated": cells == 14,
-    }
+    given, cells = logged_in(Corridor), np.arange(5, 15)
     agent.learn(given, method="sweeps")
     np.testing.assert_allclose(agent.q_table[:10, 1], 0.5 ** np.arange(9.0, -1.0, -1.0))
     assert agent.predict(14) == 4 and agent.action_values(13)[1] == 0.5
@@ -560,3 +585,33 @@ def test_a_state_that_the_policy_never_comes_to_needs_no_value():
     wanders = [(0, 1, 0.0, 1, False), (1, 0, -1.0, 1, False), (1, 1, 0.0, 2, True)]
     found = estimate_value([ends, wanders] * 10, np.array([0, 0, 0]), 1.0, method="model")
     assert found.value == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("kind, env", [(Corridor, corridor), (CorridorBelow, corridor_below)])
+def test_an_environment_that_is_given_says_how_it_counts_before_it_is_trained_in(kind, env):
+    agent = DistAsyncQLearning(seed=1, discount_factor=0.5)
+    agent.learn(logged_in(kind), method="sweeps", env=env)
+    assert agent.q_table.shape == (11, 2)
+    np.testing.assert_allclose(agent.q_table[:10, 1], 0.5 ** np.arange(9.0, -1.0, -1.0))
+    agent.train(env, total_steps=32)
+    assert agent.predict(kind.first + 9) == kind.back + 1
+
+
+@pytest.mark.parametrize("kind, env", [(Corridor, corridor), (CorridorBelow, corridor_below)])
+def test_estimates_of_an_agents_policy_take_the_numbers_of_its_environment(kind, env):
+    agent = DistAsyncQLearning(seed=1, discount_factor=0.5)
+    agent.learn(logged_in(kind), method="sweeps", env=env)
+    steps = list(zip(*logged_in(kind).values(), strict=True))
+    for method in ("weighted", "model"):
+        found = estimate_value([steps, steps], agent.policy, 0.5, method)
+        assert found.value == pytest.approx(0.5**9)
+    pairs = estimate_action_values([steps, steps], agent.policy, 0.5)
+    assert pairs.q.shape == (11, 2) and pairs.q[:10, 1] == pytest.approx(agent.q_table[:10, 1])
+    outside = [(kind.first + 11, kind.back, 0.0, kind.first, True)]
+    with pytest.raises(DataError, match="^states: .*lies outside"):
+        estimate_value([steps, outside], agent.policy, 0.5)
+    if kind is CorridorBelow:
+        with pytest.raises(DataError, match=r"states has -12 at transition 0.*estimate_value.*agent.policy"):
+            estimate_value([steps, steps], agent.policy.greedy, 0.5)
+        with pytest.raises(DataError, match=r"states has -12 at transition 0.*write learn\(..., env="):
+            DistAsyncQLearning().learn(logged_in(kind))

@@ -43,6 +43,16 @@ def test_a_mask_in_the_observation_is_followed():
     assert agent.predict({"at": 1}) == 0
 
 
+@pytest.mark.parametrize("space", [None, spaces.Discrete(3), spaces.Discrete(3, start=5)])
+def test_an_empty_list_is_a_batch_of_no_observations(space):
+    agent = DistAsyncQLearning(state_size=3, action_size=2)
+    state_of(agent).observations = None if space is None else SpaceIndex(space)
+    assert agent.predict([]).tolist() == agent.policy([]).tolist() == agent.state_values([]).tolist() == []
+    assert agent.action_values([]).shape == (0, 2)
+    with pytest.raises((SettingsError, OutsideSpaceError)):
+        agent.predict([[]])
+
+
 def test_a_list_of_legal_actions_is_no_mask():
     agent = DistAsyncQLearning(state_size=3, action_size=3)
     assert agent.predict(0, np.array([0, 0, 1], np.uint8)) == agent.predict(0, [False, False, True]) == 2

@@ -416,7 +416,7 @@ def test_keys_are_looked_up_one_or_many_at_a_time(trained):
             assert trained.predict(given) == best == row.argmax()
             assert trained.state_values(given) == row.max()
         np.testing.assert_array_equal(trained.q_table[tuple(pair)], trained.q_table[key])
-    for batch in (keys, np.array(keys, object), [tuple(pair) for pair in halves]):
+    for batch in (keys, np.array(keys, object), [tuple(pair) for pair in halves], list(halves)):
         np.testing.assert_array_equal(trained.action_values(batch), values)
         np.testing.assert_array_equal(trained.policy(batch), trained.predict(halves))
     legal = garnet(forbidden=True).action_mask[wide_states_of(halves)]
@@ -578,7 +578,7 @@ def test_it_is_exported_and_shown(tmp_path, trained, capsys):
     rows = export(state_of(trained), tmp_path / "all.csv").read_text().splitlines()
     assert [int(row.split(",")[1]) for row in rows[1:]] == keys
     said = json.loads(export(state_of(trained), tmp_path / "all.json").read_text())
-    assert said["observations"] == keys
+    assert said["observations"] == list(map(str, keys))
     with pytest.raises(ExportError, match="keys"):
         export(state_of(trained), tmp_path / "all.py")
     path = export(state_of(trained), tmp_path / "all.npz")

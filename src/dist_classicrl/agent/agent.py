@@ -450,6 +450,7 @@ class DistAsyncQLearning(LearnedTable):
         transitions: Any,
         epochs: int = 10,
         method: Literal["incremental", "sweeps"] = "incremental",
+        env: Any = None,
     ) -> BatchResult:
         """Learn from transitions that were logged, without an environment; every rank calls this.
 
@@ -468,8 +469,8 @@ class DistAsyncQLearning(LearnedTable):
         transitions : Transitions, dict, NamedTuple, str, path, Minari data set, or iterable of episodes
             What `dist_classicrl.data.Transitions.of` takes, the same on every rank. Where the agent has no
             table yet, it gets one for the largest state and action. States and actions are rows and columns
-            of the table, or, where an environment was trained in whose `Discrete` spaces do not count from 0,
-            the numbers of these.
+            of the table, or, where `env` or an environment that was trained in has `Discrete` spaces that do
+            not count from 0, the numbers of these.
         epochs : int
             Times that "incremental" learns each transition.
         method : str
@@ -478,6 +479,9 @@ class DistAsyncQLearning(LearnedTable):
             the entries that are learned most have forgotten what they were. "sweeps" solves the model that
             the transitions suggest, in which the targets of a pair are averaged: exact, on rank 0, and the
             same bits at any number of ranks.
+        env : str, gymnasium.Env or other, optional
+            Of which the transitions are, as `train` takes it: how it counts states and actions, and which
+            are legal. Not needed once it was trained in, nor where both are counted from 0 on.
 
         Returns
         -------
@@ -503,7 +507,7 @@ class DistAsyncQLearning(LearnedTable):
         """
         from dist_classicrl.agent.batch import learn
 
-        return learn(self._state, transitions, epochs, method, self._comm)
+        return learn(self._state, transitions, epochs, method, env, self._comm)
 
     def leave(self, why: str = "leave() was called") -> None:
         """Let this worker leave the training in good order, from another thread or a callback.

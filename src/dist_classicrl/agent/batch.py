@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,13 @@ from dist_classicrl.data.transitions import Transitions
 from dist_classicrl.errors import (
     DataError,
     DivergenceError,
-    OutsideSpaceError,
     RankMismatchError,
     SettingsError,
 )
 from dist_classicrl.learning import rules
 from dist_classicrl.learning.logged import LoggedLearner
 from dist_classicrl.model.agent_state import AgentState
+from dist_classicrl.model.fit import get_to_know
 from dist_classicrl.rules import behaviors
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables import large_table
@@ -114,12 +114,12 @@ class _Task:
     method: str
 
 
-def learn(state: AgentState, given: Any, epochs: Any, method: Any, comm: Any) -> BatchResult:
+def learn(state: AgentState, given: Any, epochs: Any, method: Any, env: Any, comm: Any) -> BatchResult:
     """Do what `DistAsyncQLearning.learn` says, for an agent that holds `state`."""
     begin = time.perf_counter()
     world = find_world(comm, state.settings.allow_singletons)
     if world is None:
-        task = _prepared(state, given, epochs, method)
+        task = _prepared(state, given, epochs, method, env)
         values, counts = _learned(state, task, _seed_of(state), None)
         return _kept(state, task, values, counts, 1, begin)
     seconds = state.settings.timeout
@@ -127,7 +127,7 @@ def learn(state: AgentState, given: Any, epochs: Any, method: Any, comm: Any) ->
     rooted = RootedCollectives.over(own, seconds)
     try:
         with rooted.operation():
-            task = _prepared(state, given, epochs, method)
+            task = _prepared(state, given, epochs, method, env)
             ready = _Ready(_description(state, task), _seed_of(state))
             everyone = rooted.share(ready, "all ranks to read their transitions")
         _check_alike(everyone)
@@ -137,7 +137,7 @@ def learn(state: AgentState, given: Any, epochs: Any, method: Any, comm: Any) ->
     return _kept(state, task, values, counts, own.Get_size(), begin)
 
 
-def _prepared(state: AgentState, given: Any, epochs: Any, method: Any) -> _Task:
+def _prepared(state: AgentState, given: Any, epochs: Any, method: Any, env: Any) -> _Task:
     """Check what was given, and see to it that there is a table for it."""
     if state.is_training:
         raise SettingsError(
@@ -147,37 +147,20 @@ def _prepared(state: AgentState, given: Any, epochs: Any, method: Any) -> _Task:
         raise SettingsError(f"method is {method!r}; it must be one of {', '.join(map(repr, METHODS))}")
     passes = checked_whole("epochs", epochs, 1)
     check_rule(state.settings, method)
+    data = Transitions.of(given)
+    if env is not None:
+        get_to_know(state, env).close()
     if state.keyed is not None or state.large is not None:
         kind = "has keys as states" if state.keyed is not None else "is larger than a copy for each rank"
         raise SettingsError(f"learn() needs a table of numbered states, and this agent's {kind}.")
-    transitions = _in_rows(state, Transitions.of(given))
+    transitions = data.in_rows(state.observations, state.actions)
     if not state.has_table:
+        transitions.check_size(transitions.n_states, transitions.n_actions)
         _make_table(state, transitions)
     transitions.check_size(*state.shape.of_table)
     _check_policy(state)
     state.check_values()
     return _Task(transitions, passes, method)
-
-
-def _in_rows(state: AgentState, given: Transitions) -> Transitions:
-    """Return transitions by rows of the table, where the environment that was trained in has other numbers.
-
-    DataError where they are outside of its spaces.
-    """
-    from gymnasium.spaces import Discrete
-
-    found = {}
-    for name, index in (
-        ("states", state.observations),
-        ("next_states", state.observations),
-        ("actions", state.actions),
-    ):
-        if index is not None and not index.is_plain and isinstance(index.space, Discrete):
-            try:
-                found[name] = index.encode_any(getattr(given, name))[0]
-            except OutsideSpaceError as error:
-                raise DataError(f"{name}: {error}") from None
-    return replace(given, **found)
 
 
 def _make_table(state: AgentState, transitions: Transitions) -> None:

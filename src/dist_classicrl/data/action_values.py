@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.data.empirical import empirical_model
-from dist_classicrl.data.estimates import check_weights, ratios, table_size
+from dist_classicrl.data.acted import Acted, in_rows_of
+from dist_classicrl.data.estimates import check_weights, log_ratios
 from dist_classicrl.data.transitions import Transitions
 from dist_classicrl.environments.solvers.process import check_method, checked_discount
 
@@ -65,8 +65,8 @@ def estimate_action_values(
     transitions
         As `Transitions.of` takes them; whole episodes, in order. One that was cut off is what was collected
         until then.
-    policy : ndarray of int, shape (S,), or of float, shape (S, A)
-        An action for each state, or probabilities.
+    policy : ndarray of int, shape (S,), or of float, shape (S, A), or Policy
+        As `estimate_value` takes it.
     discount_factor : float
         From 0 to 1.
     method : str
@@ -86,33 +86,51 @@ def estimate_action_values(
     """
     check_method(method, METHODS)
     discount = checked_discount(discount_factor)
-    data = Transitions.of(transitions)
-    n_states, n_actions = table_size(data, policy, behavior)
-    ratio = ratios(data, empirical_model(data, n_states, n_actions), policy, behavior)
-    weights, collected = _from_each_step(data, ratio, discount, method)
-    pair, size = data.states * n_actions + data.actions, n_states * n_actions
+    policy, data = in_rows_of(policy, transitions)
+    acted = Acted.of(data, policy, behavior)
+    target = acted.chances("policy", policy)
+    logs, collected = _from_each_step(
+        acted.transitions, log_ratios(acted, target, behavior), discount, method
+    )
+    pair, size = acted.pairs, target.size
+    largest = np.full(size, -np.inf)
+    np.maximum.at(largest, pair, logs)
+    largest[largest == -np.inf] = 0.0
+    weights = np.exp(logs - largest[pair])  # those of a pair up to a factor, of which the largest is 1
     visits = np.bincount(pair, minlength=size)
     sums, squares = (np.bincount(pair, each, size) for each in (weights, weights**2))
-    total = np.bincount(pair, collected, size)
-    over = sums if method == "weighted" else visits
-    shape = (n_states, n_actions)
+    if method == "weighted":
+        total, over = np.bincount(pair, weights * collected, size), sums
+    else:
+        with np.errstate(over="ignore", invalid="ignore"):
+            weighed = collected if method == "per_decision" else np.exp(logs) * collected
+        check_weights(weighed, "method='weighted'")
+        total, over = np.bincount(pair, weighed, size), visits
     q = np.divide(total, over, out=np.full(size, np.nan), where=over > 0)
     effective = np.divide(sums**2, squares, out=np.zeros(size), where=squares > 0)
-    return ActionValueEstimate(q.reshape(shape), visits.reshape(shape), effective.reshape(shape), method)
+
+    def by_rows(found: np.ndarray, otherwise: float) -> np.ndarray:
+        table = np.full((len(policy), acted.n_actions), otherwise, found.dtype)
+        table[acted.states] = found.reshape(target.shape)[:-1]
+        return table
+
+    return ActionValueEstimate(by_rows(q, np.nan), by_rows(visits, 0), by_rows(effective, 0.0), method)
 
 
 def _from_each_step(
-    data: Transitions, ratio: np.ndarray, discount: float, method: str
+    data: Transitions, log_ratio: np.ndarray, discount: float, method: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the weight of what follows each step, and the weighed return from it on, from ends backwards."""
+    """Return the log of the weight of what follows each step, and the return from it on, from ends backwards.
+
+    That of "per_decision" is weighed, that of others is not.
+    """
     ends = np.append(data.starts[1:], len(data)) - 1
     lengths = ends - data.starts + 1
-    weights, collected = np.ones(len(data)), data.rewards.astype(np.float64)
-    for back in range(1, int(lengths.max())):
-        at = ends[lengths > back] - back
-        with np.errstate(over="ignore", invalid="ignore"):
-            weights[at] = ratio[at + 1] * weights[at + 1]
-        later = collected[at + 1]
-        collected[at] += discount * (ratio[at + 1] * later if method == "per_decision" else later)
-    check_weights(weights)
-    return weights, collected if method == "per_decision" else weights * collected
+    logs, collected = np.zeros(len(data)), data.rewards.astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        ratio = np.exp(log_ratio) if method == "per_decision" else np.ones(len(data))
+        for back in range(1, int(lengths.max())):
+            at = ends[lengths > back] - back
+            logs[at] = log_ratio[at + 1] + logs[at + 1]
+            collected[at] += discount * ratio[at + 1] * collected[at + 1]
+    return logs, collected

@@ -9,23 +9,28 @@ efficient off-policy evaluation in Markov decision processes", JMLR 21, 2020.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from dist_classicrl._student import t_quantile
-from dist_classicrl.checks import as_array, as_float, is_real
+from dist_classicrl.checks import as_float, is_real
+from dist_classicrl.data.acted import Acted, in_rows_of
 from dist_classicrl.data.empirical import empirical_model
 from dist_classicrl.data.transitions import Transitions
-from dist_classicrl.environments.model import TabularMDP
-from dist_classicrl.environments.reachability import rows_of
-from dist_classicrl.environments.solvers.policy_value import checked_policy
+from dist_classicrl.environments.reachability import reverse_edges, rows_of, successors_closure
+from dist_classicrl.environments.solvers.policy_value import (
+    DENSE_STATES,
+    MOST_SWEEPS,
+    chain_of,
+    solve_in_place,
+)
 from dist_classicrl.environments.solvers.process import check_method, checked_discount
+from dist_classicrl.environments.solvers.rows import OngoingRows
 from dist_classicrl.errors import ConvergenceError, DataError, SettingsError
 
 METHODS = ("weighted", "ordinary", "per_decision", "model")
 
-_MOST_STEPS = 100_000
 _MOST_SCORES = 500
 
 
@@ -39,7 +44,8 @@ class ValueEstimate:
         Mean discounted return.
     low, high : float
         An interval that covers the true value in a share `confidence` of all samples, as far as episodes are
-        many and no weight is much larger than the others.
+        many and no weight is much larger than the others. Infinite, as the error, where "weighted" has
+        effective episodes that round to one.
     standard_error : float
     episodes : int
     effective_episodes : float
@@ -60,8 +66,9 @@ class ValueEstimate:
 
     def __repr__(self) -> str:
         return (
-            f"ValueEstimate({self.value:.4g}, {self.confidence:.0%} from {self.low:.4g} to {self.high:.4g}, "
-            f"{self.method}, {self.episodes:,} episodes worth {self.effective_episodes:,.4g})"
+            f"ValueEstimate({self.value:.4g}, {100 * self.confidence:.12g}% from {self.low:.4g} to "
+            f"{self.high:.4g}, {self.method}, {self.episodes:,} episodes worth "
+            f"{self.effective_episodes:,.4g})"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -84,8 +91,9 @@ def estimate_value(
     transitions
         As `Transitions.of` takes them; whole episodes, in order. To importance sampling one that was cut off
         is what was collected until then, to the model its last state has the value that it has there.
-    policy : ndarray of int, shape (S,), or of float, shape (S, A)
-        An action for each state, or probabilities.
+    policy : ndarray of int, shape (S,), or of float, shape (S, A), or Policy
+        An action for each state, or probabilities; only states in which somebody acted matter. An agent's
+        `policy` knows what its environment calls the states, where they are not counted from 0.
     discount_factor : float
         From 0 to 1.
     method : str
@@ -104,8 +112,9 @@ def estimate_value(
     SettingsError
         An argument is outside what is allowed.
     DataError
-        Fewer than two episodes; an action that was taken and has probability 0; weights that are all 0; or a
-        policy that does what was never tried, where the model is asked.
+        Fewer than two episodes; an action that was taken and has probability 0; weights that are all 0, or,
+        but for "weighted", beyond all numbers; a policy that says nothing of a state in which somebody acted;
+        or one that does what was never tried, where the model is asked.
     ConvergenceError
         The discount factor is 1, and in the model the policy never ends.
     """
@@ -113,202 +122,187 @@ def estimate_value(
     discount = checked_discount(discount_factor)
     if not is_real(confidence) or not 0.0 < as_float(confidence) < 1.0:
         raise SettingsError(f"confidence is {confidence!r}; it must be above 0 and below 1, such as 0.95")
-    data = Transitions.of(transitions)
-    n_states, n_actions = table_size(data, policy, behavior)
-    model = empirical_model(data, n_states, n_actions)
-    if data.starts.size < 2:
+    policy, data = in_rows_of(policy, transitions)
+    acted = Acted.of(data, policy, behavior)
+    data, n = acted.transitions, data.starts.size
+    if n < 2:
         raise DataError("there is one episode only; an interval takes at least two, and is good with 100")
+    target = acted.chances("policy", policy)
+    evidence, effective = n, float(n)
     if method == "model":
-        value, influence = _by_model(data, model, policy, discount)
-        weights = np.ones(data.starts.size)
+        value, influence = _by_model(acted, target, discount)
     else:
-        ratio = ratios(data, model, policy, behavior)
+        ratio = log_ratios(acted, target, behavior)
         value, influence, weights = _by_weights(data, ratio, discount, method)
         if behavior is None:
-            influence = _less_what_was_counted(data, model, influence)
-    n = data.starts.size
-    error = float(np.sqrt((influence**2).sum() / (n * (n - 1.0))))
-    reach = t_quantile(n - 1, float(confidence)) * error
-    total = weights.sum()
-    effective = float(total**2 / (weights**2).sum()) if total > 0 else 0.0
+            influence = _less_what_was_counted(acted, influence)
+        effective = float(weights.sum() ** 2 / (weights**2).sum()) if weights.any() else 0.0
+        if method == "weighted":  # what has hardly any weight is no evidence
+            evidence = round(effective)
+    error = reach = np.inf
+    if evidence > 1:
+        error = float(np.sqrt((influence**2).sum() * evidence / (evidence - 1.0)) / n)
+        reach = t_quantile(evidence - 1, float(confidence)) * error
     return ValueEstimate(value, value - reach, value + reach, error, n, effective, method, float(confidence))
 
 
-def table_size(data: Transitions, policy: Any, behavior: Any) -> tuple[int, int]:
-    """Return states and actions, which the arrays say, where one has two dimensions."""
-    n_states, n_actions = data.n_states, data.n_actions
-    for array in (policy, behavior):
-        shape = as_array(array).shape
-        n_states = max(n_states, shape[0]) if shape else n_states
-        n_actions = max(n_actions, shape[1]) if len(shape) > 1 else n_actions
-    given = as_array(policy)
-    if given.ndim == 1 and given.dtype.kind in "iu" and given.size:
-        n_actions = max(n_actions, int(given.max()) + 1)
-    return n_states, n_actions
-
-
-def _probabilities(name: str, model: TabularMDP, given: Any) -> np.ndarray:
-    """Return probabilities, shape (S, A), of any action; SettingsError where they are none."""
-    try:
-        return checked_policy(_Free(model.n_states, model.n_actions), given)
-    except SettingsError as error:
-        raise SettingsError(f"{name}: {error}") from None
-
-
-class _Free(NamedTuple):
-    """A table of which every pair is legal."""
-
-    n_states: int
-    n_actions: int
-
-    def legal_pairs(self) -> np.ndarray:
-        return np.ones(self, dtype=bool)
-
-
-def ratios(data: Transitions, model: TabularMDP, policy: Any, behavior: Any) -> np.ndarray:
-    """Return how much more likely the policy takes each action than the one that took it."""
-    target = _probabilities("policy", model, policy)
+def log_ratios(acted: Acted, target: np.ndarray, behavior: Any) -> np.ndarray:
+    """Return the log of how much more likely the policy takes each action than what took it."""
+    data = acted.transitions
     if behavior is None:
-        taken = np.bincount(data.states * model.n_actions + data.actions, minlength=target.size).reshape(
-            target.shape
-        )
-        chance = taken / np.maximum(taken.sum(axis=1, keepdims=True), 1)
+        _, pair, times = np.unique(acted.pairs, return_inverse=True, return_counts=True)
+        chosen = times[pair] / np.bincount(data.states)[data.states]
     else:
-        chance = _probabilities("behavior", model, behavior)
-    chosen = chance[data.states, data.actions]
+        chosen = acted.chances("behavior", behavior)[data.states, data.actions]
     never = np.flatnonzero(chosen == 0.0)
     if never.size:
         i = never[0]
         raise DataError(
-            f"transition {i} takes action {data.actions[i]} in state {data.states[i]}, which has "
-            "probability 0 in behavior: give the probabilities with which these actions were chosen"
+            f"transition {i} takes action {data.actions[i]} in state {acted.states[data.states[i]]}, which "
+            "has probability 0 in behavior: give the probabilities with which these actions were chosen"
         )
-    return np.asarray(target[data.states, data.actions] / chosen)
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(target[data.states, data.actions]) - np.log(chosen))
 
 
-def check_weights(weights: np.ndarray) -> None:
-    """Raise DataError where products of ratios have gone beyond what numbers can hold."""
-    if not np.isfinite(weights).all():
+def check_weights(weighed: np.ndarray, others: str) -> None:
+    """Raise DataError, which advises `others`, where weights have gone beyond what numbers can hold."""
+    if not np.isfinite(weighed).all():
         raise DataError(
             "an episode is so much likelier under the policy than under behavior that its weight is beyond "
-            "all numbers; use method='model', shorter episodes, or ones that were played more as the policy "
-            "would"
+            f"all numbers; use {others}, shorter episodes, or ones that were played more as the policy would"
         )
 
 
 def _by_weights(
-    data: Transitions, ratio: np.ndarray, discount: float, method: str
+    data: Transitions, log_ratio: np.ndarray, discount: float, method: str
 ) -> tuple[float, np.ndarray, np.ndarray]:
-    """Return the estimate, what each episode adds to n times its error, and the weights of episodes."""
+    """Return the estimate, what each episode adds to n times its error, and weights over the largest.
+
+    Weights of long episodes are beyond all numbers, or below, so that their logs are added up.
+    """
     starts, n = data.starts, data.starts.size
     lengths = np.diff(np.append(starts, len(data)))
     collected = np.zeros(n)
-    weights = np.ones(n)
+    logs = np.zeros(n)
     for t in range(int(lengths.max())):
         alive = np.flatnonzero(lengths > t)
         at = starts[alive] + t
+        logs[alive] += log_ratio[at]
         with np.errstate(over="ignore", invalid="ignore"):
-            weights[alive] *= ratio[at]
-        before = weights[alive] if method == "per_decision" else 1.0
-        collected[alive] += discount**t * before * data.rewards[at]
-    check_weights(weights)
-    begins = ratio[starts].any()  # some episode begins with an action that the policy takes
-    if not (begins if method == "per_decision" else weights.any()):
+            before = np.exp(logs[alive]) if method == "per_decision" else 1.0
+            collected[alive] += discount**t * before * data.rewards[at]
+    largest = logs.max()
+    begins = (log_ratio[starts] > -np.inf).any()  # some episode begins with an action that the policy takes
+    if not (begins if method == "per_decision" else largest > -np.inf):
         others = "method='per_decision' or 'model'" if begins else "method='model'"
         raise DataError(
             "no episode has only actions that the policy takes, so their weights are all 0; use "
             f"{others}, or other episodes"
         )
-    if method == "per_decision":
-        return float(collected.mean()), collected - collected.mean(), weights
-    if method == "ordinary":
-        value = float((weights * collected).mean())
-        return value, weights * collected - value, weights
-    total = weights.sum()
-    value = float((weights * collected).sum() / total)
-    return value, n * weights * (collected - value) / total, weights
+    weights = np.exp(logs - largest) if largest > -np.inf else np.zeros(n)
+    if method == "weighted":
+        total = weights.sum()
+        value = float((weights * collected).sum() / total)
+        return value, n * weights * (collected - value) / total, weights
+    with np.errstate(over="ignore", invalid="ignore"):
+        weighed = collected if method == "per_decision" else np.exp(logs) * collected
+    check_weights(weighed, "method='weighted' or 'model'")
+    return float(weighed.mean()), weighed - weighed.mean(), weights
 
 
-def _less_what_was_counted(data: Transitions, model: TabularMDP, influence: np.ndarray) -> np.ndarray:
+def _less_what_was_counted(acted: Acted, influence: np.ndarray) -> np.ndarray:
     """Return what each episode adds to n times the error where behavior was counted in the same episodes.
 
     Counting takes away what the scores of the behavior explain, which are the actions taken less those that
     were to be expected (Hirano, Imbens and Ridder, Econometrica 71, 2003). Where scores are too many for the
     episodes to tell, it is left as it is, and the interval is wider than it need be.
     """
-    seen = np.flatnonzero(model.legal_pairs().ravel())
+    pairs, pair = np.unique(acted.pairs, return_inverse=True)
     n = influence.size
-    if 4 * seen.size > n or seen.size > _MOST_SCORES:
+    if 4 * pairs.size > n or pairs.size > _MOST_SCORES:
         return influence
+    data = acted.transitions
     episode = np.repeat(np.arange(n), np.diff(np.append(data.starts, len(data))))
-    pair = data.states * model.n_actions + data.actions
-    shape = (n, model.n_states, model.n_actions)
-    taken = np.zeros(shape)
-    np.add.at(taken.reshape(n, -1), (episode, pair), 1.0)
-    chance = taken.sum(axis=0)
-    chance /= np.maximum(chance.sum(axis=1, keepdims=True), 1.0)
-    scores = (taken - taken.sum(axis=2, keepdims=True) * chance).reshape(n, -1)[:, seen]
+    taken = np.zeros((n, pairs.size))
+    np.add.at(taken, (episode, pair), 1.0)
+    state = pairs // acted.n_actions
+    there = taken @ (state[:, np.newaxis] == state)  # times that an episode acted in the state of each pair
+    scores = taken - there * (taken.sum(axis=0) / there.sum(axis=0))
     inverse = scores @ np.linalg.pinv(scores.T @ scores, hermitian=True)
     leverage = np.minimum((inverse * scores).sum(axis=1), 0.9)
     # As the others alone would explain it (MacKinnon and White, Journal of Econometrics 29, 1985).
     return np.asarray((influence - scores @ (inverse.T @ influence)) / (1.0 - leverage))
 
 
-def _by_model(data: Transitions, model: TabularMDP, policy: Any, discount: float) -> tuple[float, np.ndarray]:
+def _by_model(acted: Acted, target: np.ndarray, discount: float) -> tuple[float, np.ndarray]:
     """Return the value in the empirical model, and what each episode adds to n times its error."""
-    target = _probabilities("policy", model, policy)
+    data = acted.transitions
+    model = empirical_model(data, *target.shape)
     legal = model.legal_pairs()
-    occupancy, untried = _occupancy(model, np.where(legal, target, 0.0), target, discount)
-    if untried is not None:
-        raise DataError(
-            f"the policy takes action {untried[1]} in state {untried[0]}, which it comes to, and there is no "
-            "such transition; use transitions in which it was tried, or a policy of actions that were"
-        )
     reached = np.where(legal, target, 0.0)
-    total = reached.sum(axis=1, keepdims=True)
+    chain = chain_of(model, reached)
+    comes = successors_closure(chain.pointer, chain.follow, model.start_prob > 0)
+    untried = np.argwhere(comes[:, np.newaxis] & (target > 0) & ~legal)
+    if untried.size:
+        raise DataError(
+            f"the policy takes action {untried[0][1]} in state {acted.states[untried[0][0]]}, which it comes "
+            "to, and there is no such transition; use transitions in which it was tried, or a policy of "
+            "actions that were"
+        )
     # Where the policy never comes to, any action will do.
     even = legal / np.maximum(legal.sum(axis=1, keepdims=True), 1)
-    usable = np.where(total > 1.0 - 1e-9, reached / np.maximum(total, 1e-300), even)
-    v = model.policy_value(usable, discount, from_start=True)
+    v = model.policy_value(np.where(comes[:, np.newaxis], reached, even), discount, from_start=True)
     value = model.start_value(v)
-    taken = np.bincount(data.states * model.n_actions + data.actions, minlength=legal.size)
+    taken = np.bincount(acted.pairs, minlength=legal.size)
     n = data.starts.size
+    occupancy = _occupancy(chain, model.start_prob, comes, discount)[:, np.newaxis] * reached
     share = occupancy.ravel() / np.maximum(taken / n, 1e-300)
-    pair = data.states * model.n_actions + data.actions
     pairs = rows_of(model.outcome_ptr)
     going = np.where(model.outcome_terminated, 0.0, v[model.outcome_next])
     q = np.bincount(
         pairs, weights=model.outcome_prob * (model.outcome_reward + discount * going), minlength=legal.size
     )
-    surprise = data.rewards + discount * np.where(data.terminated, 0.0, v[data.next_states]) - q[pair]
+    surprise = data.rewards + discount * np.where(data.terminated, 0.0, v[data.next_states]) - q[acted.pairs]
     # They add up to 0 at each pair, so their squares are too small, as those of any sample.
-    surprise *= np.sqrt(taken / np.maximum(taken - 1, 1))[pair]
-    influence = np.add.reduceat(share[pair] * surprise, data.starts)
+    surprise *= np.sqrt(taken / np.maximum(taken - 1, 1))[acted.pairs]
+    influence = np.add.reduceat(share[acted.pairs] * surprise, data.starts)
     return value, influence + v[data.states[data.starts]] - value
 
 
-def _occupancy(
-    model: TabularMDP, usable: np.ndarray, target: np.ndarray, discount: float
-) -> tuple[np.ndarray, tuple[int, int] | None]:
-    """Return the discounted number of times that the policy takes each pair in an episode.
+def _occupancy(chain: OngoingRows, start: np.ndarray, comes: np.ndarray, discount: float) -> np.ndarray:
+    """Return the discounted number of times that the policy is in each state in an episode, float64 (S,).
 
-    And a pair that it comes to and that was never tried, if there is one.
+    `comes` marks the states that it comes to.
     """
-    row = rows_of(model.outcome_ptr)
-    going = ~model.outcome_terminated
-    row, follow, prob = row[going], model.outcome_next[going], model.outcome_prob[going]
-    acting = np.any(model.legal_pairs(), axis=1)
-    now, total = model.start_prob.copy(), np.zeros(usable.shape)
-    for _ in range(_MOST_STEPS):
-        missing = np.argwhere(((now > 0) & acting)[:, np.newaxis] & (target > 0) & (usable == 0))
-        if missing.size:
-            return total, (int(missing[0][0]), int(missing[0][1]))
-        taken = now[:, np.newaxis] * usable
-        total += taken
-        now = discount * np.bincount(follow, weights=taken.ravel()[row] * prob, minlength=model.n_states)
-        if now.sum() < 1e-13 * max(1.0, total.sum()):
-            return total, None
-    raise ConvergenceError(
-        f"at discount factor {discount} the policy has not ended after {_MOST_STEPS:,} steps in the model "
-        "that the transitions suggest; use a smaller discount factor"
+    source, S = rows_of(chain.pointer), start.size
+    if discount == 1.0:
+        back = reverse_edges(source, chain.follow, S)
+        if (comes & ~successors_closure(*back, chain.ends)).any():
+            raise _endless(discount, "never ends")
+    states = np.flatnonzero(comes)
+    if states.size <= DENSE_STATES:
+        index = np.cumsum(comes) - 1
+        here = comes[source]
+        cell = index[chain.follow[here]] * states.size + index[source[here]]
+        follows = np.bincount(cell, weights=chain.weight[here], minlength=states.size**2)
+        total, times = np.zeros(S), start[states]
+        matrix = np.eye(states.size) - discount * follows.reshape(states.size, -1)
+        if solve_in_place(matrix, times, np.empty(states.size, np.int64)) >= 0:
+            raise _endless(discount, "never ends, to double precision,")
+        total[states] = times
+        return total
+    now, total = start.copy(), np.zeros(S)
+    for _ in range(MOST_SWEEPS):
+        total += now
+        now = discount * np.bincount(chain.follow, weights=now[source] * chain.weight, minlength=S)
+        if now.sum() < 1e-9 * total.sum():
+            return total
+    raise _endless(discount, f"has not ended after {MOST_SWEEPS:,} steps")
+
+
+def _endless(discount: float, what: str) -> ConvergenceError:
+    return ConvergenceError(
+        f"at discount factor {discount} the policy {what} in the model that the transitions suggest; use a "
+        "smaller discount factor"
     )

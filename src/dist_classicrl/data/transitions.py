@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 
 from dist_classicrl._files import open_regular, whole_file
 from dist_classicrl.checks import as_array, checked_path
-from dist_classicrl.errors import DataError, RewardError
+from dist_classicrl.errors import DataError, OutsideSpaceError, RewardError, SettingsError
 
 #: The arrays of a transition; the last one may be missing.
 NAMES = ("states", "actions", "rewards", "next_states", "terminated", "truncated")
@@ -35,7 +35,7 @@ class Transitions:
     Parameters
     ----------
     states, actions, next_states : array_like of int, shape (N,)
-        At least 0.
+        Below 2**62, and above -2**62: below 0 only where a `Discrete` space has such numbers.
     rewards : array_like of float, shape (N,)
         Finite.
     terminated : array_like of bool, shape (N,)
@@ -171,9 +171,38 @@ class Transitions:
         """The least number of actions that there must be."""
         return int(self.actions.max()) + 1
 
+    def in_rows(self, observations: Any, actions: Any) -> Transitions:
+        """Return them by rows and columns of a table, where its `Discrete` spaces have other numbers.
+
+        The indices of the spaces are `SpaceIndex`, or None. DataError where a number is outside of its space,
+        SettingsError where states are keys.
+        """
+        from gymnasium.spaces import Discrete
+
+        found = {}
+        for name, index in (("states", observations), ("next_states", observations), ("actions", actions)):
+            if index is not None and not hasattr(index, "is_plain"):
+                raise SettingsError(
+                    f"logged states are numbers, and those of the policy are {index.space}: count the "
+                    "states from 0 on, and give the policy as an array"
+                )
+            if index is not None and isinstance(index.space, Discrete) and not index.is_plain:
+                try:
+                    found[name] = index.encode_any(getattr(self, name))[0]
+                except OutsideSpaceError as error:
+                    raise DataError(f"{name}: {error}") from None
+        return replace(self, **found)
+
     def check_size(self, n_states: int, n_actions: int) -> None:
-        """Raise DataError where a state or an action is beyond these numbers."""
+        """Raise DataError where a state or an action is below 0 or beyond these numbers."""
         for name, most in (("states", n_states), ("next_states", n_states), ("actions", n_actions)):
+            below = np.flatnonzero(getattr(self, name) < 0)
+            if below.size:
+                raise DataError(
+                    f"{name} has {getattr(self, name)[below[0]]} at transition {below[0]}; they are counted "
+                    "from 0 on where no environment says otherwise: count them so, or write "
+                    "learn(..., env=) or estimate_value(..., agent.policy)"
+                )
             beyond = np.flatnonzero(getattr(self, name) >= most)
             if beyond.size:
                 raise DataError(
@@ -223,10 +252,11 @@ def _checked(name: str, value: Any) -> np.ndarray:
         raise DataError(
             f"{name} has shape {array.shape} and dtype {array.dtype}; it must be {what} with one dimension"
         )
-    if kinds == "iu" and array.size and (array.min() < 0 or array.max() >= 2**62):
-        first = int(np.flatnonzero((array < 0) | (array >= 2**62))[0])
+    if kinds == "iu" and array.size and (array.min() <= -(2**62) or array.max() >= 2**62):
+        first = int(np.flatnonzero((array <= -(2**62)) | (array >= 2**62))[0])
         raise DataError(
-            f"{name} has {array[first]} at transition {first}; states and actions are counted from 0 on"
+            f"{name} has {array[first]} at transition {first}; it must be above -2**62 and below 2**62: "
+            "count states and actions from 0 on"
         )
     return array.astype({"fiu": np.float64, "b": np.bool_, "iu": np.int64}[kinds])
 

@@ -295,7 +295,7 @@ def _actions_of(policy: Any, model: TabularMDP | FunctionMDP, own: range) -> np.
                 f"the policy returned shape {actions.shape} and dtype {actions.dtype} for {len(part)} "
                 "states; it must be an action for each, int"
             )
-        found.append(checked_actions(actions, model.legal_pairs(part), first))
+        found.append(checked_actions(actions, model.legal_pairs(part), part))
     return np.concatenate(found)
 
 

@@ -15,6 +15,7 @@ from dist_classicrl._files import whole_file
 from dist_classicrl._words import nearest
 from dist_classicrl.errors import ExportError
 from dist_classicrl.export import program as policy_program
+from dist_classicrl.export.table_file import OF_STATES
 from dist_classicrl.model import model_file
 from dist_classicrl.model.agent_state import AgentState
 from dist_classicrl.model.keyed import KeyIndex
@@ -89,17 +90,20 @@ def _write_text(target: Path, pieces: Iterable[str]) -> None:
 def _write_csv(exported: Exported, target: Path) -> None:
     policy = exported.policy
     names = policy.action_names
-    head = ["state", *(["observation"] if policy.has_observations else [])]
+    few = exported.most_visited
+    states = range(policy.n_states) if few is None else policy.most_visited(few)
+    # By this, a part of a table does not pass for a whole one.
+    of = [policy.n_states] if len(states) < policy.n_states else []
+    head = ["state", *([OF_STATES] if of else []), *(["observation"] if policy.has_observations else [])]
     head += [f"q:{name}" for name in names] + [f"visits:{name}" for name in names] + ["greedy"]
 
     def lines() -> Iterable[str]:
         yield _line(head)
-        few = exported.most_visited
-        for state in range(policy.n_states) if few is None else policy.most_visited(few):
+        for state in states:
             greedy = policy.greedy[state]
             told = [policy.state_text(state)] if policy.has_observations else []
             yield _line(
-                [state, *told, *policy.q[state].tolist(), *policy.visits[state].tolist(), names[greedy]]
+                [state, *of, *told, *policy.q[state].tolist(), *policy.visits[state].tolist(), names[greedy]]
             )
 
     _write_text(target, lines())
@@ -121,8 +125,9 @@ def _write_json(exported: Exported, target: Path) -> None:
         "steps": agent.steps,
         "discount_factor": agent.settings.discount_factor,
         "actions": policy.action_names,
-        "action_values": policy.env_actions(),
-        "observations": observations and [policy.observation_of(state) for state in range(policy.n_states)],
+        "action_values": _exact(policy.env_actions()),
+        "observations": observations
+        and _exact([policy.observation_of(state) for state in range(policy.n_states)]),
         "legal": None if policy.legal is None else policy.legal.tolist(),
         "q_table": policy.q.tolist(),
         "visits": policy.visits.tolist(),
@@ -130,6 +135,12 @@ def _write_json(exported: Exported, target: Path) -> None:
         "values": policy.values.tolist(),
     }
     _write_text(target, json.JSONEncoder(indent=None).iterencode(data))
+
+
+def _exact(values: list[Any]) -> list[Any]:
+    """Return numbers as text where readers that take them for float64 would lose digits."""
+    is_beyond = any(isinstance(value, int) and abs(value) > 2**53 for value in values)
+    return [str(value) for value in values] if is_beyond else values
 
 
 def _write_program(exported: Exported, target: Path) -> None:

@@ -15,6 +15,9 @@ from dist_classicrl._files import read_regular
 from dist_classicrl.errors import ModelFileError
 from dist_classicrl.model import model_file
 
+OF_STATES = "of_states"
+"""The column of a part of a table that says how many states there are."""
+
 _VALUES, _VISITS = "q:", "visits:"
 
 
@@ -25,7 +28,8 @@ def read_table(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray]:
     ----------
     path : str or path
         Its suffix says what it is. A table in csv needs a column `state` and a column `q:NAME` for each
-        action; columns `visits:NAME` may be there, others are passed over.
+        action; columns `visits:NAME` may be there, others are passed over. One with a column `of_states` is
+        a part of a table, and refused.
 
     Returns
     -------
@@ -78,6 +82,8 @@ def _read_csv(target: Path) -> tuple[np.ndarray, np.ndarray]:
             target, f"it has {len(columns[_VALUES])} columns of values, {len(columns[_VISITS])} of visits"
         )
     rows = [row for row in rows if row]
+    if OF_STATES in head:
+        raise _refused(target, "it holds only the most visited states, as --states asked for")
     at = head.index("state")
     try:
         states = [int(row[at]) for row in rows]

@@ -146,10 +146,13 @@ class KeyIndex:
 def _whole_of_wide(given: Any) -> int | None:
     """Return a key of 128 bits, given as a whole number or its halves, as a number; None: it is neither.
 
-    Halves are a tuple of two whole numbers below 2**64, as the functions of a game return them.
+    Halves are a tuple of two whole numbers below 2**64, as the functions of a game return them, or uint64 of
+    shape (2,).
     """
     if isinstance(given, np.ndarray) and given.ndim == 0:
         given = given.item()
+    if isinstance(given, np.ndarray) and given.dtype == _HALF and given.shape == (2,):
+        given = tuple(given)
     if isinstance(given, tuple) and len(given) == 2:
         if not all(_is_whole(half, bounds_of(_HALF)) for half in given):
             return None

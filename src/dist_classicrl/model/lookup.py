@@ -63,6 +63,8 @@ class Lookup:
             states, is_batch = self.observations.encode_any(observation)
         else:
             given = as_array(observation)
+            if given.shape == (0,) and isinstance(observation, list):
+                given = given.astype(np.int64)
             is_batch = given.ndim == 1 and isinstance(observation, _BATCHES) and self.is_numbered
             if given.dtype.kind not in "iu" or not (given.ndim == 0 or is_batch):
                 raise self._no_state(observation)

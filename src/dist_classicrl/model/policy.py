@@ -206,9 +206,12 @@ class Policy:
         return list(visited or range(min(count, self.n_states)))
 
     def most_visited(self, count: int) -> list[int]:
-        """Return up to `count` states, of which no other was visited more often; the most visited first."""
+        """Return up to `count` states, of which no other was visited more often; the most visited first.
+
+        Those that were visited; where none was, as in a table from elsewhere, the first of all.
+        """
         visits = self.visits.sum(axis=1)
-        found = np.flatnonzero(visits)
+        found = np.flatnonzero(visits) if visits.any() else np.arange(min(count, self.n_states))
         chosen: list[int] = found[np.argsort(-visits[found], kind="stable")[:count]].tolist()
         return chosen
 

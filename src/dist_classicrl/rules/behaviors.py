@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_classicrl._words import nearest
-from dist_classicrl.checks import as_float, is_real
+from dist_classicrl.checks import as_float, is_real, sum_tolerance
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.rules import compared_by_class
 from dist_classicrl.schedules import Constant, PerVisit, Schedule, as_schedule, from_dict, to_dict
@@ -104,7 +104,6 @@ _BOUNDS: Mapping[str, tuple[str, Callable[[float], bool]]] = {
     "temperature": ("above 0", lambda value: value > 0.0),
     "exploration": ("at least 0", lambda value: value >= 0.0),
 }
-_TOLERANCE = 1e-8
 
 
 def to_data(behavior: Any) -> str | dict[str, Any]:
@@ -223,13 +222,15 @@ def _policy_data(probabilities: Any) -> dict[str, Any]:
             f"{an_action_each if array.ndim == 1 and array.size else ''}"
         )
     sums = array.sum(axis=1)
-    wrong = np.flatnonzero(~((array >= 0.0).all(axis=1) & (np.abs(sums - 1.0) <= _TOLERANCE)))
+    wrong = np.flatnonzero(~((array >= 0.0).all(axis=1) & (np.abs(sums - 1.0) <= sum_tolerance(given))))
     if wrong.size:
         state = wrong[0]
         raise SettingsError(
             f"behavior as an array must have chances of at least 0 that add up to 1 in each row, got "
             f"{array[state]} for state {state}, which add up to {sums[state]}. Divide each row by its sum."
         )
+    if sum_tolerance(given) > sum_tolerance(array):  # of float32 and float16
+        array /= sums[:, np.newaxis]
     text = base64.b64encode(array.astype("<f8").tobytes()).decode("ascii")
     return {"name": POLICY, "shape": list(array.shape), "probabilities": text}
 
@@ -243,7 +244,7 @@ def _probabilities_of(data: Mapping[str, Any]) -> np.ndarray:
         array = np.frombuffer(base64.b64decode(data["probabilities"], validate=True), "<f8")
         array = array.reshape(states, actions).astype(np.float64)
         is_good = set(data) == {"name", "shape", "probabilities"} and bool((array >= 0.0).all())
-        is_good = is_good and bool((np.abs(array.sum(axis=1) - 1.0) <= _TOLERANCE).all())
+        is_good = is_good and bool((np.abs(array.sum(axis=1) - 1.0) <= sum_tolerance(array)).all())
     except (KeyError, TypeError, ValueError) as error:
         raise SettingsError(f"behavior is a policy that cannot be read ({error}). Give an array.") from error
     if not is_good:

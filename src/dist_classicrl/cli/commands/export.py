@@ -32,7 +32,8 @@ And back, into an agent:
     agent = DistAsyncQLearning.load_model("policy.npz")
 or
     from dist_classicrl.export.table_file import read_table
-    agent.q_table, agent.visits[:] = read_table("policy.csv")
+    agent.q_table, visits = read_table("policy.csv")
+    agent.visits[:] = visits  # where the rule learns one table
 """
 
 

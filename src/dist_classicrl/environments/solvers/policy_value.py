@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from dist_classicrl._jit import jit
-from dist_classicrl.checks import as_array
+from dist_classicrl.checks import as_array, sum_tolerance
 from dist_classicrl.environments import reachability
 from dist_classicrl.environments.finite_model import ArrayModel, Pairs
-from dist_classicrl.environments.model_checks import PROBABILITY_TOLERANCE
 from dist_classicrl.environments.solution import check_finite
 from dist_classicrl.environments.solvers.process import Changes, Sweeps, checked_discount
 from dist_classicrl.environments.solvers.rows import OngoingRows, RowsProcess
@@ -194,25 +194,29 @@ def to_value(sweeps: Sweeps, max_sweeps: int = MOST_SWEEPS) -> None:
     )
 
 
-def checked_policy(model: Pairs, policy: Any) -> np.ndarray:
-    """Return the policy as probabilities, float64, shape (S, A), zero in states without legal actions."""
+def checked_policy(model: Pairs, policy: Any, states: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
+    """Return the policy as probabilities, float64, shape (S, A), zero in states without legal actions.
+
+    `states` are the numbers by which errors call them, where these are others than 0 to S - 1.
+    """
     given = as_array(policy)
     S, A = model.n_states, model.n_actions
+    names = range(S) if states is None else states
     legal = model.legal_pairs()
     acting = np.flatnonzero(legal.any(axis=1))
     probability = np.zeros((S, A))
     if given.shape == (S,) and given.dtype.kind in "iu":
-        actions = checked_actions(given, legal)
+        actions = checked_actions(given, legal, names)
         probability[acting, actions[acting]] = 1.0
     elif given.shape == (S, A) and given.dtype.kind in "fiu":
         probability[acting] = given[acting]
         total = probability[acting].sum(axis=1)
         # Written so that NaN fails the test as well.
-        sound = (np.abs(total - 1.0) <= PROBABILITY_TOLERANCE) & (probability[acting] >= 0).all(axis=1)
+        sound = (np.abs(total - 1.0) <= sum_tolerance(given)) & (probability[acting] >= 0).all(axis=1)
         if not sound.all():
             s = acting[np.flatnonzero(~sound)[0]]
             raise SettingsError(
-                f"the policy's probabilities in state {s} are {given[s]}; they must be at least 0 "
+                f"the policy's probabilities in state {names[s]} are {given[s]}; they must be at least 0 "
                 "and add up to 1"
             )
         probability[acting] /= total[:, None]
@@ -224,26 +228,26 @@ def checked_policy(model: Pairs, policy: Any) -> np.ndarray:
     illegal = np.argwhere((probability > 0) & ~legal)
     if illegal.size:
         s, a = illegal[0]
-        raise _takes_illegal(a, s, legal[s])
+        raise _takes_illegal(a, names[s], legal[s])
     return probability
 
 
-def checked_actions(given: np.ndarray, legal: np.ndarray, first: int = 0) -> np.ndarray:
-    """Return the actions of states that follow each other, int64, -1 where none is legal.
+def checked_actions(given: np.ndarray, legal: np.ndarray, states: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Return the actions of states, int64, -1 where none is legal.
 
-    `legal` is bool, shape (states, A), and `first` the number of the first state.
+    `legal` is bool, shape (states, A), and `states` are their numbers.
     """
     A = legal.shape[1]
     acting = np.flatnonzero(legal.any(axis=1))
     taken = given[acting]
     outside = np.flatnonzero((taken < 0) | (taken >= A))
     if outside.size:
-        state, action = first + acting[outside[0]], taken[outside[0]]
+        state, action = states[acting[outside[0]]], taken[outside[0]]
         raise SettingsError(f"the policy takes action {action} in state {state}; actions are 0 to {A - 1}")
     illegal = np.flatnonzero(~legal[acting, taken])
     if illegal.size:
         s = acting[illegal[0]]
-        raise _takes_illegal(given[s], first + s, legal[s])
+        raise _takes_illegal(given[s], states[s], legal[s])
     actions = np.full(given.size, -1, np.int64)
     actions[acting] = taken
     return actions

@@ -156,7 +156,8 @@ class SpaceIndex:
         if out is None:
             out = np.empty(count, np.int64)
         for leaf, array in zip(self._leaves, arrays, strict=True):
-            if array.shape != (len(out), *leaf.shape) or array.dtype.kind not in "iub":
+            is_numbers = array.dtype.kind in "iub" or not array.size
+            if array.shape != (len(out), *leaf.shape) or not is_numbers:
                 raise _MisfitError(
                     f"got an array of shape {array.shape} and dtype {array.dtype}{place_text(leaf.path)}, "
                     f"where integers of shape {(len(out), *leaf.shape)} are needed",
