@@ -348,8 +348,8 @@ class DistAsyncQLearning(LearnedTable):
             step on: what is compiled before that comes on top. By default what SLURM leaves to the job, or
             none.
         stop_signals : iterable of str or int
-            Signals that stop the training in order, whichever rank hears them, besides Ctrl-C. A second one
-            ends the process at once.
+            Signals that stop the training in order, whichever rank hears them, besides Ctrl-C, and SIGUSR1
+            under `dist-classicrl launch` and `train --ranks`. A second one ends the process at once.
         checkpoint_mode : int
             Permissions of the files; folders get the same, and the right to enter. Not for URLs.
         leave_signals : iterable of str or int
