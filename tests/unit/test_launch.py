@@ -807,4 +807,7 @@ def test_m_begins_the_script_wherever_the_options_end(launch, capsys, place):
 
 def test_the_help_shows_a_full_example(capsys):
     assert main(["launch", "--help"]) == 0
-    assert "  python -m dist_classicrl launch -n 16 --hostfile hosts train.py" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "  python -m dist_classicrl launch -n 16 --hostfile hosts train.py" in said
+    # With exec nothing is left that puts the job back into the queue.
+    assert "--requeue" not in said and "dist-classicrl slurm" in said
