@@ -670,13 +670,30 @@ def agent(tmp_path):
 
 def test_hosts_are_asked_whether_they_answer(agent):
     hosts = [Host(name, 1) for name in ("localhost", "dead", "live", "deaf", "127.0.0.2")]
-    left = hosts_that_answer(hosts, [agent], 1.0, lambda: False)
+    left = hosts_that_answer(hosts, agent, 1.0, lambda: False)
     assert [host.name for host in left] == ["localhost", "live", "127.0.0.2"]
 
 
 def test_a_missing_agent_reaches_only_this_host():
     hosts = [Host("localhost", 1), Host("live", 1)]
-    assert hosts_that_answer(hosts, ["/nonexistent/ssh"], 1.0, lambda: False) == hosts[:1]
+    assert hosts_that_answer(hosts, "/nonexistent/ssh", 1.0, lambda: False) == hosts[:1]
+
+
+def test_hosts_of_a_job_are_kept_where_no_other_can_be_asked(monkeypatch, agent):
+    monkeypatch.setenv("PBS_NODEFILE", "/nodes")
+    hosts = [Host("localhost", 1), Host("dead", 1), Host("live", 1)]
+    assert hosts_that_answer(hosts, "/nonexistent/ssh", 1.0, lambda: False) == hosts
+    assert hosts_that_answer(hosts, agent, 30.0, lambda: False) == [hosts[0], hosts[2]]
+
+
+def test_hosts_of_slurm_are_asked_by_srun(monkeypatch, tmp_path):
+    srun = tmp_path / "srun"
+    srun.write_text('#!/bin/sh\nshift 5; [ $1 = live ] && shift && exec "$@"\n')
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    hosts = [Host("localhost", 1), Host("dead", 1), Host("live", 1)]
+    assert hosts_that_answer(hosts, None, 30.0, lambda: False) == [hosts[0], hosts[2]]
 
 
 def test_a_job_starts_again_on_the_hosts_that_answer(supervise, tmp_path, agent, monkeypatch, capfd):

@@ -125,17 +125,21 @@ def ranks_on(hosts: Sequence[Host], all_hosts: Sequence[Host], n_ranks: int) -> 
 
 
 def hosts_that_answer(
-    hosts: Sequence[Host], agent: Sequence[str], seconds: float, is_over: Callable[[], bool]
+    hosts: Sequence[Host], agent: str | None, seconds: float, is_over: Callable[[], bool]
 ) -> list[Host]:
     """Return the hosts on which `true` can be run within `seconds`; this one always can.
 
-    `agent` takes a host's name and a command for it, as `ssh` does. `is_over` is called again and again; once
-    it returns True, only the answers so far count.
+    They are reached as by mpirun, in a job of SLURM by srun; `agent` is as for `agent_words`. A job of
+    another batch system may not let ssh in: where no host but this one answers there, all are returned.
+    `is_over` is called again and again; once it returns True, only the answers so far count.
     """
     others = [host.name for host in hosts if not is_here(host.name)]
-    with RemoteCommands({name: [*agent, name, "true"] for name in others}) as asked:
+    by_srun = "SLURM_JOB_ID" in os.environ and shutil.which(_SRUN[0]) is not None
+    with RemoteCommands({name: command_on(name, "true", agent, by_srun) for name in others}) as asked:
         asked.wait(seconds, is_over=is_over)
         answered = {name for name in others if asked.status(name) == 0}
+    if not answered and has_hosts_of_job():
+        return list(hosts)
     return [host for host in hosts if host.name not in others or host.name in answered]
 
 

@@ -34,7 +34,7 @@ from dist_classicrl.launch.endings import (
 )
 from dist_classicrl.launch.folders import launch_folder, make_attempt_folder, session_folder
 from dist_classicrl.launch.guard import guarded
-from dist_classicrl.launch.hosts import Host, agent_words, hosts_that_answer, ranks_on, write_hostfile
+from dist_classicrl.launch.hosts import Host, hosts_that_answer, ranks_on, write_hostfile
 from dist_classicrl.launch.launcher import launch_environment
 from dist_classicrl.launch.mpirun import session_variables
 from dist_classicrl.launch.plan import LaunchPlan
@@ -135,7 +135,7 @@ class Supervisor:
 
     def _hosts_left(self, all_hosts: tuple[Host, ...]) -> tuple[Host, ...]:
         """Return the hosts that answer; all of them where none does, since mpirun may know better."""
-        agent = agent_words(self._options.agent)
+        agent = self._options.agent
         hosts = hosts_that_answer(all_hosts, agent, _PROBE_SECONDS, lambda: self._is_stopped_within(0.0))
         missing = [host.name for host in all_hosts if host not in hosts]
         if not hosts:
