@@ -329,6 +329,15 @@ def test_each_claim_takes_the_next_number_and_removes_the_earlier_file(tmp_path)
     assert set(holder) == {"number", "token", "host", "pid", "time"} and holder["pid"] == os.getpid()
 
 
+def test_a_claim_for_which_there_is_no_room_replaces_nobody(tmp_path, monkeypatch):
+    owner = claimed(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(_files.os, "fsync", lambda handle: (_ for _ in ()).throw(full_disk()))
+        with pytest.raises(CheckpointError, match="cannot be claimed: .*No space left"):
+            claimed(tmp_path)
+    assert owner.fence.check() == 1
+
+
 def test_a_claim_goes_above_the_checkpoints_where_the_fence_file_was_lost(tmp_path):
     claimed(tmp_path)
     claimed(tmp_path).write(arrays_of(1), {"steps": 1}, RUN)

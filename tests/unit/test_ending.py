@@ -115,6 +115,16 @@ def test_a_module_that_is_not_there_is_named(run):
     assert (done.returncode, "No module named absent.module" in done.stderr) == (1, True)
 
 
+@pytest.mark.parametrize("name", ["package", "package.module", "package.absent"])
+def test_what_a_package_lacks_is_not_taken_for_the_package(run, tmp_path, name):
+    (tmp_path / "package").mkdir()
+    for file, text in (("__init__", "import lacking"), ("__main__", ""), ("module", "")):
+        (tmp_path / "package" / f"{file}.py").write_text(text)
+    done = run("", words=(*PROGRAM, "-m", name))
+    assert done.returncode == 1 and "ModuleNotFoundError: No module named 'lacking'" in done.stderr
+    assert f"No module named {name}" not in done.stderr
+
+
 def test_ctrl_c_gives_130(run):
     done = run("raise KeyboardInterrupt")
     assert done.returncode == 130

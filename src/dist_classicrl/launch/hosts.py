@@ -77,7 +77,8 @@ def _each_once(hosts: Sequence[Host], path: str) -> tuple[Host, ...]:
 
 def _host(text: str, where: str) -> Host:
     found = re.fullmatch(r"(\w[\w.-]*)(?::(\d+))?((?:\s+\w+\s*=\s*\S+)*)", text)
-    settings = {} if found is None else dict(re.findall(r"(\w+)\s*=\s*(\S+)", found[3]))
+    said = [] if found is None else re.findall(r"(\w+)\s*=\s*(\S+)", found[3])
+    settings = dict(said)
     slots = None if found is None else found[2] or settings.get("slots")
     most = settings.get("max_slots")
     are_numbers = all(number is None or number.isdecimal() for number in (slots, most))
@@ -87,6 +88,12 @@ def _host(text: str, where: str) -> Host:
         )
     if slots is not None and int(slots) == 0:
         raise LauncherError(f"{where[0].upper()}{where[1:]} gives {found[1]!r} no slots. Leave the host out.")
+    is_twice = len(settings) < len(said) or (found[2] is not None and "slots" in settings)
+    if is_twice or (most is not None and int(most) < int(slots or 1)):
+        raise LauncherError(
+            f"{where[0].upper()}{where[1:]} is {text!r}, which contradicts itself. Say slots once, as "
+            "`node1 slots=4`, and with max_slots, which is no less, as `node1 slots=4 max_slots=8`."
+        )
     return Host(found[1], *(None if number is None else int(number) for number in (slots, most)))
 
 

@@ -164,7 +164,9 @@ def _find(name: str) -> ModuleSpec:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
             spec = importlib.util.find_spec(f"{name}.__main__")
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as error:
+        if not f"{name}.".startswith(f"{error.name}."):  # one that its package imports
+            raise
         spec = None
     if spec is None:
         sys.stderr.write(f"{sys.executable}: No module named {name}\n")

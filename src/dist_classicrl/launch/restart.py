@@ -121,7 +121,7 @@ class Supervisor:
                 raise LauncherError(_no_start(attempt, plan))
             if number > max_restarts:
                 return _give_up(attempts)
-            delay = min(LONGEST_DELAY, self._options.restart_delay * 2.0 ** (number - 1))
+            delay = min(LONGEST_DELAY, self._options.restart_delay * 2.0 ** min(number - 1, 64))
             say(
                 f"The job died after {attempt.seconds:.1f} s: {attempt.text}. It starts again in {delay:g} s "
                 f"(restart {number} of at most {max_restarts})."
