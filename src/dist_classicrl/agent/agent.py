@@ -553,7 +553,8 @@ class DistAsyncQLearning(LearnedTable):
         EnvError
             If `env` is larger than the table, or has other states, observations or actions than it is of.
         """
-        if "://" in checked_path("path", path) or os.path.isdir(path):
+        path = checked_path("path", path)
+        if "://" in path or os.path.isdir(path):
             from dist_classicrl.agent.saved_runs import saved_model_of
 
             saved = saved_model_of(path)
