@@ -18,21 +18,27 @@ def new_file(
 ) -> Iterator[BinaryIO]:
     """Give a file that is made at `path`, where there must be none, and is complete once the block has ended.
 
-    It has the permissions `mode`, whatever the umask; by default those of any new file. A `durable` one is on
-    disk at the end, so that it survives a power failure.
+    If it cannot be written, or the block raises, there is none. It has the permissions `mode`, whatever the
+    umask; by default those of any new file. A `durable` one is on disk at the end, so that it survives a
+    power failure.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     handle = os.open(path, flags, 0o666 if mode is None else mode)
-    with os.fdopen(handle, "wb") as file:
-        if mode is not None:
-            set_mode(handle, mode)
-        yield file
-        file.flush()
-        if durable:
-            os.fsync(handle)
-            if hasattr(os, "posix_fadvise"):
-                # What is read back to compare shall come from the disk, where that is possible.
-                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            if mode is not None:
+                set_mode(handle, mode)
+            yield file
+            file.flush()
+            if durable:
+                os.fsync(handle)
+                if hasattr(os, "posix_fadvise"):
+                    # What is read back to compare shall come from the disk, where that is possible.
+                    os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(path)
+        raise
 
 
 @contextmanager

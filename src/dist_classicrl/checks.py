@@ -244,11 +244,11 @@ def is_file_name(text: str) -> bool:
 
 
 def checked_path(name: str, value: Any) -> str:
-    """Return a path, or the URL of a file, as text; SettingsError for what is none."""
+    """Return a path, with ~ as the user's home, or the URL of a file, as text; SettingsError for others."""
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else value
     if not isinstance(text, str) or not text or not is_file_name(text):
         raise SettingsError(f"{name} must be a path, as text or pathlib.Path, got {value!r}.")
-    return text
+    return os.path.expanduser(text)
 
 
 def is_flag(value: Any) -> bool:

@@ -117,6 +117,10 @@ class CheckpointMismatchError(CheckpointError):
     """A checkpoint is of another algorithm, environment, table or seed than the agent that asks for it."""
 
 
+class CheckpointUnreadableError(CheckpointError):
+    """A checkpoint cannot be read for now, which says nothing about what is in it."""
+
+
 class CheckpointFencedError(CheckpointError):
     """Another server has taken over the checkpoint folder: this one has been replaced and must stop."""
 

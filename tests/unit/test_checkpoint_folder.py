@@ -20,7 +20,7 @@ from dist_classicrl.checkpoint import fence as fence_module
 from dist_classicrl.checkpoint import local as local_module
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.checkpoint.local import LocalStorage
-from dist_classicrl.errors import CheckpointError, CheckpointFencedError
+from dist_classicrl.errors import CheckpointError, CheckpointFencedError, CheckpointUnreadableError
 from dist_classicrl.model import places
 
 RUN, OTHER_RUN = "0123abcd", "99999999"
@@ -327,6 +327,15 @@ def test_each_claim_takes_the_next_number_and_removes_the_earlier_file(tmp_path)
     assert os.listdir(tmp_path / "agent-0") == ["fence-000003.json"]
     holder = json.loads((tmp_path / "agent-0" / "fence-000003.json").read_text())
     assert set(holder) == {"number", "token", "host", "pid", "time"} and holder["pid"] == os.getpid()
+
+
+def test_a_claim_for_which_there_is_no_room_replaces_nobody(tmp_path, monkeypatch):
+    owner = claimed(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(_files.os, "fsync", lambda handle: (_ for _ in ()).throw(full_disk()))
+        with pytest.raises(CheckpointError, match="cannot be claimed: .*No space left"):
+            claimed(tmp_path)
+    assert owner.fence.check() == 1
 
 
 def test_a_claim_goes_above_the_checkpoints_where_the_fence_file_was_lost(tmp_path):
@@ -760,6 +769,53 @@ def break_newest(folder, number=1):
     for name in names:
         (Path(folder.url) / name / "visits.npy").write_bytes(b"")
     return names
+
+
+@pytest.mark.parametrize("trouble", [errno.EIO, errno.ESTALE, errno.EACCES, errno.EMFILE, None])
+@pytest.mark.parametrize("file", ["manifest.json", "visits.npy"])
+def test_no_older_one_takes_the_place_of_one_that_cannot_be_read_for_now(
+    tmp_path, caplog, monkeypatch, file, trouble
+):
+    folder = claimed(tmp_path)
+    names = [folder.write(arrays_of(step), {"steps": step}, RUN) for step in (1, 2)]
+    inner = folder.storage.open
+    fault = TimeoutError("no answer") if trouble is None else OSError(trouble, os.strerror(trouble))
+
+    def failing(path):
+        if path == f"{names[1]}/{file}":
+            raise fault
+        return inner(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder.storage, "open", failing)
+        with pytest.raises(CheckpointUnreadableError, match=f"{names[1]} cannot be read: .*try again once"):
+            folder.read_newest()
+    assert folder.read_newest().name == names[1] and not caplog.records
+
+
+def test_one_that_is_removed_as_it_is_read_makes_no_trouble(tmp_path, monkeypatch):
+    folder = claimed(tmp_path)
+    names = [folder.write(arrays_of(step), {"steps": step}, RUN) for step in (1, 2)]
+    inner = folder.storage.open
+
+    def removed(path):
+        if path.startswith(names[1]):
+            folder.storage.remove(names[1])
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return inner(path)
+
+    monkeypatch.setattr(folder.storage, "open", removed)
+    assert folder.read_newest().name == names[0]
+
+
+@pytest.mark.parametrize("way", ["folder", "pipe", "links"])
+def test_what_is_no_file_is_damage(tmp_path, way):
+    folder = claimed(tmp_path)
+    names = [folder.write(arrays_of(step), {"steps": step}, RUN) for step in (1, 2)]
+    file = Path(folder.url) / names[1] / "visits.npy"
+    file.unlink()
+    {"folder": file.mkdir, "pipe": lambda: os.mkfifo(file), "links": lambda: file.symlink_to(file)}[way]()
+    assert folder.read_newest().name == names[0]
 
 
 def test_another_run_does_not_take_the_place_of_a_damaged_one(tmp_path, caplog):

@@ -124,6 +124,22 @@ def test_a_file_url_becomes_a_path(url, path):
     assert plan(checkpoint_dir=url).checkpoint_dir == path
 
 
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ("~/ck", "/home/me/ck"),
+        (Path("~/ck"), "/home/me/ck"),
+        ("~", "/home/me"),
+        ("./~/ck", f"{os.getcwd()}/~/ck"),
+        ("file:///~/ck", "/~/ck"),
+        ("s3://~/ck", "s3://~/ck"),
+    ],
+)
+def test_the_home_of_the_user_has_its_short_name(given, path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    assert plan(checkpoint_dir=given).checkpoint_dir == path
+
+
 def test_a_folder_whose_name_looks_like_a_url(tmp_path):
     assert plan(checkpoint_dir="/a/s3://b").checkpoint_dir == "/a/s3:/b"
     assert plan(checkpoint_dir="./s3:/b").checkpoint_dir == os.path.abspath("s3:/b")

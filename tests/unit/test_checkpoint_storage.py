@@ -153,6 +153,9 @@ def test_a_file_in_the_way_is_named(tmp_path):
     for path in ("file", "file/below/it"):
         with pytest.raises(CheckpointError, match="cannot be written to .*(is a file|Not a directory)"):
             LocalStorage(tmp_path / path, 0o600).create()
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(CheckpointError, match="link is a link that leads to no folder"):
+        LocalStorage(tmp_path / "link", 0o600).create()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -803,6 +803,13 @@ def test_the_settings_of_a_run_are_taken_over_without_its_places(place, capsys):
     assert gather("Taxi-v4", (), {}, place / "own.toml", None).settings["checkpoint_dir"] == "ck"
 
 
+def test_the_home_of_the_user_has_its_short_name_in_a_file_too(place, monkeypatch):
+    monkeypatch.setenv("HOME", str(place))
+    (place / "own.toml").write_text('checkpoint_dir = "~/ck"\nlog_dir = "~/lg"')
+    settings = gather("Taxi-v4", (), {}, place / "own.toml", None).settings
+    assert (settings["checkpoint_dir"], settings["log_dir"]) == (str(place / "ck"), str(place / "lg"))
+
+
 @pytest.mark.parametrize("handler, is_heard", [(signal.SIG_DFL, True), (signal.SIG_IGN, False)])
 def test_a_terminal_that_goes_stops_a_run_in_order(place, monkeypatch, handler, is_heard):
     asked = []

@@ -115,28 +115,48 @@ def test_a_module_that_is_not_there_is_named(run):
     assert (done.returncode, "No module named absent.module" in done.stderr) == (1, True)
 
 
+@pytest.mark.parametrize("name", ["package", "package.module", "package.absent"])
+def test_what_a_package_lacks_is_not_taken_for_the_package(run, tmp_path, name):
+    (tmp_path / "package").mkdir()
+    for file, text in (("__init__", "import lacking"), ("__main__", ""), ("module", "")):
+        (tmp_path / "package" / f"{file}.py").write_text(text)
+    done = run("", words=(*PROGRAM, "-m", name))
+    assert done.returncode == 1 and "ModuleNotFoundError: No module named 'lacking'" in done.stderr
+    assert f"No module named {name}" not in done.stderr
+
+
 def test_ctrl_c_gives_130(run):
     done = run("raise KeyboardInterrupt")
     assert done.returncode == 130
     assert [ending.code for ending in done.record.endings()] == [130]
 
 
+PYCS = ("--check-hash-based-pycs", "never")
+
+
 @pytest.mark.parametrize(
-    "original, words",
+    "original, options, words",
     [
-        (["python", "train.py", "-n", "3"], ["train.py", "-n", "3"]),
-        (["python", "-u", "-X", "dev", "-Wall", "-W", "error", "train.py"], ["train.py"]),
-        (["python", "-m", "package.train", "x"], ["-m", "package.train", "x"]),
-        (["python", "-u", *PROGRAM, "train.py", "x"], ["train.py", "x"]),
-        (["python", *PROGRAM, "--replacement", "-m", "train", "x"], ["-m", "train", "x"]),
+        (["train.py", "-n", "3"], [], ["train.py", "-n", "3"]),
+        (["-u", "-Xdev", "-Wall", "-W", "m", "a.py"], ["-u", "-Xdev", "-Wall", "-W", "m"], ["a.py"]),
+        (["-OX", "dev", *PYCS, "a.py"], ["-OX", "dev", *PYCS], ["a.py"]),
+        (["-m", "package.train", "x"], [], ["-m", "package.train", "x"]),
+        (["-um", "package.train", "-O"], ["-u"], ["-m", "package.train", "-O"]),
+        (["-OO", "-mpackage.train"], ["-OO"], ["-m", "package.train"]),
+        (["-u", *PROGRAM, "train.py", "x"], ["-u"], ["train.py", "x"]),
+        ([*PROGRAM, "--replacement", "-m", "train", "x"], [], ["-m", "train", "x"]),
     ],
 )
-def test_a_process_knows_with_which_words_to_start_another(original, words):
-    assert program.own_words(original) == words
-    assert program.command(words, replacement=True) == [sys.executable, *PROGRAM, "--replacement", *words]
+def test_a_process_knows_with_which_words_to_start_another(original, options, words):
+    assert program.own_words(["python", *original]) == (options, words)
+    started = [sys.executable, *options, *PROGRAM, "--replacement", *words]
+    assert program.command(words, options=options, replacement=True) == started
+    assert program.own_words(started) == (options, words)
 
 
-@pytest.mark.parametrize("original", [["python"], ["python", "-c", "x"], ["python", "-u", "-"]])
+@pytest.mark.parametrize(
+    "original", [["python"], ["python", "-uc", "x"], ["python", "-cx"], ["python", "-u", "-"]]
+)
 def test_what_was_typed_in_cannot_be_started_again(original):
     with pytest.raises(LauncherError, match="into a file"):
         program.own_words(original)

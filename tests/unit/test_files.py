@@ -76,6 +76,13 @@ def test_a_new_file_does_not_replace_one_that_is_there(tmp_path):
     assert (tmp_path / "file").read_bytes() == b"first"
 
 
+def test_of_a_new_file_that_cannot_be_written_nothing_is_left(tmp_path):
+    with pytest.raises(OSError, match="No space left"), new_file(tmp_path / "file") as file:
+        os.dup2(os.open("/dev/full", os.O_WRONLY), file.fileno())
+        file.write(b"x")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("durable", [True, False])
 def test_only_what_has_to_last_waits_for_the_disk(tmp_path, monkeypatch, durable):
     synced = []

@@ -1,6 +1,8 @@
 """What is left after a training that did not come to its end, and what `train` refuses before it begins."""
 
 import math
+import signal
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -8,7 +10,8 @@ from rank_environments import SteppedLake
 
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.environments.model import TabularMDP
-from dist_classicrl.errors import SettingsError
+from dist_classicrl.errors import SettingsError, TrainingStopped
+from dist_classicrl.process.exit_record import LAUNCH_VARIABLE
 
 GARNET = TabularMDP.garnet(25, 4, 3, seed=3, max_episode_steps=60)
 
@@ -47,6 +50,34 @@ def test_an_environment_that_fails_to_close_costs_a_warning(caplog):
     result = agent.train(ClosesBadly, total_steps=500)
     assert result.steps == agent.visits.sum() == 500
     assert "the display is gone" in caplog.text
+
+
+@pytest.mark.parametrize("is_launched", [True, False])
+def test_a_launchers_own_stop_signal_is_heard_whatever_else_is(tmp_path, monkeypatch, is_launched):
+    if is_launched:
+        monkeypatch.setenv(LAUNCH_VARIABLE, str(tmp_path / "attempt-1"))
+    heard = []
+
+    def send(progress):
+        if progress.steps and not heard:
+            heard.append(progress.steps)
+            signal.raise_signal(signal.SIGUSR1)
+
+    saved = {"checkpoint_dir": tmp_path, "stop_signals": ("SIGTERM",)}
+    agent = DistAsyncQLearning(seed=1, n_envs=2)
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(number))
+    try:
+        if is_launched:
+            with pytest.raises(TrainingStopped) as stopped:
+                agent.train(SteppedLake, total_steps=20_000, progress=send, progress_interval=0, **saved)
+            assert (stopped.value.code, signal.SIGUSR1 in heard) == (75, False)
+        else:
+            agent.train(SteppedLake, total_steps=20_000, progress=send, progress_interval=0, **saved)
+            assert (agent.steps, signal.SIGUSR1 in heard) == (20_000, True)
+        with pytest.raises(SettingsError, match="launcher SIGUSR1 always") if is_launched else nullcontext():
+            agent.train(SteppedLake, total_steps=10, leave_signals=("SIGUSR1",), **saved)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.parametrize(

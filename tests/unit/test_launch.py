@@ -19,6 +19,7 @@ from dist_classicrl.__main__ import main
 from dist_classicrl._streams import is_output_closed
 from dist_classicrl.errors import LauncherError
 from dist_classicrl.launch import restart, segments, silence
+from dist_classicrl.launch.endings import Attempt
 from dist_classicrl.launch.folders import launch_folder, session_folder
 from dist_classicrl.launch.hosts import Host, hosts_that_answer, ranks_on, read_hostfile, write_hostfile
 from dist_classicrl.launch.launcher import Launcher
@@ -201,6 +202,14 @@ def test_the_delay_between_starts_grows_up_to_its_limit(supervise, monkeypatch):
     monkeypatch.setattr(Supervisor, "_is_stopped_within", lambda self, seconds: waited.append(seconds))
     assert supervise("touch $place/alive; exit 1", restart_delay=20.0, max_restarts=4) == 1
     assert waited == [20.0, 40.0, 60.0, 60.0]
+
+
+def test_the_delay_stays_a_number_however_often_a_job_is_started(supervise, monkeypatch):
+    waited = []
+    monkeypatch.setattr(Supervisor, "_is_stopped_within", lambda self, seconds: waited.append(seconds))
+    monkeypatch.setattr(Supervisor, "_attempt", lambda *_: Attempt(2, 0.0, 1, True, "it died"))
+    assert supervise("", max_restarts=1100) == 1
+    assert waited[-1] == 60.0 and len(waited) == 1100
 
 
 @pytest.mark.slow
@@ -428,6 +437,31 @@ def test_a_job_that_removes_its_state_folder_and_dies_is_started_again(supervise
     assert starts(tmp_path) == ["1", "2"]
 
 
+def test_only_a_state_folder_that_was_not_there_is_removed(tmp_path):
+    (tmp_path / "mine").mkdir()
+    for name in ("mine", "made/for/it"):
+        with launch_folder(tmp_path / name) as folder:
+            assert folder.parent == tmp_path / name
+    assert [path.name for path in sorted((tmp_path / "made").rglob("*"))] == ["for"]
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_a_state_folder_that_another_launch_removes_meanwhile_is_made_again(tmp_path, monkeypatch):
+    made = []
+    mkdir = Path.mkdir
+
+    def also_removed_once(path, *arguments, **options):
+        made.append(path.name)
+        mkdir(path, *arguments, **options)
+        if made == ["state"]:
+            path.rmdir()
+
+    monkeypatch.setattr(Path, "mkdir", also_removed_once)
+    with launch_folder(tmp_path / "state") as folder:
+        assert folder.is_dir()
+    assert made.count("state") == 2
+
+
 # Signals
 
 LAUNCH = """
@@ -615,6 +649,10 @@ def test_hostfiles_of_both_kinds_are_read(tmp_path):
         ("node1 node2\n", "Line 1"),
         ("node1 slots=4 max_slots=many\n", "Line 1"),
         ("node1 slots=0\n", "no slots"),
+        ("node0\nnode1:2 slots=4\n", "Line 2 of .*'node1:2 slots=4', which contradicts itself"),
+        ("node1 slots=4 slots=8\n", "Line 1 .*contradicts itself"),
+        ("node1 slots=4 max_slots=2\n", "Line 1 .*contradicts itself"),
+        ("node1 max_slots=0\n", "Line 1 .*contradicts itself"),
         ("# nobody\n", "names no host"),
     ],
 )
@@ -670,13 +708,30 @@ def agent(tmp_path):
 
 def test_hosts_are_asked_whether_they_answer(agent):
     hosts = [Host(name, 1) for name in ("localhost", "dead", "live", "deaf", "127.0.0.2")]
-    left = hosts_that_answer(hosts, [agent], 1.0, lambda: False)
+    left = hosts_that_answer(hosts, agent, 1.0, lambda: False)
     assert [host.name for host in left] == ["localhost", "live", "127.0.0.2"]
 
 
 def test_a_missing_agent_reaches_only_this_host():
     hosts = [Host("localhost", 1), Host("live", 1)]
-    assert hosts_that_answer(hosts, ["/nonexistent/ssh"], 1.0, lambda: False) == hosts[:1]
+    assert hosts_that_answer(hosts, "/nonexistent/ssh", 1.0, lambda: False) == hosts[:1]
+
+
+def test_hosts_of_a_job_are_kept_where_no_other_can_be_asked(monkeypatch, agent):
+    monkeypatch.setenv("PBS_NODEFILE", "/nodes")
+    hosts = [Host("localhost", 1), Host("dead", 1), Host("live", 1)]
+    assert hosts_that_answer(hosts, "/nonexistent/ssh", 1.0, lambda: False) == hosts
+    assert hosts_that_answer(hosts, agent, 30.0, lambda: False) == [hosts[0], hosts[2]]
+
+
+def test_hosts_of_slurm_are_asked_by_srun(monkeypatch, tmp_path):
+    srun = tmp_path / "srun"
+    srun.write_text('#!/bin/sh\nshift 5; [ $1 = live ] && shift && exec "$@"\n')
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    hosts = [Host("localhost", 1), Host("dead", 1), Host("live", 1)]
+    assert hosts_that_answer(hosts, None, 30.0, lambda: False) == [hosts[0], hosts[2]]
 
 
 def test_a_job_starts_again_on_the_hosts_that_answer(supervise, tmp_path, agent, monkeypatch, capfd):
@@ -807,4 +862,7 @@ def test_m_begins_the_script_wherever_the_options_end(launch, capsys, place):
 
 def test_the_help_shows_a_full_example(capsys):
     assert main(["launch", "--help"]) == 0
-    assert "  python -m dist_classicrl launch -n 16 --hostfile hosts train.py" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "  python -m dist_classicrl launch -n 16 --hostfile hosts train.py" in said
+    # With exec nothing is left that puts the job back into the queue.
+    assert "--requeue" not in said and "dist-classicrl slurm" in said

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
+from dist_classicrl.callbacks import EvalCallback
 from dist_classicrl.errors import ModelFileError, SettingsError
 from dist_classicrl.model import model_file
 from dist_classicrl.model.archive import ArrayArchive, digest_of
@@ -443,3 +444,11 @@ def test_a_behavior_may_take_more_than_the_other_settings(tmp_path, monkeypatch)
         np.testing.assert_array_equal(
             DistAsyncQLearning.load_model(tmp_path / "model.npz").q_table, agent.q_table
         )
+
+
+def test_the_home_of_the_user_has_its_short_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    agent = DistAsyncQLearning(state_size=3, action_size=2, seed=1)
+    assert agent.save_model("~/model.npz") == tmp_path / "model.npz"
+    assert DistAsyncQLearning.load_model("~/model.npz").q_table.shape == (3, 2)
+    assert EvalCallback(TabularMDP.garnet(3, 2, 2, seed=1), log_path="~").log_file.parent == tmp_path

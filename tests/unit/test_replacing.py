@@ -209,7 +209,7 @@ def started_as(monkeypatch, *words):
     monkeypatch.setattr(sys, "orig_argv", ["python3", *words])
 
 
-RUNNER = [sys.executable, "-m", "dist_classicrl.launch.program", "--replacement"]
+RUNNER = ["-m", "dist_classicrl.launch.program", "--replacement"]
 
 
 @pytest.mark.parametrize(
@@ -218,13 +218,15 @@ RUNNER = [sys.executable, "-m", "dist_classicrl.launch.program", "--replacement"
         ["train.py", "--steps", "5"],
         ["-m", "my.module", "a b"],
         ["-u", "train.py", "--steps", "5"],
+        ["-um", "my.module", "a b"],
         ["-m", "dist_classicrl.launch.program", "train.py", "--steps", "5"],
     ],
 )
 def test_a_replacement_runs_the_same_program(monkeypatch, words):
     started_as(monkeypatch, *words)
     program = ["-m", "my.module", "a b"] if "my.module" in words else ["train.py", "--steps", "5"]
-    assert command_of_replacement() == RUNNER + program
+    options = ["-u"] if words[0].startswith("-u") else []
+    assert command_of_replacement() == [sys.executable, *options, *RUNNER, *program]
 
 
 @pytest.mark.parametrize(

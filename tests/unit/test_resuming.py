@@ -819,6 +819,17 @@ def test_a_run_that_begins_afresh_leaves_the_others_alone(resume, tmp_path, rest
     assert same(last, agent)
 
 
+def test_a_job_that_is_queued_again_does_not_begin_anew_each_time(tmp_path, restart, monkeypatch):
+    options = {"total_steps": 2_000, "checkpoint_dir": tmp_path, "resume": "never"}
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    DistAsyncQLearning(seed=11).train(LAKE, **options)  # nothing is thrown away by that
+    restart()
+    with pytest.raises(CheckpointError, match='RESTART_COUNT is 1.*resume="never".*agent-0 .*2000 steps'):
+        DistAsyncQLearning(seed=11).train(LAKE, **options)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "0")
+    assert DistAsyncQLearning(seed=11).train(LAKE, **options).steps == 2_000
+
+
 def damage(name, saved):
     """Damage a checkpoint in one of several ways."""
     folder = Path(saved.url)

@@ -111,7 +111,7 @@ def test_each_job_of_an_array_has_a_folder_and_a_seed(script_of):
     assert lines[3].endswith(
         '--out "runs/FrozenLake-v1-$SLURM_ARRAY_TASK_ID" --seed "$SLURM_ARRAY_TASK_ID" &'
     )
-    assert '    75 | 138) scontrol requeue "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}" ;;' in lines
+    assert '    scontrol requeue "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"' in lines
     own = ["-o", "my runs/${SLURM_ARRAY_TASK_ID}", "--seed", "7"]
     _, lines = script_of("--ntasks", "2", "--array", "1,3", *TRAIN, *own)
     assert lines[3].endswith('-o "my runs/${SLURM_ARRAY_TASK_ID}" --seed 7 &')
@@ -141,6 +141,7 @@ def test_each_job_of_an_array_has_a_folder_and_a_seed(script_of):
         ),
         (["--ntasks", "4", "--array", "0-9", *TRAIN, "--log-dir", "x"], "--log-dir 'x-$SLURM_ARRAY_TASK_ID'"),
         (["--ntasks", "4", *TRAIN, "--resume", "never"], "--no-requeue"),
+        (["--ntasks", "4", *TRAIN, "--time-limit", "10min"], "With --time-limit the job"),
         (["--ntasks", "4", "train"], "What is there to train?"),
         (["--ntasks", "4"], "WORDS"),
         (TRAIN, "--ntasks"),
@@ -231,6 +232,7 @@ def started(tmp_path):
             env={**os.environ, **variables, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
             start_new_session=True,
             stdout=subprocess.DEVNULL,
+            stderr=(tmp_path / "said").open("w"),
         )
         jobs.append(job)
         return job
@@ -269,9 +271,23 @@ def test_the_warning_stops_the_training_and_the_job_goes_back_into_the_queue(
     assert asked_of_slurm(tmp_path) == asked
 
 
+DEAF = "kill -USR1 $$; sleep 30\n"  # what ends by the warning
+
+
 def test_a_warning_before_the_training_can_hear_it_ends_nothing_for_good(started, tmp_path):
-    program = "kill -USR1 $$; sleep 30\n"
-    assert started(BatchJob(2), program).wait(timeout=30.0) == 128 + signal.SIGUSR1
+    assert started(BatchJob(2), DEAF).wait(timeout=30.0) == 128 + signal.SIGUSR1
+    assert asked_of_slurm(tmp_path) == "requeue 17\n"
+
+
+def test_what_never_hears_the_warning_does_not_begin_anew_for_ever(started, tmp_path):
+    job = started(BatchJob(2, setup=("SECONDS=300",)), DEAF)
+    assert job.wait(timeout=30.0) == 128 + signal.SIGUSR1
+    assert asked_of_slurm(tmp_path) is None
+    assert "Not queued again: USR1 ended it after 30" in (tmp_path / "said").read_text()
+
+
+def test_a_shell_that_ends_at_the_first_failure_still_puts_the_job_back(started, tmp_path):
+    assert started(BatchJob(2, setup=("set -eu",)), "exit 75\n").wait(timeout=30.0) == 75
     assert asked_of_slurm(tmp_path) == "requeue 17\n"
 
 

@@ -348,8 +348,8 @@ class DistAsyncQLearning(LearnedTable):
             step on: what is compiled before that comes on top. By default what SLURM leaves to the job, or
             none.
         stop_signals : iterable of str or int
-            Signals that stop the training in order, whichever rank hears them, besides Ctrl-C. A second one
-            ends the process at once.
+            Signals that stop the training in order, whichever rank hears them, besides Ctrl-C, and SIGUSR1
+            under `dist-classicrl launch` and `train --ranks`. A second one ends the process at once.
         checkpoint_mode : int
             Permissions of the files; folders get the same, and the right to enter. Not for URLs.
         leave_signals : iterable of str or int
@@ -557,7 +557,8 @@ class DistAsyncQLearning(LearnedTable):
         EnvError
             If `env` is larger than the table, or has other states, observations or actions than it is of.
         """
-        if "://" in checked_path("path", path) or os.path.isdir(path):
+        path = checked_path("path", path)
+        if "://" in path or os.path.isdir(path):
             from dist_classicrl.agent.saved_runs import saved_model_of
 
             saved = saved_model_of(path)

@@ -19,6 +19,7 @@ from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.environments.state_keys import from_stored, name_of_kind, words_of
 from dist_classicrl.errors import CheckpointError, CheckpointMismatchError, SettingsError
+from dist_classicrl.launch import slurm
 from dist_classicrl.learning.learner import TAKEN
 from dist_classicrl.learning.state import unstack_states
 from dist_classicrl.model.agent_state import AgentState, Pending
@@ -70,6 +71,8 @@ def find(
     CheckpointError where there are some and none is good, or `plan` asks for one and there is none;
     CheckpointMismatchError where it is of something else than the agent is to learn.
     """
+    if plan.resume == "never":
+        _check_begins_once(place)
     saved = None if plan.resume == "never" else place.folder.read_newest()
     if saved is None:
         if plan.resume == "must":
@@ -212,6 +215,17 @@ def put_back_to_call(
     state.put(*found)
     learners = _learners(state, saved)
     return Resumed(saved.url, body["steps"] - begin, body["tally"], body["mode"], None, learners)
+
+
+def _check_begins_once(place: Place) -> None:
+    """Refuse to begin anew in each run of a SLURM job that goes back into the queue."""
+    if slurm.times_queued_again() and (steps := place.folder.newest_steps()) is not None:
+        raise CheckpointError(
+            "This SLURM job was queued again (SLURM_RESTART_COUNT is "
+            f'{slurm.times_queued_again()}), and with resume="never" it would begin anew each time, though '
+            f"{place.folder.url} has a checkpoint of {steps} steps. Leave resume out, with a checkpoint_dir "
+            "of its own for the run; to begin anew, submit the job again."
+        )
 
 
 def _refused(saved: Saved, fault: str) -> CheckpointError:

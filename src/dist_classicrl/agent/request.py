@@ -13,6 +13,7 @@ from dist_classicrl.checks import Or, WholeNumber, YesOrNo, as_float, is_flag, i
 from dist_classicrl.engines.progress import Progress
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import SettingsError
+from dist_classicrl.process.stop import OF_LAUNCHER, with_launchers
 from dist_classicrl.settings import Settings
 
 _MOST_STEPS = 2**62
@@ -79,11 +80,12 @@ class Request:
         """
         plan = checkpoint_plan(**self.saving)
         signals = checked_signals("leave_signals", self.leave_signals)
-        both = [] if plan is None else sorted(set(signals) & set(plan.stop_signals))
+        both = [] if plan is None else sorted(set(signals) & with_launchers(plan.stop_signals))
         if both:
             raise SettingsError(
                 f"leave_signals and stop_signals both hold {', '.join(number.name for number in both)}: a "
-                "signal either stops the training or lets one worker leave. Take it out of one of them."
+                "signal either stops the training or lets one worker leave. Take it out of one; under "
+                f"a launcher {OF_LAUNCHER.name} always stops the training."
             )
         return plan, signals
 

@@ -37,7 +37,7 @@ from dist_classicrl.model.agent_state import AgentState
 from dist_classicrl.model.fit import get_to_know
 from dist_classicrl.process import exit as process_exit
 from dist_classicrl.process.parent import find_parent, replacement_mark
-from dist_classicrl.process.stop import StopWatch, is_interactive
+from dist_classicrl.process.stop import StopWatch, is_interactive, with_launchers
 from dist_classicrl.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -185,7 +185,7 @@ def _watching(plan: CheckpointPlan | None, rank: int | None) -> Iterator[StopWat
         yield None
         return
     left = slurm.job_seconds_left() if not rank and plan.time_limit is None else None
-    with StopWatch(plan.stop_signals, plan.time_limit, left, rank) as watch:
+    with StopWatch(with_launchers(plan.stop_signals), plan.time_limit, left, rank) as watch:
         yield watch
 
 

@@ -119,10 +119,9 @@ class EvalCallback(EventCallback):
         self.max_steps = checked_whole("max_steps", max_steps, 1)
         self.exact_states = checked_whole("exact_states", exact_states, 0)
         self.seed = None if seed is None else checked_whole("seed", seed, 0, "None")
-        paths = {"log_path": log_path, "best_model_save_path": best_model_save_path}
-        for name, path in paths.items():
-            if path is not None:
-                checked_path(name, path)
+        log_path = None if log_path is None else checked_path("log_path", log_path)
+        if best_model_save_path is not None:
+            best_model_save_path = checked_path("best_model_save_path", best_model_save_path)
         folder = best_model_save_path if log_path is None else log_path
         self.log_file = None if folder is None else Path(folder) / "evaluations.npz"
         self.best_model_file = (

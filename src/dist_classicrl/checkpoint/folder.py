@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
@@ -20,9 +21,13 @@ from dist_classicrl.checkpoint.location import open_storage
 from dist_classicrl.checkpoint.manifest import MANIFEST
 from dist_classicrl.checkpoint.names import CheckpointName, checkpoints_in
 from dist_classicrl.checkpoint.parts import is_part, whole_table
-from dist_classicrl.errors import CheckpointError
+from dist_classicrl.errors import CheckpointError, CheckpointUnreadableError
 
 logger = logging.getLogger(__name__)
+
+# What is raised, and what the system says, where there is no file or something else in its place.
+_NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+_NO_FILE_CODES = (errno.ELOOP, errno.EINVAL, errno.ENXIO)
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ class CheckpointFolder:
 
         A table in parts is read when it is looked at, after all of it was checked; `is_verified`: another
         process has done that. CheckpointError if there is none of that name, or it is truncated, damaged or
-        foreign.
+        foreign; CheckpointUnreadableError where that cannot be found out for now.
         """
         try:
             parsed = CheckpointName.parse(name)
@@ -105,7 +110,14 @@ class CheckpointFolder:
                 arrays |= whole_table(self.storage, name, entries)
         except MemoryError:  # says nothing about the checkpoint
             raise
-        except Exception as error:  # damaged files and remote stores raise errors of many kinds
+        except Exception as error:  # remote stores raise errors of many kinds
+            is_damage = isinstance(error, (ValueError, *_NO_FILE))
+            if not is_damage and getattr(error, "errno", None) not in _NO_FILE_CODES:
+                raise CheckpointUnreadableError(
+                    f"{self.url_of(name)} cannot be read: {str(error) or type(error).__name__}. It may be as "
+                    "good as ever: try again once this user can reach and read it. If it never can be read, "
+                    "move it away to go on from the one before it."
+                ) from error
             raise CheckpointError(
                 f"{self._refusal(name, error)} Use an earlier one, or a copy of its folder from a backup."
             ) from error
@@ -115,7 +127,7 @@ class CheckpointFolder:
         """Return the newest checkpoint that can be used; None if there is no checkpoint at all.
 
         Only one of the same run takes the place of one that is damaged: CheckpointError if none of the newest
-        one's run can be used.
+        one's run can be used. CheckpointUnreadableError where it may be good: an older one would undo it.
         """
         refused: dict[CheckpointName, str] = {}
         # Listed again after each failure: meanwhile a writer may have replaced all that was there.
@@ -125,6 +137,10 @@ class CheckpointFolder:
                 break
             try:
                 saved = self.read(str(name))
+            except CheckpointUnreadableError:
+                if self._is_complete(name):
+                    raise
+                continue  # its writer has removed it meanwhile
             except CheckpointError as error:
                 refused[name] = self._refusal(str(name), error.__cause__)
                 continue

@@ -101,7 +101,8 @@ class LocalStorage(Storage):
             os.mkdir(folder, self._folder_mode)
         except FileExistsError:
             if not os.path.isdir(folder):
-                raise NotADirectoryError(errno.ENOTDIR, f"{folder} is a file", folder) from None
+                what = "a link that leads to no folder" if os.path.islink(folder) else "a file"
+                raise NotADirectoryError(errno.ENOTDIR, f"{folder} is {what}", folder) from None
             return
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:

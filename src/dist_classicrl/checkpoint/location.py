@@ -81,4 +81,4 @@ def checked_location(name: str, value: Any) -> str:
         )
     if not is_file_name(path):
         raise SettingsError(f"{name} must not contain a NUL character or half of one, got {value!r}.")
-    return os.path.abspath(path)
+    return os.path.abspath(path if is_url else os.path.expanduser(path))

@@ -289,7 +289,7 @@ class Folder(Text):
                 "ps would show the password to everybody on this host, and the run's config.toml would keep "
                 "it. Set FSSPEC_SFTP_PASSWORD for sftp://, or the variables of the store, or use a key."
             )
-        return text
+        return os.path.expanduser(text)
 
     def complaint(self, value: Any, error: ValueError) -> str:
         """Return what is wrong with `value`, without its password."""
@@ -305,7 +305,7 @@ class OutFolder(click.Path):
         if not text or "://" in text:
             what = without_password(text)
             self.fail(f"{what!r} is not the path of a folder. Write for instance runs/lake.", param, ctx)
-        return Path(text)
+        return Path(os.path.expanduser(text))
 
 
 SCHEDULES = {

@@ -17,6 +17,7 @@ from dist_classicrl.cli.requested_run import RequestedRun
 from dist_classicrl.cli.run_folder import short_path
 from dist_classicrl.cli.signals import Ended, ended_after
 from dist_classicrl.cli.summary import summary
+from dist_classicrl.process.stop import with_launchers
 
 if TYPE_CHECKING:
     from dist_classicrl.agent.agent import DistAsyncQLearning
@@ -136,7 +137,8 @@ def _finish(
 def _evaluated(run: RequestedRun, agent: DistAsyncQLearning, env: Any) -> EvaluationResult | str:
     """Return what the greedy policy is worth, or why that is not known."""
     try:
-        with ended_after(_EVALUATION_SECONDS, checked_signals("stop_signals", run.settings["stop_signals"])):
+        signals = checked_signals("stop_signals", run.settings["stop_signals"])
+        with ended_after(_EVALUATION_SECONDS, with_launchers(signals)):
             return agent.evaluate(env, episodes=run.settings["eval_episodes"], max_steps=_LONGEST_EPISODE)
     except Ended as end:
         return f"not known: {end}; see `dist-classicrl evaluate {shlex.quote(short_path(run.folder.path))}`"

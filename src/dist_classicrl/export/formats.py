@@ -13,6 +13,7 @@ from typing import Any
 
 from dist_classicrl._files import whole_file
 from dist_classicrl._words import nearest
+from dist_classicrl.checks import checked_path
 from dist_classicrl.errors import ExportError
 from dist_classicrl.export import program as policy_program
 from dist_classicrl.export.table_file import OF_STATES
@@ -54,7 +55,7 @@ def export(
     if the kind is not known, or there is such a file, unless `force` has it replaced. A table in csv may have
     only so many states, those `most_visited`, the most visited first.
     """
-    target = Path(path)
+    target = Path(checked_path("path", path))
     write = _writer(target, kind)
     if most_visited is not None and write is not _write_csv:
         raise ExportError("Only csv can hold a part of the states. Leave out how many, or write csv.")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl._files import read_regular
+from dist_classicrl.checks import checked_path
 from dist_classicrl.errors import ModelFileError
 from dist_classicrl.model import model_file
 
@@ -45,7 +46,7 @@ def read_table(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray]:
     ModelFileError
         If the file is of another kind, or does not hold a table of numbers.
     """
-    target = Path(path)
+    target = Path(checked_path("path", path))
     readers = {".npz": _read_npz, ".csv": _read_csv, ".json": _read_json}
     if target.suffix not in readers:
         raise _refused(target, f"its suffix is not one of {', '.join(readers)}")

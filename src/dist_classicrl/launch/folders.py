@@ -21,6 +21,7 @@ STATE_FOLDER = ".dist_classicrl"  # where ranks record how they end by default
 _PREFIX = "launch-"
 _SESSION_PREFIX = "dist-classicrl-"
 _OWNER = "launcher.json"
+_TRIES = 10
 _STALE_SECONDS = 24 * 3600.0
 
 
@@ -33,6 +34,7 @@ def launch_folder(state_dir: Path) -> Iterator[Path]:
     day: ranks on other hosts may have outlived their launcher.
     """
     place = state_dir.absolute()
+    is_ours = state_dir == Path(STATE_FOLDER) or not place.exists()
     folder = place / f"{_PREFIX}{uuid.uuid4().hex[:12]}"
     _make(folder)
     _remove_others(folder, _PREFIX, lambda other: _is_deserted(other) and _is_old(other))
@@ -40,8 +42,9 @@ def launch_folder(state_dir: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        with suppress(OSError):  # it has a folder of another launch, or is not ours to remove
-            place.rmdir()
+        if is_ours:
+            with suppress(OSError):  # it has a folder of another launch
+                place.rmdir()
 
 
 def make_attempt_folder(attempt: Path) -> None:
@@ -56,9 +59,17 @@ def _make(*folders: Path) -> None:
     """Make a launcher's folder and those in it, as far as they are not there."""
     try:
         for folder in folders:
-            if not folder.is_dir():
-                folder.parent.mkdir(parents=True, exist_ok=True)
-                folder.mkdir(mode=0o700)
+            for left in reversed(range(_TRIES)):
+                if folder.is_dir():
+                    break
+                try:
+                    folder.parent.mkdir(parents=True, exist_ok=True)
+                    folder.mkdir(mode=0o700)
+                except (
+                    FileNotFoundError
+                ):  # another launch has just removed the folder above, which it had made
+                    if not left:
+                        raise
         _sign(folders[0])
     except OSError as error:
         raise LauncherError(

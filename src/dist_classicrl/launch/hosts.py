@@ -77,7 +77,8 @@ def _each_once(hosts: Sequence[Host], path: str) -> tuple[Host, ...]:
 
 def _host(text: str, where: str) -> Host:
     found = re.fullmatch(r"(\w[\w.-]*)(?::(\d+))?((?:\s+\w+\s*=\s*\S+)*)", text)
-    settings = {} if found is None else dict(re.findall(r"(\w+)\s*=\s*(\S+)", found[3]))
+    said = [] if found is None else re.findall(r"(\w+)\s*=\s*(\S+)", found[3])
+    settings = dict(said)
     slots = None if found is None else found[2] or settings.get("slots")
     most = settings.get("max_slots")
     are_numbers = all(number is None or number.isdecimal() for number in (slots, most))
@@ -87,6 +88,12 @@ def _host(text: str, where: str) -> Host:
         )
     if slots is not None and int(slots) == 0:
         raise LauncherError(f"{where[0].upper()}{where[1:]} gives {found[1]!r} no slots. Leave the host out.")
+    is_twice = len(settings) < len(said) or (found[2] is not None and "slots" in settings)
+    if is_twice or (most is not None and int(most) < int(slots or 1)):
+        raise LauncherError(
+            f"{where[0].upper()}{where[1:]} is {text!r}, which contradicts itself. Say slots once, as "
+            "`node1 slots=4`, and with max_slots, which is no less, as `node1 slots=4 max_slots=8`."
+        )
     return Host(found[1], *(None if number is None else int(number) for number in (slots, most)))
 
 
@@ -125,17 +132,21 @@ def ranks_on(hosts: Sequence[Host], all_hosts: Sequence[Host], n_ranks: int) -> 
 
 
 def hosts_that_answer(
-    hosts: Sequence[Host], agent: Sequence[str], seconds: float, is_over: Callable[[], bool]
+    hosts: Sequence[Host], agent: str | None, seconds: float, is_over: Callable[[], bool]
 ) -> list[Host]:
     """Return the hosts on which `true` can be run within `seconds`; this one always can.
 
-    `agent` takes a host's name and a command for it, as `ssh` does. `is_over` is called again and again; once
-    it returns True, only the answers so far count.
+    They are reached as by mpirun, in a job of SLURM by srun; `agent` is as for `agent_words`. A job of
+    another batch system may not let ssh in: where no host but this one answers there, all are returned.
+    `is_over` is called again and again; once it returns True, only the answers so far count.
     """
     others = [host.name for host in hosts if not is_here(host.name)]
-    with RemoteCommands({name: [*agent, name, "true"] for name in others}) as asked:
+    by_srun = "SLURM_JOB_ID" in os.environ and shutil.which(_SRUN[0]) is not None
+    with RemoteCommands({name: command_on(name, "true", agent, by_srun) for name in others}) as asked:
         asked.wait(seconds, is_over=is_over)
         answered = {name for name in others if asked.status(name) == 0}
+    if not answered and has_hosts_of_job():
+        return list(hosts)
     return [host for host in hosts if host.name not in others or host.name in answered]
 
 

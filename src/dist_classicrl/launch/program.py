@@ -11,6 +11,7 @@ from dist_classicrl.process import exit as process_exit  # isort: skip
 
 import importlib.util
 import os
+import re
 import sys
 import types
 from collections.abc import Sequence
@@ -27,27 +28,37 @@ from dist_classicrl.process.parent import find_parent
 
 _MODULE = "dist_classicrl.launch.program"
 _REPLACEMENT = "--replacement"
-_OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+_LONG_OPTION = "--check-hash-based-pycs"  # the only one that takes a value
 
 
-def command(words: Sequence[str], *, replacement: bool = False) -> list[str]:
+def command(words: Sequence[str], *, options: Sequence[str] = (), replacement: bool = False) -> list[str]:
     """Return the command that runs `words`, which are a script or `-m module` and arguments, on each rank.
 
-    A `replacement` joins a job that is running: its end is then not that of the job.
+    `options` are the interpreter's. A `replacement` joins a job that is running: its end is then not that of
+    the job.
     """
-    return [sys.executable, "-m", _MODULE, *([_REPLACEMENT] if replacement else []), *words]
+    return [sys.executable, *options, "-m", _MODULE, *([_REPLACEMENT] if replacement else []), *words]
 
 
-def own_words(original: Sequence[str] | None = None) -> list[str]:
-    """Return the script, or `-m` and the module, and the arguments with which this process was started.
+def own_words(original: Sequence[str] | None = None) -> tuple[list[str], list[str]]:
+    """Return this process's options of Python, and the script, or `-m` and the module, and the arguments.
 
     `original` is the interpreter's command line, by default `sys.orig_argv`. LauncherError if it has no
     script, as in an interactive session.
     """
     given = list(sys.orig_argv if original is None else original)
+    options: list[str] = []
     words = given[1:]
-    while words and words[0].startswith("-") and words[0] not in ("-", "-c", "-m"):
-        del words[: 2 if words[0] in _OPTIONS_WITH_VALUE else 1]
+    while words and words[0].startswith("-") and words[0] != "-":
+        # Letters may stand together, as in -um, and a value in the same word, as in -Wall.
+        short = re.fullmatch("(-[^-cmWX]*)([cmWX])(.*)", words[0], re.DOTALL)
+        if short is not None and short[2] in "cm":
+            options += [short[1]] if len(short[1]) > 1 else []
+            words = [f"-{short[2]}", *([short[3]] if short[3] else []), *words[1:]]
+            break
+        n = 2 if words[0] == _LONG_OPTION or (short is not None and not short[3]) else 1
+        options += words[:n]
+        del words[:n]
     if words[:2] == ["-m", _MODULE]:
         words = words[2:]
         if words[:1] == [_REPLACEMENT]:
@@ -57,7 +68,7 @@ def own_words(original: Sequence[str] | None = None) -> list[str]:
             f"This process was started as {' '.join(given)!r}, which cannot be started again on another "
             "rank. Write the program into a file, and start that."
         )
-    return words
+    return options, words
 
 
 def main(words: Sequence[str]) -> int:
@@ -164,7 +175,9 @@ def _find(name: str) -> ModuleSpec:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
             spec = importlib.util.find_spec(f"{name}.__main__")
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as error:
+        if not f"{name}.".startswith(f"{error.name}."):  # one that its package imports
+            raise
         spec = None
     if spec is None:
         sys.stderr.write(f"{sys.executable}: No module named {name}\n")

@@ -34,7 +34,7 @@ from dist_classicrl.launch.endings import (
 )
 from dist_classicrl.launch.folders import launch_folder, make_attempt_folder, session_folder
 from dist_classicrl.launch.guard import guarded
-from dist_classicrl.launch.hosts import Host, agent_words, hosts_that_answer, ranks_on, write_hostfile
+from dist_classicrl.launch.hosts import Host, hosts_that_answer, ranks_on, write_hostfile
 from dist_classicrl.launch.launcher import launch_environment
 from dist_classicrl.launch.mpirun import session_variables
 from dist_classicrl.launch.plan import LaunchPlan
@@ -42,7 +42,7 @@ from dist_classicrl.launch.segments import remove_unused_segments
 from dist_classicrl.process.exit_record import LAUNCH_VARIABLE, ExitRecord
 from dist_classicrl.process.jobs import end_job, name_job, start_job
 from dist_classicrl.process.signals import handled, signal_name
-from dist_classicrl.process.stop import INTERRUPTED, REPEAT_SECONDS
+from dist_classicrl.process.stop import INTERRUPTED, OF_LAUNCHER, REPEAT_SECONDS
 
 LONGEST_DELAY = 60.0  # seconds between two starts at most
 _NAME = "dist_classicrl launch"
@@ -51,7 +51,7 @@ _NOBODY_READS = (
     "command starts it; let its output go to a file, with > FILE"
 )
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
-_TURNED_INTO_USR1 = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_ASK_TO_STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PROBE_SECONDS = 10.0
 _POLL_SECONDS = 0.05
 _LATE_SECONDS = 1.0
@@ -83,7 +83,7 @@ class Supervisor:
         """
         # A signal that this process ignores, as under nohup, must not stop the job either.
         with (
-            handled((*_PASSED_ON, *_TURNED_INTO_USR1), self._hear, even_ignored=False),
+            handled((*_PASSED_ON, *_ASK_TO_STOP), self._hear, even_ignored=False),
             launch_folder(self._options.state_dir) as folder,
             session_folder() as session,
             guarded(self._job, (session, folder)),
@@ -121,7 +121,7 @@ class Supervisor:
                 raise LauncherError(_no_start(attempt, plan))
             if number > max_restarts:
                 return _give_up(attempts)
-            delay = min(LONGEST_DELAY, self._options.restart_delay * 2.0 ** (number - 1))
+            delay = min(LONGEST_DELAY, self._options.restart_delay * 2.0 ** min(number - 1, 64))
             say(
                 f"The job died after {attempt.seconds:.1f} s: {attempt.text}. It starts again in {delay:g} s "
                 f"(restart {number} of at most {max_restarts})."
@@ -135,7 +135,7 @@ class Supervisor:
 
     def _hosts_left(self, all_hosts: tuple[Host, ...]) -> tuple[Host, ...]:
         """Return the hosts that answer; all of them where none does, since mpirun may know better."""
-        agent = agent_words(self._options.agent)
+        agent = self._options.agent
         hosts = hosts_that_answer(all_hosts, agent, _PROBE_SECONDS, lambda: self._is_stopped_within(0.0))
         missing = [host.name for host in all_hosts if host not in hosts]
         if not hosts:
@@ -235,13 +235,13 @@ class Supervisor:
                     self._ends_at_once = "no rank had begun"
                     return
                 if number not in _PASSED_ON:
-                    say(f"{signal_name(number)}: the ranks are asked to stop, as by SIGUSR1.")
+                    say(f"{signal_name(number)}: the ranks are asked to stop, as by {OF_LAUNCHER.name}.")
             elif when - self._stop[1] <= REPEAT_SECONDS:
                 continue
             elif number not in _PASSED_ON:
                 self._ends_at_once = "it was ended by a second signal"
                 return
-            process.send_signal(number if number in _PASSED_ON else signal.SIGUSR1)
+            process.send_signal(number if number in _PASSED_ON else OF_LAUNCHER)
 
     def _judge(
         self, status: int | None, trouble: str | None, ranks: int, seconds: float, record: ExitRecord

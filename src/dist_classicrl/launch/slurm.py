@@ -36,6 +36,12 @@ def job_seconds_left() -> float | None:
     return None if end is None else end - time.monotonic()
 
 
+def times_queued_again() -> int:
+    """Return how many times the SLURM job of this process has gone back into the queue; 0 outside SLURM."""
+    count = os.environ.get("SLURM_RESTART_COUNT", "")
+    return int(count) if count.isdecimal() else 0
+
+
 def seconds_left(
     environment: Mapping[str, str] | None = None, command_seconds: float = _COMMAND_SECONDS
 ) -> float | None:

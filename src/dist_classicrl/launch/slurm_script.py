@@ -19,7 +19,7 @@ TASK = "$SLURM_ARRAY_TASK_ID"  # what stands for the number of a job of an array
 # The first lines: a warning that comes before the command runs must not end the job.
 _LISTEN = """\
 job=
-trap '[ -z "$job" ] || kill -USR1 "$job"' USR1
+trap '[ -z "$job" ] || kill -USR1 "$job" || :' USR1
 """
 
 # The shell hears the warning between two commands, so none of them may last. A wait that it interrupts may
@@ -31,11 +31,13 @@ while kill -0 "$job" 2>/dev/null; do
     sleep 1 # and not wait: a warning just as the job ends would take the place of its status
 done
 trap '' USR1
-wait "$job"
-status=$?
-case "$status" in # stopped in order, or warned before it could listen: the same command goes on
-    75 | 138) scontrol requeue "{job}" ;;
-esac
+status=0
+wait "$job" || status=$? # so also after set -e
+if [ "$status" = 138 ] && [ "$SECONDS" -ge 300 ]; then # else it was warned before it could listen
+    echo "Not queued again: USR1 ended it after $SECONDS s. A training that saves its run ends with 75." >&2
+elif [ "$status" = 75 ] || [ "$status" = 138 ]; then # the same command goes on
+    scontrol requeue "{job}"
+fi
 exit "$status"
 """
 

@@ -186,14 +186,14 @@ def command_of_replacement() -> list[str]:
 
     A `LauncherError` is raised if nobody wrote one: in an interactive session, a notebook or a test runner.
     """
-    words = program.own_words()
+    options, words = program.own_words()
     name = words[1].partition(".")[0] if words[0] == "-m" else PurePath(words[0]).stem
     if name in _NOT_TO_RUN_AGAIN:
         raise LauncherError(
             f"This process runs {name}, which cannot be started again on another rank. Write the program "
             "into a file, and start that."
         )
-    return program.command(words, replacement=True)
+    return program.command(words, options=options, replacement=True)
 
 
 def _settings(mark: str, environ: Mapping[str, str]) -> list[str]:

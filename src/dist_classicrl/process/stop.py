@@ -12,18 +12,20 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 from dist_classicrl import durations
 from dist_classicrl.errors import TrainingInterrupted, TrainingStopped
+from dist_classicrl.process.exit_record import LAUNCH_VARIABLE
 from dist_classicrl.process.signals import signal_name
 
 logger = logging.getLogger(__name__)
 
 INTERRUPTED = 130  # exit status after SIGINT, as shells have it
+OF_LAUNCHER = signal.SIGUSR1  # by which a launcher asks its ranks to stop
 # A signal that comes this soon after the first is the same request: SLURM and mpirun deliver some twice.
 REPEAT_SECONDS = 0.2
 _QUIET_SECONDS = 0.5  # a training that has stopped by then has nothing to say of waiting
@@ -35,6 +37,11 @@ _SLURM_SHARE = 0.1  # and at most this share of the time that was left
 def is_interactive() -> bool:
     """Return whether somebody types to this Python, at a prompt or in a notebook."""
     return hasattr(sys, "ps1") or bool(sys.flags.interactive)
+
+
+def with_launchers(signals: Iterable[int]) -> set[int]:
+    """Return stop signals, and the one by which the launcher of this process, if it has one, asks to stop."""
+    return {*signals, OF_LAUNCHER} if os.environ.get(LAUNCH_VARIABLE) else set(signals)
 
 
 @dataclass(frozen=True)
@@ -107,7 +114,7 @@ class StopWatch(_Listener):
     """
 
     def __init__(
-        self, signals: Sequence[int], time_limit: float | None, slurm_left: float | None, rank: int | None = 0
+        self, signals: Iterable[int], time_limit: float | None, slurm_left: float | None, rank: int | None = 0
     ) -> None:
         super().__init__()
         self.waits_for = "what is prepared before the first step"

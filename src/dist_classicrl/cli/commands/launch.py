@@ -21,11 +21,11 @@ script's.
 \b
   python -m dist_classicrl launch -n 16 --hostfile hosts train.py --checkpoint-dir saved
 
-In a batch script of SLURM, so that its warning arrives and the job goes on
-where it stopped:
+In a batch script of SLURM, so that its warning arrives and the run is saved
+(`dist-classicrl slurm` prints one whose job is queued again and goes on):
 
 \b
-  #SBATCH --ntasks=16 --signal=B:USR1@120 --requeue
+  #SBATCH --ntasks=16 --signal=B:USR1@120
   exec python -m dist_classicrl launch train.py --checkpoint-dir saved
 """
 

@@ -106,7 +106,7 @@ def words_of(words: Sequence[str], job: BatchJob) -> list[str]:
     """Return the words after Python in the batch script, from the command's own.
 
     SettingsError if they ask for a number of ranks, or for a launcher beside srun, let the jobs of an array
-    write to the same folder, or a job that runs again begin anew.
+    write to the same folder, or a job that runs again begin anew or take no notice of a time limit.
     """
     from dist_classicrl.launch.slurm_script import TASK
 
@@ -139,6 +139,12 @@ def words_of(words: Sequence[str], job: BatchJob) -> list[str]:
         raise SettingsError(
             "With --resume never the job would begin anew each time that it goes back into the queue. Leave "
             "it out, with a folder of its own for --out, or give slurm --no-requeue."
+        )
+    if job.requeue and settings.get("time_limit") is not None:
+        raise SettingsError(
+            "With --time-limit the job would go back into the queue each time that so much has passed, until "
+            "all steps are made. Leave it out, and say with --time how long a job lasts, or give slurm "
+            "--no-requeue."
         )
     ranks = ["--ranks", "$SLURM_NTASKS"] if job.srun is None else []
     words_of_train = [*_PACKAGE, kind, *ranks, *rest]
