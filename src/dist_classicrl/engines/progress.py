@@ -287,6 +287,11 @@ class Reporter:
             self.wants_end = True
         self._plan()
 
+    def report_end(self, seconds: float, learning: Iterable[Learning]) -> None:
+        """Report the end of the call, unless the last report was of the same step."""
+        if self.tally.steps > self.tally.reported.steps:
+            self.report(seconds, learning)
+
     def rest(self, seconds: float) -> None:
         """Count the time to the next report from `seconds` on, when the observer has returned.
 
