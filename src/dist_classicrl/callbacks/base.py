@@ -27,7 +27,7 @@ class BaseCallback:
 
     ``_on_step`` is called at each report: 200 times in a call of `train`, evenly spread over its steps, at
     the steps that any callback asks for by ``_next_step``, every `progress_interval` seconds, at each
-    checkpoint and at the end, unless the last report was of the same step. What it does, the server does not,
+    checkpoint and at the end, unless the last report has all of it. What it does, the server does not,
     so it should be quick. An exception ends the training on all ranks, and reaches the caller of `train`
     unchanged on this one.
 

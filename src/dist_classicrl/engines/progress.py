@@ -288,8 +288,9 @@ class Reporter:
         self._plan()
 
     def report_end(self, seconds: float, learning: Iterable[Learning]) -> None:
-        """Report the end of the call, unless the last report was of the same step."""
-        if self.tally.steps > self.tally.reported.steps:
+        """Report the end of the call, unless the last report has all: reports add up to the result."""
+        since = self.tally.since(self.tally.reported)
+        if any((since.steps, since.pushes, since.bytes_pushed, since.bytes_pulled)):
             self.report(seconds, learning)
 
     def rest(self, seconds: float) -> None:
