@@ -29,7 +29,7 @@ from dist_classicrl.callbacks import (
 )
 from dist_classicrl.environments import TabularMDP
 from dist_classicrl.environments.identity import Identity
-from dist_classicrl.errors import SettingsError, UnknownAttributeError
+from dist_classicrl.errors import CheckpointError, SettingsError, UnknownAttributeError
 from dist_classicrl.model import places
 from dist_classicrl.model.places import Places
 from dist_classicrl.monitoring import read_metrics
@@ -170,6 +170,29 @@ def test_a_function_that_does_not_tell_what_it_takes():
     assert Reports(max).start().report(10) is True
 
 
+def test_all_are_closed_and_the_first_error_is_raised():
+    class Breaks(Diary):
+        def _on_close(self):
+            super()._on_close()
+            raise KeyError(self.answer)
+
+    all_of_them = [Breaks("first"), Diary(), Breaks("second"), Diary()]
+    run = Reports([CallbackList(all_of_them[:3]), EveryNTimesteps(10, all_of_them[3])]).start()
+    with pytest.raises(KeyError, match="first"):
+        run.callbacks.on_close()
+    assert [one.heard[-1][0] for one in all_of_them] == ["close"] * 4
+
+
+def test_what_is_recorded_is_a_number():
+    callback = Diary()
+    Reports(callback).start()
+    for wrong in ("abc", [1.0, 2.0], None, 10**400):
+        with pytest.raises(SettingsError, match=r"record\('loss', ...\) takes a number, got"):
+            callback.record("loss", wrong)
+    callback.record("found", np.bool_(True))
+    assert callback.recorded == {"found": (0, 1.0)}
+
+
 def test_an_exception_travels_unchanged():
     def function(locals_):
         raise KeyError("mine")
@@ -212,6 +235,34 @@ def test_every_so_many_steps():
     assert run.report(750) and not run.report(800)
     with pytest.raises(SettingsError, match="n_steps"):
         EveryNTimesteps(0, diary)
+
+
+def test_every_so_many_steps_it_hears_what_all_reports_since_counted():
+    heard = []
+    run = Reports(EveryNTimesteps(100, lambda told: heard.append(told["progress"]))).start(50)
+    run.report(90, episodes=30, mean_return=1.0, td_error=1.0, events=(event(),))
+    run.report(100, episodes=10, mean_return=5.0, td_error=2.0, events=(event("cleared"),))
+    run.report(150, episodes=1, mean_return=3.0, td_error=math.nan)
+    run.report(250, episodes=0, mean_return=math.nan, td_error=0.5)
+    first, second = heard
+    assert (first.episodes, first.mean_return, first.pushes) == (40, 2.0, 8)
+    assert first.td_error == pytest.approx((40 * 1.0 + 10 * 2.0) / 50)
+    assert first.steps_per_second == pytest.approx(50 / 0.05)  # a step takes a millisecond
+    assert [each["kind"] for each in first.events] == ["excluded", "cleared"]
+    assert (second.episodes, second.mean_return, second.td_error) == (1, 3.0, 0.5)
+
+
+def test_the_end_is_reported_once():
+    def end(told):
+        heard.append(told["progress"])
+        return told["num_timesteps"] < 500
+
+    for episodes in (None, 5):
+        heard, reports = [], []
+        agent = DistAsyncQLearning(seed=1)
+        agent.train("FrozenLake-v1", 1_000, total_episodes=episodes, callbacks=end, progress=reports.append)
+        steps = [each.steps for each in heard]
+        assert reports == heard and steps == sorted(set(steps)) and heard[-1].steps_per_second > 0.0
 
 
 # Evaluation
@@ -415,15 +466,35 @@ def test_a_run_that_goes_on_goes_on_with_its_best_model(tmp_path):
         learner.plays(actions, steps)
     evaluation, learner = begin(250)
     assert evaluation.log.timesteps == [100, 200]
-    assert evaluation.best_exact_value == 0.25  # it is in the file, though its steps were lost
-    learner.plays(TIE, 300)
+    assert evaluation.best_exact_value == VALUES["tie"]  # that of step 300 was lost
+    learner.plays(TIE, 310)
     assert not evaluation.has_improved
     with np.load(tmp_path / "evaluations.npz", allow_pickle=False) as saved:
-        assert saved["timesteps"].tolist() == [100, 200, 300]
+        assert saved["timesteps"].tolist() == [100, 200, 310]
+    _, learner = begin(320)
+    learner.plays(END, 400)
+    # As good as what is in the file, though the steps of that, and its evaluation, were lost.
     assert DistAsyncQLearning.load_model(tmp_path / "best_model.npz").steps == 300
 
     begin(0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best_model.1.npz", "evaluations.1.npz"]
+
+
+def test_what_was_lost_makes_no_difference_to_what_ends_a_training(tmp_path):
+    plays = {100: TWICE, 200: END, 300: ON, 400: ON, 500: END, 600: END}
+
+    def process(folder, start, stop):
+        best, none = StopTrainingOnRewardThreshold(0.9), StopTrainingOnNoModelImprovement(2)
+        learner = Learner(EvalCallback(Corridor, best, none, eval_freq=100, log_path=folder))
+        learner.run.start(start)
+        return [learner.plays(plays[step], step) for step in plays if start < step <= stop], none
+
+    whole, counts = process(tmp_path / "whole", 0, 600)
+    assert whole == [True, True, False, True, True, False]
+    before, _ = process(tmp_path / "resumed", 0, 300)
+    after, again = process(tmp_path / "resumed", 250, 600)
+    assert before[:2] + after == whole
+    assert again.no_improvement_evals == counts.no_improvement_evals == 3
 
 
 def _evaluated_until(steps, env, folder, stop=None, **run):
@@ -588,6 +659,47 @@ def test_a_best_model_that_could_not_be_saved_gives_way_to_the_next_best(tmp_pat
     assert saved == [100, 400, 500, 500]
 
 
+def test_a_best_model_that_could_not_be_saved_is_not_taken_for_saved_by_who_goes_on(tmp_path, monkeypatch):
+    def process(start):
+        learner = Learner(EvalCallback(corridor(), eval_freq=100, best_model_save_path=tmp_path))
+        learner.run.start(start)
+        return learner
+
+    learner = process(0)
+    learner.plays(TWICE, 100)
+    (tmp_path / "best_model.npz").rename(tmp_path / "first.npz")
+    (tmp_path / "best_model.npz").mkdir()  # so it cannot be written
+    learner.plays(END, 200)
+    (tmp_path / "best_model.npz").rmdir()
+    (tmp_path / "first.npz").rename(tmp_path / "best_model.npz")
+    process(200).plays(TIE, 300)
+    assert DistAsyncQLearning.load_model(tmp_path / "best_model.npz").steps == 300
+
+
+@pytest.mark.parametrize("error", [CheckpointError("It is fenced."), ValueError("it is not finite")])
+def test_a_best_model_that_cannot_be_saved_as_a_folder_is_told(tmp_path, monkeypatch, caplog, error):
+    def refuse(path):
+        raise error
+
+    learner = Learner(EvalCallback(corridor(), eval_freq=100, best_model_save_path=tmp_path))
+    learner.run.start()
+    monkeypatch.setattr(learner.run.agent, "save_model", refuse)
+    assert learner.plays(ON, 100)
+    assert f"cannot be saved: {str(error).rstrip('.')}." in caplog.text
+
+
+def test_a_best_model_that_is_a_folder_is_renamed(tmp_path):
+    folder = tmp_path / "best_model.npz"  # of a table that was divided between hosts
+    folder.mkdir()
+    (folder / "inside").touch()
+    (tmp_path / "best_model.1.npz").mkdir()
+    learner = Learner(EvalCallback(corridor(), eval_freq=100, best_model_save_path=tmp_path))
+    learner.run.start()
+    learner.plays(ON, 100)
+    assert (tmp_path / "best_model.2.npz" / "inside").exists()
+    assert DistAsyncQLearning.load_model(folder).steps == 100
+
+
 def test_callbacks_of_an_evaluation():
     new_best, after = Diary(), Diary()
     evaluation = EvalCallback(corridor(), new_best, [after], eval_freq=100)
@@ -617,6 +729,16 @@ def test_a_mean_return_that_is_high_enough(caplog):
     with caplog.at_level(logging.INFO):
         assert not learner.plays(ON, 200)
     assert "Training ends after 200 steps: an evaluation's mean return is 1, and 0.9" in caplog.text
+
+
+def test_a_mean_return_is_high_enough_though_another_model_has_the_better_value():
+    stop = StopTrainingOnRewardThreshold(0.9)
+    evaluation = EvalCallback(corridor(), callback_after_eval=stop, eval_freq=100)
+    learner = Learner(evaluation)
+    learner.run.start()
+    assert learner.plays(END, 100)
+    assert not learner.plays(ON, 200)
+    assert not evaluation.has_improved and evaluation.best_mean_reward == 0.25
 
 
 def test_evaluations_of_the_process_before_count_where_none_was_better(tmp_path):
@@ -673,6 +795,24 @@ def test_a_training_return_that_is_high_enough():
     assert not run.report(50, episodes=25, mean_return=2.0)
     assert not run.report(60, episodes=500, mean_return=2.0)
     assert run.report(70, episodes=500, mean_return=1.9)
+
+
+@pytest.mark.parametrize(
+    "stop",
+    [
+        StopTrainingOnReturn(0.5, episodes=10, verbose=1),
+        StopTrainingOnNoReturnImprovement(100, episodes=10, verbose=1),
+    ],
+)
+def test_why_a_training_ends_is_said_once(stop, caplog):
+    run = Reports(stop)
+    with caplog.at_level(logging.INFO):
+        for call in (1, 2):
+            run.start(call * 1_000)
+            for steps in (100, 200, 300):
+                goes_on = run.report(call * 1_000 + steps)
+            run.end()
+            assert not goes_on and caplog.text.count("Training ends after") == call
 
 
 def test_a_training_return_that_rises_no_more():

@@ -10,14 +10,14 @@ import re
 
 import numpy as np
 import pytest
-from callback_reports import Reports, event
+from callback_reports import Reports, event, progress
 
 from dist_classicrl.agent.agent import state_of
 from dist_classicrl.callbacks import MetricsCallback
 from dist_classicrl.engines.progress import Progress, RankProgress
 from dist_classicrl.errors import MetricsError
 from dist_classicrl.monitoring import read_metrics, reading
-from dist_classicrl.monitoring.reports import RecentEpisodes
+from dist_classicrl.monitoring.reports import RecentEpisodes, ReportHistory
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_what_is_reported_is_read_back(folder):
     assert math.isnan(metrics["td_error"][0]) and metrics["td_error"][1] == 0.25
     assert metrics["bytes_pulled"].tolist() == [800] * 3
     assert metrics["time"].tolist() == [0.1, 0.2, 0.3]
-    assert metrics.events == [{**event(), "step": 200, "time": 0.5}]
+    assert metrics.events == [{**event(), "step": 100, "time": 0.5}]
     assert sorted(metrics.ranks) == [1, 2]
     assert metrics.ranks[2]["step"].tolist() == [100, 200, 300]
     assert metrics.ranks[2]["host"].tolist() == ["host2"] * 3
@@ -89,6 +89,26 @@ def test_an_event_is_written_at_once_and_once(folder):
     run.report(200, events=(event(), event("replaced", 4), event("failover", 1), event("cleared", 1)))
     kinds = [each["kind"] for each in read_metrics(folder).events]
     assert kinds == ["excluded", "replaced", "failover", "cleared"]
+
+
+def test_events_have_the_step_of_the_report_before(folder):
+    run = recorded(folder, (100,))
+    run.report(200, events=(event("suspected", seconds=0.15),))
+    run.callbacks.on_worker_lost(event(seconds=0.25))
+    run.report(300, events=(event("cleared", seconds=0.26),))
+    told = [(each["kind"], each["step"]) for each in read_metrics(folder).events]
+    assert told == [("suspected", 100), ("excluded", 200), ("cleared", 200)]
+
+
+def test_an_event_of_who_serves_from_before_the_last_line_can_be_read(folder):
+    run = recorded(folder, (100, 200))
+    state_of(run.agent).steps = 150  # of a rank that took over, and makes again what was reported
+    for callbacks in (run.callbacks, Reports(MetricsCallback(folder)).start(200).callbacks):
+        state_of(callbacks.callbacks[0].model).steps = 150
+        callbacks.on_training_start(progress(150), 200)
+        callbacks.on_failover(event("failover", 1))
+    found = read_metrics(folder)
+    assert found["step"].tolist() == [100, 200] and [each["step"] for each in found.events] == [200]
 
 
 def test_each_checkpoint_is_an_event(folder):
@@ -377,3 +397,22 @@ def test_reports_without_a_line_are_in_the_next_one(folder):
     assert after["steps_per_second"][1] == pytest.approx(100 / passed)
     rank = after.ranks[1]
     assert rank["steps_per_second"][1] == pytest.approx(rank["steps"][1] / passed)
+
+
+def test_means_of_joined_reports_are_weighted():
+    history = ReportHistory()
+    for number in range(1_000):  # so many that neighbors are joined
+        steps, seconds = 400 * number, 4.0 * number
+        first = progress(steps + 100, td_error=1.0, communication_fraction=0.5, seconds=seconds + 1.0)
+        history.add(first)
+        other = {"seconds": seconds + 4.0, "workers": 4, "communication_fraction": 0.22}
+        history.add(progress(steps + 400, td_error=2.0, **other))
+    joined = history.reports
+    assert len(joined) == 1_000 and {each.td_error for each in joined} == {1.75}
+    for each in joined:
+        assert each.communication_fraction == pytest.approx((1 * 2 * 0.5 + 3 * 4 * 0.22) / (1 * 2 + 3 * 4))
+        assert each.steps_per_second == pytest.approx(100.0)
+    nothing = {"td_error": math.nan, "communication_fraction": 0.0, "seconds": 5_000.0}
+    history.add(progress(400_000, **nothing))  # nobody has made a step
+    assert history.reports[-1].td_error == 1.75
+    assert history.reports[-1].communication_fraction == joined[-1].communication_fraction

@@ -1,5 +1,6 @@
 """What is seen of a training where it is called: a bar, lines, or nothing; and of one that Ctrl-C ends."""
 
+import math
 import os
 import signal
 import subprocess
@@ -7,11 +8,13 @@ import sys
 import threading
 import time
 import types
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from callback_reports import Reports
 from rank_environments import SteppedLake
 from terminals import run_on_terminal
 
@@ -65,6 +68,23 @@ def test_a_terminal_shows_how_far_the_training_is():
     assert "200k/200k steps" in got and "100%" in got and "1 worker" in got
     assert got.rindex("200k/200k steps") < got.index("afterwards")
     assert got.rindex("\x1b[?25h") > got.rindex("\x1b[?25l")  # the cursor is back
+
+
+def test_the_bar_ends_with_a_rate_and_a_return():
+    drawn = []
+
+    @contextmanager
+    def draw(source, waiting, with_workers):
+        yield
+        drawn.append(source())
+
+    showing = shown.ShownTraining(draw, False, False)
+    showing.open()
+    run = Reports(showing).start()
+    run.report(100)
+    run.report(100, steps_per_second=0.0, episodes=0, mean_return=math.nan)  # what pushes still brought
+    run.end()
+    assert [(each.steps_per_second, each.mean_return) for each in drawn] == [(5e5, 0.5)]
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import sys
 import pytest
 from callback_reports import Reports
 
-from dist_classicrl.callbacks import TensorBoardCallback
+from dist_classicrl.callbacks import BaseCallback, TensorBoardCallback
 from dist_classicrl.callbacks.scalars import ScalarsCallback
 from dist_classicrl.errors import MissingExtraError
 
@@ -101,6 +101,18 @@ def test_a_package_that_cannot_be_imported_is_named(tmp_path, monkeypatch):
         Reports(TensorBoardCallback(tmp_path)).start()
 
 
+def test_files_that_cannot_be_closed_are_told(tmp_path, caplog, monkeypatch):
+    callback = TensorBoardCallback(tmp_path)
+    run = Reports(callback).start()
+
+    def full():
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(callback._writer, "close", full)
+    run.end()
+    assert "cannot be closed: No space left on device." in caplog.text
+
+
 class Written(ScalarsCallback):
     """Keeps what a tracker would write."""
 
@@ -110,6 +122,39 @@ class Written(ScalarsCallback):
 
     def _write_scalars(self, step, scalars):
         self.written.append((step, scalars))
+
+
+def test_reports_without_a_step_are_in_the_next_one():
+    tracker = Written()
+    run = Reports(tracker).start(100)
+    run.report(100, steps_per_second=0.0, episodes=0)
+    run.report(200)
+    for _ in range(2):
+        run.report(200, steps_per_second=0.0, episodes=20, mean_return=2.0)
+    run.report(300)
+    run.report(300, steps_per_second=0.0, episodes=0)
+    run.end()
+    assert [step for step, _ in tracker.written] == [200, 300]
+    assert [scalars["rollout/episodes"] for _, scalars in tracker.written] == [10, 50]
+    assert [scalars["workers/pushes"] for _, scalars in tracker.written] == [8, 12]
+    assert tracker.written[1][1]["time/fps"] == pytest.approx(100 / 0.1)
+
+
+def test_all_that_is_recorded_is_written():
+    class Records(BaseCallback):
+        def _on_step(self):
+            self.record("twice", 1.0 if self is before else 2.0)
+
+        def _on_training_end(self):
+            if self is after:
+                self.record("end", 3.0)
+
+    before, after, tracker = Records(), Records(), Written()
+    run = Reports([before, tracker, after]).start()
+    run.report(100)
+    run.end()
+    (_, first), second = tracker.written
+    assert first["twice"] == 1.0 and second == (100, {"twice": 2.0, "end": 3.0})
 
 
 def test_a_tracker_of_a_second_agent_knows_nothing_of_the_first():

@@ -199,7 +199,22 @@ def test_mlflow_that_cannot_be_reached_says_so_at_the_beginning_and_costs_no_tra
     monkeypatch.setattr(MlflowClient, "log_batch", lose)
     assert run.report(100) and run.report(200)
     assert caplog.text.count("the server is gone") == 1
+    monkeypatch.undo()
+    assert run.report(300) and run.report(400)  # after two failures in a row one report is passed over
     run.end()
+    run, history = read_mlflow(store, callback)
+    assert run.info.status == "FINISHED" and list(history["time/fps"]) == [400]
+
+
+def test_a_name_that_mlflow_does_not_take_costs_no_other_number(folder, store, caplog):
+    callback = MlflowCallback("lakes", tracking_uri=store)
+    run = Reports([lambda told: run.callbacks.record("loss [%]", told["num_timesteps"]), callback]).start()
+    for step in (100, 200):
+        run.report(step)
+    run.end()
+    _, history = read_mlflow(store, callback)
+    assert sorted(history["time/fps"]) == sorted(history["rollout/ep_rew_mean"]) == [100, 200]
+    assert caplog.text.count("MLflow does not take the name 'loss [%]'") == 1
 
 
 @pytest.mark.parametrize("callback", [WandbCallback, MlflowCallback])

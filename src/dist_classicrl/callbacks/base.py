@@ -27,8 +27,9 @@ class BaseCallback:
 
     ``_on_step`` is called at each report: 200 times in a call of `train`, evenly spread over its steps, at
     the steps that any callback asks for by ``_next_step``, every `progress_interval` seconds, at each
-    checkpoint and at the end. What it does, the server does not, so it should be quick. An exception ends the
-    training on all ranks, and reaches the caller of `train` unchanged on this one.
+    checkpoint and at the end, unless the last report has all of it. What it does, the server does not,
+    so it should be quick. An exception ends the training on all ranks, and reaches the caller of `train`
+    unchanged on this one.
 
     Parameters
     ----------
@@ -141,8 +142,17 @@ class BaseCallback:
         """
 
     def record(self, name: str, value: float) -> None:
-        """Record a number as of now, for `TensorBoardCallback` and the trackers to write."""
-        self.recorded[name] = self.num_timesteps, float(value)
+        """Record a number as of now, for `TensorBoardCallback` and the trackers to write.
+
+        A `SettingsError` is raised if it is none.
+        """
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise SettingsError(
+                f"record({name!r}, ...) takes a number, got {value!r}. Give each number a name."
+            ) from error
+        self.recorded[name] = self.num_timesteps, number
 
     # What the training calls
 
@@ -226,8 +236,18 @@ class BaseCallback:
             child.on_training_end(result)
 
     def on_close(self) -> None:
-        """Tell that the call of `train` is over, after `on_training_end` or after an exception."""
-        _tell(self, "on_close")
+        """Tell that the call of `train` is over, after `on_training_end` or after an exception.
+
+        All are told, even if one of them raises; the first error is raised then.
+        """
+        first: BaseException | None = None
+        for close in (self._on_close, *(child.on_close for child in self.children)):
+            try:
+                close()
+            except BaseException as error:
+                first = first or error
+        if first is not None:
+            raise first
 
     def on_worker_lost(self, event: dict[str, Any]) -> None:
         """Tell that a rank is lost, or has left."""

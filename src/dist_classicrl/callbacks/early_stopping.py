@@ -55,7 +55,7 @@ class StopTrainingOnRewardThreshold(_OfEvaluation):
         self.reward_threshold = checked_limit("reward_threshold", reward_threshold)
 
     def _on_step(self) -> bool:
-        best = self._evaluation.best_mean_reward
+        best = max(self._evaluation.log.means)  # not that of the best model, which its value may decide
         if best < self.reward_threshold:
             return True
         _say(self, f"an evaluation's mean return is {best:.6g}, and {self.reward_threshold:.6g} is asked for")
@@ -111,6 +111,7 @@ class _OfOwnEpisodes(BaseCallback):
         super().__init__(verbose)
         self.episodes = checked_whole("episodes", episodes, 1)
         self._of: tuple[str, Identity | None] | None = None  # whose episodes there are, and of what
+        self._has_ended = False
         self._forget()
 
     def _forget(self) -> None:
@@ -121,6 +122,14 @@ class _OfOwnEpisodes(BaseCallback):
         if self.num_timesteps == 0 or now != self._of:
             self._forget()
         self._of = now
+        self._has_ended = False
+
+    def _end(self, why: str) -> bool:
+        """End the training; there may be reports of what was on its way, so say why once."""
+        if not self._has_ended:
+            _say(self, why)
+        self._has_ended = True
+        return False
 
     def _mean_return(self) -> float:
         """Take in the last report, and return the mean return; NaN while there are too few episodes."""
@@ -149,8 +158,7 @@ class StopTrainingOnReturn(_OfOwnEpisodes):
         mean = self._mean_return()
         if math.isnan(mean) or mean < self.threshold:
             return True
-        _say(self, f"the mean return is {mean:.6g}, and {self.threshold:.6g} is asked for")
-        return False
+        return self._end(f"the mean return is {mean:.6g}, and {self.threshold:.6g} is asked for")
 
 
 class StopTrainingOnNoReturnImprovement(_OfOwnEpisodes):
@@ -203,8 +211,7 @@ class StopTrainingOnNoReturnImprovement(_OfOwnEpisodes):
         waited = self.num_timesteps - self._improved_at
         if waited < self.patience or self.num_timesteps < self.min_steps:
             return True
-        _say(self, f"the mean return has not risen above {self.best:.6g} for {waited:,} steps")
-        return False
+        return self._end(f"the mean return has not risen above {self.best:.6g} for {waited:,} steps")
 
 
 def _say(callback: BaseCallback, why: str) -> None:

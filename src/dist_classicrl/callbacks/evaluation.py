@@ -64,8 +64,9 @@ class EvalCallback(EventCallback):
         and else on the first table of the server that contains as many.
     log_path : str or path, optional
         Folder of ``evaluations.npz``: arrays timesteps, results and ep_lengths (a row per evaluation),
-        exact_values (NaN where not known), and the texts run, environment and fingerprint, which say whose
-        evaluations these are. By default the folder of the best model.
+        exact_values (NaN where not known), the number saved_score, which the best model that is saved had,
+        and the texts run, environment and fingerprint, which say whose evaluations these are. By default the
+        folder of the best model.
     best_model_save_path : str or path, optional
         Folder of ``best_model.npz``, for `load_model`.
     verbose : int
@@ -91,8 +92,9 @@ class EvalCallback(EventCallback):
     Notes
     -----
     An agent that goes on, in another call of `train` or from a checkpoint, goes on with its
-    ``evaluations.npz``, without the evaluations of later steps, and with its best model, as long as it is
-    evaluated in the same environment. What is there of another agent, such as one that `load_model` returned,
+    ``evaluations.npz``, without the evaluations of later steps, which are made again, as long as it is
+    evaluated in the same environment. Its best model stays, though of a later step, until there is a better
+    one. What is there of another agent, such as one that `load_model` returned,
     or of another environment, such as an earlier stage of a curriculum, is renamed, and nothing of it counts.
     """
 
@@ -141,7 +143,7 @@ class EvalCallback(EventCallback):
     def _forget_best(self) -> None:
         self.last_mean_reward = self.best_mean_reward = -math.inf
         self.last_exact_value = self.best_exact_value = math.nan
-        self._best_score = self._saved_score = -math.inf  # the latter of the model that is on disk
+        self._best_score = -math.inf
         self.has_improved = False
 
     def _next_step(self, after: int) -> int:
@@ -155,6 +157,11 @@ class EvalCallback(EventCallback):
         if self.num_timesteps == 0 or not self._goes_on_with_log(now):
             self._begin_afresh(now)
         self.log.cut_off(self.reported_timesteps)
+        self._forget_best()
+        for mean, exact in zip(self.log.means, self.log.exact_values, strict=True):
+            self.has_improved = self._compare(mean, exact)
+        if self.best_model_file is None or not self.best_model_file.exists():
+            self.log.saved_score = -math.inf
         self._next = next_multiple(self.reported_timesteps, self.eval_freq)
 
     def _resolve(self) -> Identity:
@@ -170,7 +177,6 @@ class EvalCallback(EventCallback):
 
     def _begin_afresh(self, now: Evaluated) -> None:
         self.log = EvaluationLog(now)
-        self._forget_best()
         for file in (self.log_file, self.best_model_file):
             if file is None:
                 continue
@@ -202,11 +208,6 @@ class EvalCallback(EventCallback):
         if log.of != now:
             return False
         self.log = log
-        self._forget_best()
-        for mean, exact in zip(log.means, log.exact_values, strict=True):
-            self._compare(mean, exact)
-        if self.best_model_file is not None and self.best_model_file.exists():
-            self._saved_score = self._best_score
         return True
 
     def _on_step(self) -> bool:
@@ -287,9 +288,9 @@ class EvalCallback(EventCallback):
     def _save(self) -> None:
         score = self._score(self.last_mean_reward, self.last_exact_value)
         # Not by `has_improved`: what could not be saved is lost, and the next best takes its place.
-        if self.best_model_file is not None and score > self._saved_score:
+        if self.best_model_file is not None and score > self.log.saved_score:
             if _is_written(self.best_model_file, self.model.save_model):
-                self._saved_score = score
+                self.log.saved_score = score
         if self.log_file is not None:
             _is_written(self.log_file, self.log.write)
 
@@ -299,7 +300,7 @@ def _is_written(file: Path, write: Callable[[Path], Any]) -> bool:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write(file)
-    except OSError as error:
-        logger.warning("What EvalCallback found cannot be saved: %s.", error)
+    except (OSError, ValueError) as error:  # the latter of a table that is saved into a folder
+        logger.warning("What EvalCallback found cannot be saved: %s.", str(error).rstrip("."))
         return False
     return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -35,6 +36,7 @@ class EvaluationLog:
     results: list[np.ndarray] = field(default_factory=list)  # undiscounted returns of the episodes of each
     ep_lengths: list[np.ndarray] = field(default_factory=list)  # their lengths
     exact_values: list[float] = field(default_factory=list)  # NaN where the model is not known
+    saved_score: float = -math.inf  # of the best model on disk, which may be of a step that was cut off
 
     @property
     def means(self) -> list[float]:
@@ -72,6 +74,7 @@ class EvaluationLog:
                 results=results,
                 ep_lengths=lengths,
                 exact_values=np.array(self.exact_values, np.float64),
+                saved_score=self.saved_score,
                 **({} if self.of is None else asdict(self.of)),
             )
 
@@ -81,7 +84,7 @@ class EvaluationLog:
         try:
             with open_regular(path) as file, np.load(file, allow_pickle=False) as archive:
                 timesteps, results, lengths, exact = (archive[name] for name in _ARRAYS)
-                log = cls(_evaluated(archive))
+                log = cls(_evaluated(archive), saved_score=float(archive["saved_score"]))
             for step, returns, steps, value in zip(timesteps, results, lengths, exact, strict=True):
                 played = ~np.isnan(returns)
                 log.add(int(step), returns[played], steps[played], float(value))

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from dist_classicrl._steps import next_multiple
 from dist_classicrl.callbacks.base import BaseCallback, CallbacksLike, one_callback
 from dist_classicrl.checks import checked_whole
+from dist_classicrl.monitoring.reports import Gathered
+
+if TYPE_CHECKING:
+    from dist_classicrl.engines.progress import Progress
 
 
 class EventCallback(BaseCallback):
@@ -21,6 +26,7 @@ class EventCallback(BaseCallback):
     def __init__(self, callback: CallbacksLike = None, verbose: int = 0) -> None:
         super().__init__(verbose)
         self.callback = one_callback(callback)
+        self._gathered = Gathered()
 
     @property
     def children(self) -> Sequence[BaseCallback]:
@@ -31,14 +37,28 @@ class EventCallback(BaseCallback):
         """Return what this callback asks for: what it calls hears of its events only."""
         return self._own_next_step(after)
 
+    def on_training_start(self, progress: Progress, reported: int | None = None) -> None:
+        """Tell that this rank serves from now on."""
+        self._gathered = Gathered(progress.steps, progress.seconds)
+        super().on_training_start(progress, reported)
+
+    def on_step(self, progress: Progress) -> bool:
+        """Give a report, and return whether the training is to go on."""
+        self._gathered.add(progress)
+        return super().on_step(progress)
+
     def _on_event(self) -> bool:
-        """Call it, with the last report."""
-        assert self.progress is not None  # there was a report
-        return self.callback.on_step(self.progress)
+        """Call it, with all reports since it was called last as one."""
+        gathered = self._gathered.take() or self.progress
+        assert gathered is not None  # there was a report
+        return self.callback.on_step(gathered)
 
 
 class EveryNTimesteps(EventCallback):
     """Calls another callback every so many steps: at their multiples, counted as `num_timesteps` is.
+
+    Its report counts what all reports since it was called last did. What follows the last multiple of a call
+    of `train` is told of in none.
 
     Parameters
     ----------

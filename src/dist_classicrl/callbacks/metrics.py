@@ -82,7 +82,7 @@ class MetricsCallback(BaseCallback):
         self._write(MetricsWriter.flush)
 
     def _add_event(self, event: dict[str, Any]) -> None:
-        self._write(lambda writer: writer.add_event(self.num_timesteps, event))
+        self._write(lambda writer: writer.add_event(event))
 
     _on_worker_lost = _on_worker_joined = _on_failover = _add_event
 

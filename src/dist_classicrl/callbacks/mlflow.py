@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,11 +11,16 @@ from typing import Any
 from dist_classicrl.callbacks.tracking import TrackingCallback
 from dist_classicrl.checks import require_package
 
+logger = logging.getLogger(__name__)
+
 _LONGEST = 500
 """Characters of a parameter that every store of MLflow takes."""
 
 _AT_ONCE = 100
 """Parameters that a server of MLflow takes at once."""
+
+_REFUSED = "INVALID_PARAMETER_VALUE"
+"""What MLflow answers to what it does not take, whoever sends it."""
 
 
 class MlflowCallback(TrackingCallback):
@@ -22,7 +28,8 @@ class MlflowCallback(TrackingCallback):
 
     The numbers have the names that `TensorBoardCallback` gives them, and `num_timesteps` as their step. A
     setting that has parts is a parameter for each, such as ``learning_rate.kind``; what is longer than 500
-    characters is cut off. The run is no active one of `mlflow`: those of the caller stay as they are.
+    characters is cut off. A number whose name MLflow does not take is left out, which is logged once. The run
+    is no active one of `mlflow`: those of the caller stay as they are.
 
     Parameters
     ----------
@@ -64,6 +71,7 @@ class MlflowCallback(TrackingCallback):
         require_package("mlflow", "MlflowCallback", "mlflow", "mlflow-skinny")
         self.experiment, self.name, self.tracking_uri = experiment, name, tracking_uri
         self._client: Any = None
+        self._refused: set[str] = set()  # names
 
     def _errors(self) -> tuple[type[Exception], ...]:
         from mlflow.exceptions import MlflowException
@@ -97,9 +105,31 @@ class MlflowCallback(TrackingCallback):
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        self._client.log_batch(
-            self.run_id, metrics=[Metric(name, value, now, step) for name, value in scalars.items()]
-        )
+        metrics = [
+            Metric(name, value, now, step) for name, value in scalars.items() if name not in self._refused
+        ]
+        if not metrics or (error := self._refusal(metrics)) is None:
+            return
+        # It has taken none of them; which it refuses shows where each comes alone.
+        refusals = {metric.key: self._refusal([metric]) for metric in metrics}
+        if metrics[1:] and all(refusals.values()):  # not for their names
+            raise error
+        for name, why in refusals.items():
+            if why is not None:
+                logger.warning("MLflow does not take the name %r: %s", name, why)
+                self._refused.add(name)
+
+    def _refusal(self, metrics: list[Any]) -> Exception | None:
+        """Write numbers, all or none of them, and return why MLflow refuses them, if it does."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self._client.log_batch(self.run_id, metrics=metrics)
+        except MlflowException as error:
+            if error.error_code != _REFUSED:
+                raise
+            return error
+        return None
 
     def _finish(self, run: Any, has_ended: bool) -> None:
         self._client.set_terminated(run.info.run_id, "FINISHED" if has_ended else "FAILED")

@@ -49,6 +49,7 @@ class ShownTraining(BaseCallback):
         self._lines = [LogCallback(_LINE_SECONDS, write=_write, line=in_words)] if with_lines else []
         self._drawing = ExitStack()
         self._has_begun = False
+        self._last: Progress | None = None  # report with a step
 
     @property
     def children(self) -> Sequence[BaseCallback]:
@@ -82,9 +83,12 @@ class ShownTraining(BaseCallback):
         """Give a report."""
         for child in self.children:
             child.on_step(progress)
+        if self._last is None or progress.steps != self._last.steps:
+            self._last = progress
         return super().on_step(progress)
 
     def _on_training_end(self) -> None:
+        self.progress = self._last or self.progress  # one without a step has no rate and no return
         self.close()
         for lines in self._lines:
             lines.on_close()  # the last of them, before what came of it

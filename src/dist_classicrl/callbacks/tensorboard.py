@@ -49,7 +49,7 @@ class TensorBoardCallback(ScalarsCallback):
             from tensorboard.compat.proto.event_pb2 import Event, SessionLog
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        self._on_close()
+        self._close()
         try:
             self._writer = EventFileWriter(self.log_dir)
         except OSError as error:
@@ -72,9 +72,17 @@ class TensorBoardCallback(ScalarsCallback):
         self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
 
     def _on_close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        super()._on_close()
+        self._close()
+
+    def _close(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is None:
+            return
+        try:
+            writer.close()
+        except OSError as error:
+            logger.warning("TensorBoard's files cannot be closed: %s.", error)
 
     def _write(self, event: Any) -> None:
         if self._writer is None:

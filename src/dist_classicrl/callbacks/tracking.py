@@ -15,7 +15,8 @@ logger = logging.getLogger(__name__)
 class TrackingCallback(ScalarsCallback):
     """Opens a run when the training begins, writes to it, and closes it however the training ends.
 
-    A service that no longer answers costs a warning, and the training goes on without it.
+    A service that does not answer costs a warning and what was to be written. It is tried again at the next
+    report, and after each failure in a row at twice as many reports, since it may take long to fail.
     """
 
     _service: str
@@ -26,6 +27,7 @@ class TrackingCallback(ScalarsCallback):
         self.run_id = run_id
         self._run: Any = None
         self._has_ended = False
+        self._pause = self._passed_over = 0  # what is passed over after a failure, and what still is
 
     # What services differ in
 
@@ -48,8 +50,9 @@ class TrackingCallback(ScalarsCallback):
     # What the training calls
 
     def _on_training_start(self) -> None:
-        self._on_close()
+        self._close()
         self._has_ended = False
+        self._pause = self._passed_over = 0
         try:
             self._run = self._open(self._config())
         except self._errors() as error:
@@ -60,19 +63,30 @@ class TrackingCallback(ScalarsCallback):
             logger.info("%s has this run as %s.", self._service, self.run_id)
 
     def _on_training_end(self) -> None:
-        super()._on_training_end()
         self._has_ended = True
 
     def _write_scalars(self, step: int, scalars: dict[str, float]) -> None:
         if self._run is None:
             return
+        if self._passed_over > 0:
+            self._passed_over -= 1
+            return
         try:
             self._log(step, scalars)
+            self._pause = 0
         except self._errors() as error:
-            logger.warning("%s takes no more of this run: %s. The training goes on.", self._service, error)
-            self._run = None
+            if self._pause == 0:
+                logger.warning(
+                    "%s does not take what is reported: %s. The training goes on, and it is tried again.",
+                    self._service, error,
+                )  # fmt: skip
+            self._passed_over, self._pause = self._pause, 2 * self._pause + 1
 
     def _on_close(self) -> None:
+        super()._on_close()
+        self._close()
+
+    def _close(self) -> None:
         run, self._run = self._run, None
         if run is None:
             return

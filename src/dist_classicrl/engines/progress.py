@@ -287,6 +287,12 @@ class Reporter:
             self.wants_end = True
         self._plan()
 
+    def report_end(self, seconds: float, learning: Iterable[Learning]) -> None:
+        """Report the end of the call, unless the last report has all: reports add up to the result."""
+        since = self.tally.since(self.tally.reported)
+        if any((since.steps, since.pushes, since.bytes_pushed, since.bytes_pulled)):
+            self.report(seconds, learning)
+
     def rest(self, seconds: float) -> None:
         """Count the time to the next report from `seconds` on, when the observer has returned.
 

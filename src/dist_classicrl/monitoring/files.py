@@ -70,14 +70,18 @@ def _identity(status: os.stat_result) -> tuple[int, int, int]:
 
 
 def set_aside(paths: Sequence[Path]) -> list[Path]:
-    """Rename files, of which the first must be there, and return what they are called now.
+    """Rename files or folders, of which the first must be there, and return what they are called now.
 
     ``metrics.jsonl`` becomes ``metrics.1.jsonl``, or has the first number that is free; the others get the
     same.
     """
     for number in itertools.count(1):
+        target = _numbered(paths[0], number)
         try:
-            os.close(os.open(_numbered(paths[0], number), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            if paths[0].is_dir():  # which takes the place of an empty one alone
+                target.mkdir()
+            else:
+                target.touch(exist_ok=False)
             break
         except FileExistsError:
             continue

@@ -12,7 +12,7 @@ from dist_classicrl._files import read_regular
 from dist_classicrl.errors import MetricsError
 from dist_classicrl.monitoring.files import AppendedFile, set_aside
 from dist_classicrl.monitoring.reading import COLUMNS, FILE, parse
-from dist_classicrl.monitoring.reports import RecentEpisodes, combined, with_rates
+from dist_classicrl.monitoring.reports import Gathered, RecentEpisodes
 
 if TYPE_CHECKING:
     from dist_classicrl.engines.progress import Progress
@@ -44,10 +44,7 @@ class MetricsWriter:
         self._recent = RecentEpisodes()
         self._seen: set[tuple[Any, ...]] = set()
         self._offset = 0.0
-        #: What reports without a new step have said since the last line.
-        self._unwritten: Progress | None = None
-        #: Steps and seconds of the last line of this call, or of its beginning.
-        self._written = (0, 0.0)
+        self._step = 0  # that of the last report, and never below a line that stays
         folder.mkdir(parents=True, exist_ok=True)
         kept = self._keep(step, progress, reported)
         rows = [_row(line) for _, line in kept if line["kind"] == "progress"]
@@ -67,18 +64,17 @@ class MetricsWriter:
         self._begin_call(step, progress)
         return True
 
-    def add_event(self, step: int, event: dict[str, Any]) -> None:
+    def add_event(self, event: dict[str, Any]) -> None:
         """Write down what happened to a rank, once."""
-        self._append(self._event(step, event), b"")
+        self._append(self._event(event), b"")
 
     def add_progress(self, step: int, progress: Progress) -> None:
         """Write down a report with all that happened until then; not one without a new step."""
-        text, row = b"".join(self._event(step, event) for event in progress.events), b""
-        if self._unwritten is not None:
-            progress = with_rates(combined(self._unwritten, progress), *self._written)
-        self._unwritten = progress
+        text, row = b"".join(map(self._event, progress.events)), b""
+        self._step = max(step, self._step)
+        progress = self._gathered.add(progress)
         if step > self._last["step"]:
-            self._unwritten, self._written = None, (progress.steps, progress.seconds)
+            self._gathered.take()
             self._recent.add(progress.episodes, progress.mean_return, progress.mean_length)
             told = {name: value for name, value in progress.to_dict().items() if name != "events"}
             line = {
@@ -102,12 +98,12 @@ class MetricsWriter:
         """Try once more to write what could not be written."""
         self._append(b"", b"")
 
-    def _event(self, step: int, event: dict[str, Any]) -> bytes:
+    def _event(self, event: dict[str, Any]) -> bytes:
         if _key(event) in self._seen:
             return b""
         self._seen.add(_key(event))
         time = self._offset + event["seconds"]
-        return _text({"kind": "event", "run": self._run, "step": step, "time": time, "event": event})
+        return _text({"kind": "event", "run": self._run, "step": self._step, "time": time, "event": event})
 
     def _append(self, text: bytes, row: bytes) -> None:
         failure: OSError | None = None
@@ -157,7 +153,9 @@ class MetricsWriter:
 
     def _begin_call(self, step: int, progress: Progress) -> None:
         """Take note of the time that passed before the call of `train` that begins, or goes on, at `step`."""
-        self._unwritten, self._written = None, (progress.steps, progress.seconds)
+        #: Reports since the last line: those without a new step have none of their own.
+        self._gathered = Gathered(progress.steps, progress.seconds)
+        self._step = max(step, self._last["step"])
         is_of_call = self._last["step"] > step - progress.steps
         self._offset = self._last["time"] - (self._last["seconds"] if is_of_call else 0.0)
 

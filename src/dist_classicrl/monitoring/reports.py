@@ -56,11 +56,18 @@ class RecentEpisodes:
         )
 
 
-def combined(earlier: Progress, later: Progress) -> Progress:
-    """Return `later` with what `earlier` counted, which was reported just before it."""
-    steps = {rank.rank: rank.steps for rank in earlier.ranks}
+def combined(earlier: Progress, later: Progress, steps: int, seconds: float) -> Progress:
+    """Return `later` with what `earlier` counted, which was reported just before it.
+
+    The earlier one counts from `steps` and `seconds` on.
+    """
+    n_earlier, n_later = max(0, earlier.steps - steps), max(0, later.steps - earlier.steps)
+    passed = max(later.seconds - seconds, 1e-9)
+    before = {rank.rank: rank.steps for rank in earlier.ranks}
+    ranks = (replace(rank, steps=rank.steps + before.get(rank.rank, 0)) for rank in later.ranks)
     return replace(
         later,
+        steps_per_second=(later.steps - steps) / passed,
         episodes=earlier.episodes + later.episodes,
         mean_return=_mean(earlier.mean_return, earlier.episodes, later.mean_return, later.episodes),
         mean_length=_mean(earlier.mean_length, earlier.episodes, later.mean_length, later.episodes),
@@ -69,25 +76,56 @@ def combined(earlier: Progress, later: Progress) -> Progress:
         bytes_pulled=earlier.bytes_pulled + later.bytes_pulled,
         bytes_saved=earlier.bytes_saved + later.bytes_saved,
         compression_seconds=earlier.compression_seconds + later.compression_seconds,
+        td_error=_mean(
+            earlier.td_error,
+            0 if math.isnan(earlier.td_error) else n_earlier,
+            later.td_error,
+            0 if math.isnan(later.td_error) else n_later,
+        ),
+        # By the workers' time; without a step there is none that was told of.
+        communication_fraction=_mean(
+            earlier.communication_fraction,
+            (earlier.seconds - seconds) * earlier.workers if n_earlier else 0.0,
+            later.communication_fraction,
+            (later.seconds - earlier.seconds) * later.workers if n_later else 0.0,
+            empty=later.communication_fraction,
+        ),
         staleness=_mean(earlier.staleness, earlier.pushes, later.staleness, later.pushes, empty=0.0),
-        ranks=tuple(replace(rank, steps=rank.steps + steps.get(rank.rank, 0)) for rank in later.ranks),
+        ranks=tuple(replace(rank, steps_per_second=rank.steps / passed) for rank in ranks),
+        events=earlier.events + later.events,
     )
 
 
-def with_rates(progress: Progress, steps: int, seconds: float) -> Progress:
-    """Return `progress` with the rates since `steps` and `seconds`."""
-    passed = max(progress.seconds - seconds, 1e-9)
-    return replace(
-        progress,
-        steps_per_second=(progress.steps - steps) / passed,
-        ranks=tuple(replace(rank, steps_per_second=rank.steps / passed) for rank in progress.ranks),
-    )
-
-
-def _mean(one: float, n_one: int, other: float, n_other: int, empty: float = math.nan) -> float:
+def _mean(one: float, n_one: float, other: float, n_other: float, empty: float = math.nan) -> float:
     if n_one == 0 or n_other == 0:
         return other if n_other else one if n_one else empty
     return (n_one * one + n_other * other) / (n_one + n_other)
+
+
+class Gathered:
+    """Several reports as one: all since the last time that they were taken, at first since `steps`."""
+
+    def __init__(self, steps: int = 0, seconds: float = 0.0) -> None:
+        self._begin = steps, seconds
+        self._so_far: Progress | None = None
+
+    def add(self, progress: Progress) -> Progress:
+        """Take in the next report, and return all of them as one."""
+        so_far = self._so_far
+        self._so_far = progress if so_far is None else combined(so_far, progress, *self._begin)
+        return self._so_far
+
+    def take(self) -> Progress | None:
+        """Return them as one, None where there is none, and begin anew."""
+        taken, self._so_far = self._so_far, None
+        if taken is not None:
+            self._begin = taken.steps, taken.seconds
+        return taken
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether they tell of any step."""
+        return self._so_far is not None and self._so_far.steps > self._begin[0]
 
 
 class ReportHistory:
@@ -102,18 +140,16 @@ class ReportHistory:
         """Take the next report."""
         bare = progress if len(progress.ranks) == 1 else _bare(progress)  # one rank's may wait until the end
         if self._kept and (self._in_last < self._joined or bare.steps <= self._kept[-1].steps):
-            before = self._kept[-2] if len(self._kept) > 1 else None
-            self._kept[-1] = _after(before, combined(self._kept[-1], bare))
+            self._kept[-1] = _joined(self._kept[-2:-1], self._kept[-1], bare)
             self._in_last += 1
             return
         self._kept.append(bare)
         self._in_last = 1
         if len(self._kept) == 2 * _HISTORY:
-            pairs = zip(self._kept[::2], self._kept[1::2], strict=True)
-            self._kept = [combined(earlier, later) for earlier, later in pairs]
-            before = None
-            for place, each in enumerate(self._kept):
-                self._kept[place] = before = _after(before, each)
+            kept: list[Progress] = []
+            for earlier, later in zip(self._kept[::2], self._kept[1::2], strict=True):
+                kept.append(_joined(kept, earlier, later))
+            self._kept = kept
             self._in_last = self._joined + 1
             self._joined *= 2
 
@@ -128,10 +164,10 @@ def _bare(report: Progress) -> Progress:
     return replace(report, ranks=(), events=()) if report.ranks or report.events else report
 
 
-def _after(before: Progress | None, report: Progress) -> Progress:
-    """Return `report` with the rates since the one before it."""
-    begin = (0, 0.0) if before is None else (before.steps, before.seconds)
-    return with_rates(report, *begin)
+def _joined(before: Sequence[Progress], earlier: Progress, later: Progress) -> Progress:
+    """Return two reports as one, which follows those `before`."""
+    begin = (before[-1].steps, before[-1].seconds) if before else (0, 0.0)
+    return combined(earlier, later, *begin)
 
 
 def metrics_of(reports: Sequence[Progress]) -> Metrics:

@@ -58,7 +58,7 @@ def train(
     if run.saver is not None:
         where = run.saver.finish(run.values, run.counts, loop.position(whole=False), result)
     run.reporter.hear(None, run.saver)
-    run.reporter.report(seconds, [loop.own])  # after saving: the callbacks may raise
+    run.reporter.report_end(seconds, [loop.own])  # after saving: the callbacks may raise
     stop = None if run.watch is None else run.watch.stop
     if stop is not None:  # too late for this call, but not for what the script does next
         raise run.stopped(stop, where)

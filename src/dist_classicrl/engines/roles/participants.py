@@ -360,7 +360,7 @@ class Participant(Generic[W, S]):
         if saver is not None:
             where = saver.finish(run.values, run.counts, server.position, result, server.keep_alive)
         run.reporter.hear(group.events, saver)
-        run.reporter.report(seconds, server.who_learns())  # after saving: the callbacks may raise
+        run.reporter.report_end(seconds, server.who_learns())  # after saving: the callbacks may raise
         if saver is not None and saver.asked_to_stop is not None:
             # Too late for this call, but not for what the script does next.
             raise run.stopped(saver.asked_to_stop, where)
