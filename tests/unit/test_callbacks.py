@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -27,6 +28,8 @@ from dist_classicrl.callbacks import (
     StopTrainingOnRewardThreshold,
     callback_list,
 )
+from dist_classicrl.engines.outcome import Tally
+from dist_classicrl.engines.progress import Reporter
 from dist_classicrl.environments import TabularMDP
 from dist_classicrl.environments.identity import Identity
 from dist_classicrl.errors import CheckpointError, SettingsError, UnknownAttributeError
@@ -263,6 +266,23 @@ def test_the_end_is_reported_once():
         agent.train("FrozenLake-v1", 1_000, total_episodes=episodes, callbacks=end, progress=reports.append)
         steps = [each.steps for each in heard]
         assert reports == heard and steps == sorted(set(steps)) and heard[-1].steps_per_second > 0.0
+
+
+def test_a_process_that_goes_on_at_the_end_reports_it_though_another_may_have():
+    told = []
+    tally = Tally(steps=100, total_steps=100)
+    tally.reported = tally.copy()
+    reporter = Reporter(
+        tally,
+        SimpleNamespace(
+            reported=lambda progress: told.append(progress.steps) or True,
+            started=lambda progress, reported: None,
+            next_step=lambda steps, total: math.inf,
+        ),
+    )
+    for _ in range(2):
+        reporter.report_end(1.0, [])
+    assert told == [100]
 
 
 # Evaluation

@@ -188,7 +188,7 @@ def play_rounds():
         try:
             return worker.run()
         finally:
-            channel.begun, channel.played = begun, played
+            channel.begun, channel.played, channel.base = begun, played, worker.base
 
     return run
 
@@ -207,6 +207,12 @@ def test_a_worker_that_was_busy_waits_for_others_from_then_on(play_rounds):
     assert channel.kinds_sent.count(Kind.ROUND) == 1
     assert channel.kinds_sent[-1] is Kind.BYE
     assert channel.kinds_sent.count(Kind.BEAT) >= 3 * 3  # at least three in each limit of silence
+
+
+def test_a_worker_that_is_told_nothing_but_the_end_has_the_newest_table(play_rounds):
+    channel = TimedChannel(0, (0.0, done(4)), (0.1, RELEASE))
+    play_rounds(channel, 0.1)
+    assert channel.base == Base.finished(0) > Base(0, 7)
 
 
 def test_a_worker_that_hears_nothing_looks_for_another_server(play_rounds):

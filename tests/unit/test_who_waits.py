@@ -1,5 +1,6 @@
 """Workers of rounds for whom there is no core: who takes whose place, and what the server says of them."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +10,7 @@ from timed_channel import TimedChannel, group_of, stop_clock
 from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.engines.progress import Reporter
 from dist_classicrl.engines.roles.peers import PeerState
-from dist_classicrl.engines.rounds.messages import Order, RoundStart
+from dist_classicrl.engines.rounds.messages import Order, RoundStart, WalkerState
 from dist_classicrl.engines.rounds.server import RoundServer, who_plays
 from dist_classicrl.engines.run import LossPolicy
 from dist_classicrl.engines.schedule import Pace
@@ -111,6 +112,7 @@ def test_who_waits_is_told_the_table_so_seldom_that_it_costs_little(entries, sec
         (17, 16, range(1, 17)),  # a part of its own would make no other shorter
         (16, 16, range(16)),  # it would have no core
         (64, 2, range(3)),
+        (16, 40, range(16)),
         (2, 2, range(2)),
         (1, 2, range(1)),
     ],
@@ -124,6 +126,13 @@ def test_who_serves_plays_a_part_where_that_makes_rounds_shorter(cores, workers,
     # Neither where rounds cannot be repeated, nor where cores do not matter.
     assert who_plays(settings, {"cores": {"a": cores}}, group, others, False) == others[:cores]
     assert who_plays(settings, {"cores": {}}, group, others, True) == others
+
+
+def test_who_serves_has_a_core_where_few_of_the_others_carry_somebody():
+    group = group_of(0, [TimedChannel(rank) for rank in range(1, 17)], 1.0, 8.0, 40.0)
+    group.hosts = ["a"] * 17
+    settings = Settings(async_updates=False, logical_workers=8)
+    assert who_plays(settings, {"cores": {"a": 16}}, group, list(range(1, 17)), True)[0] == 1
 
 
 class NotedPart:
@@ -148,4 +157,42 @@ def test_who_serves_begins_its_part_of_a_round_anew_if_somebody_is_lost_after_it
     server.members.lose(1, "it is gone")
     server._begin_round(-1, Order.GO_ON)
     assert learning(server) == [0, 2]
-    assert part.begun == [([0, 1], -1, False), ([0, 1], -1, False)]
+    assert part.begun == [([0, 1], -1, True), ([0, 1], -1, False)]
+
+
+class NotedSaver:
+    """Notes at which steps it was told to save."""
+
+    def __init__(self):
+        self.saved = []
+
+    def save(self, values, counts, position):
+        self.saved.append(position.steps)
+
+    def news(self):
+        return None
+
+
+def test_a_checkpoint_that_is_being_written_is_not_written_again_as_its_round_is():
+    server = server_of("aaa", {"a": 3})
+    server.saver = NotedSaver()
+
+    def broken_round(order, lost):
+        server._begin_round(-1, order)
+        tell, lose = partial(tell_states, server), partial(server.members.lose, lost, "it is gone")
+        turns = iter([tell, lose, tell])
+
+        def turn(reports):
+            next(turns, lambda: server._played.update({rank: None for rank in carrying(server)}))()
+            return 0
+
+        server._turn = turn
+        server._collect(order)
+
+    broken_round(Order.TELL_STATE, 1)
+    assert server.saver.saved == [0] and carrying(server) == [2]
+
+
+def tell_states(server):
+    for logical, rank in server._carried_by.items():
+        server._take_in_state(rank, WalkerState(server._attempt, logical, {}))

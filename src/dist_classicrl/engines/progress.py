@@ -200,6 +200,7 @@ class Reporter:
         #: Of each rank, since the last report.
         self._shares: defaultdict[int, Counters] = defaultdict(Counters)
         self._events: list[dict[str, Any]] = []
+        self._has_reported = False
         self.pause()
         self._rest_from(0.0)
 
@@ -276,6 +277,7 @@ class Reporter:
     def report(self, seconds: float, learning: Iterable[Learning]) -> None:
         """Report, `seconds` after this process began; who learns is told by `learning`."""
         progress = self._progress(seconds, tuple(learning))
+        self._has_reported = True
         self.tally.reported = self.tally.copy()
         if self.episodes is not None and self.tally.steps >= self._look_for_episodes(self.episodes):
             self.tally.looked = self.tally.reported
@@ -288,9 +290,12 @@ class Reporter:
         self._plan()
 
     def report_end(self, seconds: float, learning: Iterable[Learning]) -> None:
-        """Report the end of the call, unless the last report has all: reports add up to the result."""
+        """Report the end of the call, unless a report of this process has all.
+
+        Reports add up to the result. What an earlier process reported last, its callbacks may not have heard.
+        """
         since = self.tally.since(self.tally.reported)
-        if any((since.steps, since.pushes, since.bytes_pushed, since.bytes_pulled)):
+        if not self._has_reported or any((since.steps, since.pushes, since.bytes_pushed, since.bytes_pulled)):
             self.report(seconds, learning)
 
     def rest(self, seconds: float) -> None:

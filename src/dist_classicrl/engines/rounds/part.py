@@ -41,6 +41,7 @@ class RoundPart:
         self.learner.table.rebase(refresh, [])
         if carried != self.carried or not is_ready:
             self._carry(carried, unstack_states(start.learners, n) if start.learners else [])
+            self._told = time.perf_counter()  # what was before is no time of these rounds
 
     def _carry(self, mine: list[int], states: list[State]) -> None:
         """Carry the logical workers `mine` in these states of all of them, or as new where there are none."""
@@ -55,13 +56,21 @@ class RoundPart:
         updates, made = start.pace.updates, start.made
         all_quotas = next_round(self.settings, updates, self.start + made, self.steps - made, self.seed)
         quotas = all_quotas.of(range(self.carried[0], self.carried[-1] + 1))
-        begin = time.perf_counter()
-        played = self._player.play(quotas, goes_on)
+        begin, away = time.perf_counter(), 0.0
+
+        def looks_around() -> bool:
+            nonlocal away
+            left = time.perf_counter()
+            is_to_go_on = goes_on()
+            away += time.perf_counter() - left
+            return is_to_go_on
+
+        played = self._player.play(quotas, looks_around)
         if played is None:
             return None
         parts, totals = played
         now = time.perf_counter()
-        learning, passed = now - begin, now - self._told
+        learning, passed = now - begin - away, now - self._told
         self._told = now
         learners = states_of(self.learner, self.carried) if self.may_repeat else {}
         seconds = self.codec.take_seconds()

@@ -37,7 +37,7 @@ from dist_classicrl.engines.saving import Position
 from dist_classicrl.engines.schedule import sum_of
 from dist_classicrl.errors import ProtocolError, RankLostError
 from dist_classicrl.learning.state import State, join_states
-from dist_classicrl.membership.group import Group
+from dist_classicrl.membership.group import POLL_SECONDS, Group
 from dist_classicrl.process.stop import Stop
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.maps import diverged
@@ -60,10 +60,10 @@ def who_plays(
     if not may_repeat or not knows_cores(told):
         return with_cores(told, group, workers)
     head = group.view.server
-    ranks = with_cores(told, group, [head, *workers])
-    others = with_cores(told, group, workers)
-    has_core = len(others) < len(ranks)  # while all the others play
-    return others if has_core and _longest_part(settings, others) <= _longest_part(settings, ranks) else ranks
+    ranks, others = with_cores(told, group, [head, *workers]), with_cores(told, group, workers)
+    if head in with_cores(told, group, [*others[: settings.logical_workers], head]) and others:
+        return min(others, ranks, key=lambda playing: _longest_part(settings, playing))  # the first, if equal
+    return ranks
 
 
 def _longest_part(settings: Settings, ranks: Sequence[int]) -> int:
@@ -112,7 +112,7 @@ class RoundServer(Serving[Client]):
         self._part: RoundPart | None = None
         self._own: list[int] = []  # the logical workers that this rank carries
         self._is_part_new = True  # its table is none of this server's
-        self._is_part_ready = False  # see `RoundPart.begin`
+        self._is_part_ready = True  # see `RoundPart.begin`
         self._waited = math.inf  # seconds, for the maps of the last round
         self._states: dict[int, State] = {}
         self._asked: Position | None = None
@@ -170,7 +170,7 @@ class RoundServer(Serving[Client]):
             pace = self.now_at.pace.after(made, load, self.table.values, self.settings)
             learners = join_states([maps.learners for _, maps in played]) if self.may_repeat else {}
             self.now_at = RoundStart(pace, self.now_at.number + 1, self.made, learners)
-            self._is_part_ready = True
+            self._is_part_ready = bool(self._own)
             self.report_progress()
             self.now_at = replace(self.now_at, tally=self.tally.so_far(self.seconds))
         return None
@@ -204,7 +204,6 @@ class RoundServer(Serving[Client]):
         if carried_by != self._carried_by:
             self._laggards.begin()
         self._carried_by = carried_by
-        self._begin_part(since)
         ready: dict[int, tuple[np.ndarray, int]] = {}
         now = self.group.wire.now()
         waiting = self.waiting(self.peers.present)
@@ -226,6 +225,7 @@ class RoundServer(Serving[Client]):
             peer.channel.send(message)
             self.tally.bytes_pulled += message.size
             self.tally.count_compression(saved, self.codec.take_seconds())
+        self._begin_part(since)  # after the others, who have to wait for what they are told
         self._states = {}
         if order == Order.TELL_STATE:
             self.report_progress(now=True)
@@ -251,8 +251,7 @@ class RoundServer(Serving[Client]):
         if self._part is None:
             self._part = self.make_part()
         refresh = self.table.refresh(-1 if self._is_part_new else since)
-        n, is_ready = len(self._carried_by), self._is_part_ready and not self._is_part_new
-        self._part.begin(self.now_at, refresh, self._own, n, is_ready)
+        self._part.begin(self.now_at, refresh, self._own, len(self._carried_by), self._is_part_ready)
         self._is_part_new = self._is_part_ready = False
 
     def _play_part(self) -> None:
@@ -263,8 +262,9 @@ class RoundServer(Serving[Client]):
             self._take_in_maps(self.group.rank, 0, maps)
 
     def _goes_on(self) -> bool:
-        """Look around in the middle of this rank's own part, and return whether the round still counts."""
-        self._turn(reports=False)
+        """Look around now and then in this rank's own part, and return whether the round still counts."""
+        if self.group.wire.now() - self._woken >= POLL_SECONDS:
+            self._turn(reports=False)
         return not self._is_broken
 
     def _is_told(self) -> bool:
@@ -293,6 +293,8 @@ class RoundServer(Serving[Client]):
         while self._lacks(is_end):
             arrived = self._turn(reports=not is_end)
             if self._is_broken:
+                if order is Order.TELL_STATE and not self._copied:  # the checkpoint is being written
+                    order = Order.GO_ON
                 self._begin_round(-1, order)
             if self._own and not is_end and self.group.rank not in self._played and self._is_told():
                 self._play_part()
@@ -390,7 +392,7 @@ class RoundServer(Serving[Client]):
         """Count rounds that this rank played itself, in the table as it is now."""
         self.made += alone.made
         self.table.overwritten()
-        self._is_part_new = True
+        self._is_part_new, self._is_part_ready = True, False
         number = self.now_at.number + alone.rounds
         tally = self.tally.so_far(self.seconds)
         self.now_at = RoundStart(alone.pace, number, self.made, alone.learners, tally)

@@ -26,17 +26,23 @@ from dist_classicrl.tables.shared import SharedTable
 def train(run: Run, group: Group, start: Setup | Entry) -> Outcome:
     """Train with the other ranks, as `Engine.train` says."""
     settle_compression(run, group, start)
-    settle_cores(run, group, start, serves_only=True)
+    settle_cores(run, group, start, serves_only=not _may_repeat(run))
     return run_together(RoundRoles, run, group, start)
+
+
+def _may_repeat(run: Run) -> bool:
+    """Whether a round can be played again, since all that learners carry along is known to all ranks."""
+    return run.source.simulator is not None and run.settings.replay_ratio == 0.0
 
 
 class RoundRoles(Roles[RoundWorker, RoundServer]):
     """What a rank may be in the reproducible mode."""
 
+    _first_part: RoundPart | None = None  # of who serves, if it plays one as long as all are there
+
     @property
     def _may_repeat(self) -> bool:
-        # Then all that the learners carry along is known to all ranks.
-        return self.run.source.simulator is not None and self.run.settings.replay_ratio == 0.0
+        return _may_repeat(self.run)
 
     @property
     def _head_may_play(self) -> bool:
@@ -48,15 +54,24 @@ class RoundRoles(Roles[RoundWorker, RoundServer]):
         if serves and self._head_may_play:
             for part in self.kernels():
                 part()
+            if carried := self._carries_first():
+                self._first_part = self._part(carried)
+
+    def _carries_first(self) -> list[int]:
+        """Return the logical workers that this rank carries as long as all ranks are there."""
+        run, group = self.run, self.group
+        ranks = who_plays(run.settings, run.told, group, group.view.workers, self._may_repeat)
+        return carried_of(group.rank, list(carriers(run.settings, ranks).values()))
 
     def _begin_walkers(self, learner: Learner, numbers: list[int]) -> None:
         """Give the learner these logical workers as walkers, as the run begins with them."""
         self.run.add_walkers(learner, numbers)
         self.run.restore(learner, numbers, "rounds")
 
-    def _part(self) -> RoundPart:
-        """Return what this rank learns with, which carries nobody yet."""
+    def _part(self, carried: list[int]) -> RoundPart:
+        """Return what this rank learns with, as the run begins with these logical workers."""
         run, learner = self.run, self.ready_learner()
+        self._begin_walkers(learner, carried)
         return RoundPart(
             learner,
             lambda numbers: self._begin_walkers(learner, numbers),
@@ -66,20 +81,22 @@ class RoundRoles(Roles[RoundWorker, RoundServer]):
             run.seed,
             self._may_repeat,
             codec=self._codec(),
+            carried=carried,
         )
+
+    def _part_of_server(self) -> RoundPart:
+        first, self._first_part = self._first_part, None
+        return self._part([]) if first is None else first
 
     def _codec(self) -> Codec:
         return codec_for(name_of(self.run.settings.compression), self.run.values.size)
 
     def worker(self, base: Base) -> RoundWorker:
         """See `Roles`."""
-        run, group, part = self.run, self.group, self._part()
-        worker = RoundWorker(group, part, run.pace, base, watch=run.watch, wants_to_leave=run.wants_to_leave)
-        if base.is_some:
-            ranks = who_plays(run.settings, run.told, group, group.view.workers, self._may_repeat)
-            part.carried = carried_of(group.rank, list(carriers(run.settings, ranks).values()))
-            self._begin_walkers(part.learner, part.carried)
-        return worker
+        run, part = self.run, self._part(self._carries_first() if base.is_some else [])
+        return RoundWorker(
+            self.group, part, run.pace, base, watch=run.watch, wants_to_leave=run.wants_to_leave
+        )
 
     def server(self, table: SharedTable, first: RoundStart | None = None) -> RoundServer:
         """See `Roles`; `first` is the round that it begins with."""
@@ -97,7 +114,7 @@ class RoundRoles(Roles[RoundWorker, RoundServer]):
             saver=run.saver,
             first=RoundStart(run.pace, tally=run.tally.so_far(0.0)) if first is None else first,
             may_repeat=self._may_repeat,
-            make_part=self._part if self._head_may_play else None,
+            make_part=self._part_of_server if self._head_may_play else None,
             codec=self._codec(),
         )
 

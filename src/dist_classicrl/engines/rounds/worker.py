@@ -36,9 +36,8 @@ class RoundWorker(Working):
         self._looked = 0.0
 
     @property
-    def base(self) -> Base:
-        """How new this rank's table is."""
-        return Base.finished(self.begun_with.term) if self.final is not None else self.begun_with
+    def _base(self) -> Base:
+        return self.begun_with
 
     def hand_in(self, admission: int) -> None:
         """Follow the server of a new view, which begins the round anew."""
