@@ -26,7 +26,7 @@ class Failing:
 
 @pytest.fixture
 def sync():
-    with ParameterSync(MPI.COMM_SELF) as sync:
+    with ParameterSync(MPI.COMM_SELF, timeout=5) as sync:
         yield sync
 
 
