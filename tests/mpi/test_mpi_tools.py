@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from dist_classicrl import DistAsyncQLearning, DistributedDebugger, DistributedMonitor
+from dist_classicrl import DistAsyncQLearning, DistributedDebugger, DistributedMonitor, FailureDetector
 from dist_classicrl.errors import RankLostError, RankTimeoutError, RemoteRankError, SettingsError
 from dist_classicrl.mpi_tools import (
     CompressedAllreduce,
@@ -301,6 +301,26 @@ def test_a_rank_that_does_not_call_ends_the_wait_of_all(world, several_ranks):
             with pytest.raises((RankTimeoutError, RemoteRankError), match=r"from rank [1-9]\d* "):
                 reduce(np.ones(4))
         wait_for_all(world)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (QuorumBarrier, ParameterSync),
+        (DistributedDebugger, TwoLevel),
+        (DistributedMonitor, FailureDetector),
+    ],
+)
+def test_ranks_that_construct_something_else_are_told_what_was_constructed_where(
+    world, several_ranks, one, other
+):
+    mine, theirs = (one, other) if world.rank else (other, one)
+    said = (
+        f"^Rank {0 if world.rank else 1} constructs its {theirs.__name__}, where this .*its {mine.__name__}"
+    )
+    with pytest.raises(SettingsError, match=said):
+        mine(world, timeout=TIMEOUT)
+    one(world, timeout=TIMEOUT).close()
 
 
 def test_sums_are_right_after_a_rank_0_that_came_when_the_others_had_given_up(world, several_ranks):
