@@ -226,12 +226,16 @@ def test_a_debugger_whose_measuring_broke_off_is_closed(world, monkeypatch):
     if world.size == 1:
         pytest.skip("takes another rank to wait for")
 
-    def fail(*arguments):
-        raise ZeroDivisionError
+    real = communication_profile._runner
 
-    debugger = DistributedDebugger(world, timeout=0.5)
-    if world.rank == 1:
-        monkeypatch.setattr(communication_profile, "_runner", fail)
+    def runner(comm, rooted, step):
+        if world.rank == 1:
+            raise ZeroDivisionError
+        rooted.seconds = 0.5
+        return real(comm, rooted, step)
+
+    debugger = DistributedDebugger(world, timeout=WITHIN_SECONDS)
+    monkeypatch.setattr(communication_profile, "_runner", runner)
     with pytest.raises((ZeroDivisionError, RankTimeoutError, RemoteRankError)):
         debugger.profile_communication(8, 1)
     monkeypatch.undo()

@@ -103,15 +103,16 @@ class DistributedDebugger(RootedPart):
             `data_size`) and ``"bandwidth"`` (bytes per second). ``"collective"`` has the last three for each
             of ``"bcast"``, ``"allreduce"``, ``"gather"`` and ``"allgather"``, and ``"barrier"``, which has a
             latency alone. ``"seconds"`` and ``"bandwidth"`` of gather and allgather are None where all ranks
-            together give more than 256 MiB, which is not measured. On one rank there is nothing to measure:
-            both are empty. ``"bytes"``, ``"iterations"`` and ``"hosts"``, by rank, say what was measured.
+            together give more than 256 MiB, which is not measured. On one rank nothing is, and both
+            ``"point_to_point"`` and ``"collective"`` are empty. ``"bytes"``, ``"iterations"`` and
+            ``"hosts"``, by rank, say what was measured.
 
         Raises
         ------
         SettingsError
             On all ranks, if one has an argument that is not what is described here, or rank 0 has another.
         RankTimeoutError, RankLostError, RemoteRankError
-            If a rank does not take part. If that is in the middle of it, the debugger is closed then.
+            If a rank does not take part. The debugger is closed then if the measuring had begun.
         """
         size, refusal = data_size, ""
         try:
