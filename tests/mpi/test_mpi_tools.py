@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dist_classicrl import DistAsyncQLearning, DistributedDebugger, DistributedMonitor, FailureDetector
+from dist_classicrl.comm import collectives
 from dist_classicrl.errors import RankLostError, RankTimeoutError, RemoteRankError, SettingsError
 from dist_classicrl.mpi_tools import (
     CompressedAllreduce,
@@ -358,6 +359,20 @@ def test_what_is_closed_gives_its_communicator_back(world):
         monitor.close()
     # Three at a time, and some while one was closed late; without that there would be six each time.
     assert len(numbers) <= 24
+
+
+def test_communicators_of_two_levels_are_not_freed_while_a_rank_may_use_them(world, several_ranks):
+    levels = TwoLevel(world, timeout=TIMEOUT)
+    if world.rank == 0:
+        levels.close()
+        assert levels._comm and levels._local
+    wait_for_all(world)
+    levels.close()
+    wait_for_all(world)
+    deadline = time.monotonic() + TIMEOUT
+    while levels._comm or levels._local or levels._closing:
+        assert time.monotonic() < deadline
+        collectives._give_back_more()
 
 
 def test_what_is_closed_is_refused_by_name_and_who_waits_for_it_is_told(world, several_ranks):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,7 +141,23 @@ def give_back(
     turn up in another communicator. It waits so many seconds at most; who says goodbye later is noticed when
     the next communicator is made or given back, and where a rank has died nothing is freed.
     """
-    used = _Used(comm, channels, left)
+    _wait_until_over(_Used(comm, channels, left), seconds)
+
+
+def free_together(comms: Sequence[Any], seconds: float = 1.0) -> None:
+    """Free communicators once all ranks have come to this; waits like `give_back`.
+
+    Over the last of `comms` nothing else was ever done.
+    """
+    from mpi4py import MPI
+
+    try:
+        _wait_until_over(_Together(comms, comms[-1].Ibarrier()), seconds)
+    except MPI.Exception:
+        leave_to_mpi(comms)
+
+
+def _wait_until_over(used: _Used | _Together, seconds: float) -> None:
     backoff = Backoff()
     deadline = time.monotonic() + seconds
     while not used.is_over():
@@ -150,6 +166,28 @@ def give_back(
             break
         backoff.wait()
     _give_back_more()
+
+
+@dataclass(frozen=True)
+class _Together:
+    """Communicators that this rank is through with, and a barrier that opens when all are."""
+
+    comms: Sequence[Any]
+    request: Any
+
+    def is_over(self) -> bool:
+        """Whether all have come, or one has died."""
+        from mpi4py import MPI
+
+        try:
+            if not self.request.Test():
+                return False
+        except MPI.Exception:
+            leave_to_mpi(self)
+            return True
+        for comm in self.comms:
+            comm.Free()
+        return True
 
 
 @dataclass(frozen=True)
@@ -177,7 +215,7 @@ def _give_back_more() -> None:
     _used[:] = [used for used in _used if not used.is_over()]
 
 
-_used: list[_Used] = []
+_used: list[_Used | _Together] = []
 
 
 def leave_to_mpi(*in_use: Any) -> None:
