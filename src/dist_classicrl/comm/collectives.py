@@ -147,14 +147,16 @@ def give_back(
 def free_together(comms: Sequence[Any], seconds: float = 1.0) -> None:
     """Free communicators once all ranks have come to this; waits like `give_back`.
 
-    Over the last of `comms` nothing else was ever done.
+    The last of `comms` is for this alone.
     """
     from mpi4py import MPI
 
     try:
-        _wait_until_over(_Together(comms, comms[-1].Ibarrier()), seconds)
+        request = comms[-1].Ibarrier()
     except MPI.Exception:
         leave_to_mpi(comms)
+    else:
+        _wait_until_over(_Together(comms, request), seconds)
 
 
 def _wait_until_over(used: _Used | _Together, seconds: float) -> None:
