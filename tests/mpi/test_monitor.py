@@ -222,6 +222,28 @@ def test_a_rank_that_makes_no_such_call_is_not_waited_for_for_ever(world):
     debugger.close()
 
 
+def test_a_debugger_whose_measuring_broke_off_is_closed(world, monkeypatch):
+    if world.size == 1:
+        pytest.skip("takes another rank to wait for")
+
+    real = communication_profile._runner
+
+    def runner(comm, rooted, step):
+        if world.rank == 1:
+            raise ZeroDivisionError
+        rooted.seconds = 0.5
+        return real(comm, rooted, step)
+
+    debugger = DistributedDebugger(world, timeout=WITHIN_SECONDS)
+    monkeypatch.setattr(communication_profile, "_runner", runner)
+    with pytest.raises((ZeroDivisionError, RankTimeoutError, RemoteRankError)):
+        debugger.profile_communication(8, 1)
+    monkeypatch.undo()
+    # Messages of the one that broke off would be taken for those of another one.
+    with pytest.raises(SettingsError, match="This DistributedDebugger is closed"):
+        debugger.profile_communication(8, 1)
+
+
 def test_messages_between_all_hosts_are_measured_and_not_only_with_rank_0(world, debugger, monkeypatch):
     names = [f"host {rank // 2}" for rank in range(world.size)]
     monkeypatch.setattr(socket, "gethostname", lambda: names[world.rank])

@@ -6,7 +6,8 @@ import time
 import numpy as np
 import pytest
 
-from dist_classicrl import DistAsyncQLearning, DistributedDebugger, DistributedMonitor
+from dist_classicrl import DistAsyncQLearning, DistributedDebugger, DistributedMonitor, FailureDetector
+from dist_classicrl.comm import collectives
 from dist_classicrl.errors import RankLostError, RankTimeoutError, RemoteRankError, SettingsError
 from dist_classicrl.mpi_tools import (
     CompressedAllreduce,
@@ -303,6 +304,42 @@ def test_a_rank_that_does_not_call_ends_the_wait_of_all(world, several_ranks):
         wait_for_all(world)
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (QuorumBarrier, ParameterSync),
+        (DistributedDebugger, TwoLevel),
+        (DistributedMonitor, FailureDetector),
+    ],
+)
+def test_ranks_that_construct_something_else_are_told_what_was_constructed_where(
+    world, several_ranks, one, other
+):
+    mine, theirs = (one, other) if world.rank else (other, one)
+    said = (
+        f"^Rank {0 if world.rank else 1} constructs its {theirs.__name__}, where this .*its {mine.__name__}"
+    )
+    with pytest.raises(SettingsError, match=said):
+        mine(world, timeout=TIMEOUT)
+    one(world, timeout=TIMEOUT).close()
+
+
+def test_sums_are_right_after_a_rank_0_that_came_when_the_others_had_given_up(world, several_ranks):
+    with CompressedAllreduce(world, "top_k", k=1, timeout=TIMEOUT) as reduce:
+        found = reduce(np.array([1.0, 2.0]))
+        reduce._collectives.seconds = 0.3 if world.rank else TIMEOUT
+        if world.rank:
+            with pytest.raises(RankTimeoutError, match="from rank 0 "):
+                reduce(np.array([8.0, 4.0]))
+        wait_for_all(world)
+        if world.rank == 0:
+            with pytest.raises(RemoteRankError, match="RankTimeoutError"):
+                reduce(np.array([8.0, 4.0]))
+        wait_for_all(world)
+        reduce._collectives.seconds = TIMEOUT
+        assert (found + reduce.flush()).tolist() == [world.size, 2 * world.size]
+
+
 def test_what_is_closed_gives_its_communicator_back(world):
     """MPI has 65,000 or 2,000 of them: their numbers are used again."""
     late = world.size - 1
@@ -322,6 +359,20 @@ def test_what_is_closed_gives_its_communicator_back(world):
         monitor.close()
     # Three at a time, and some while one was closed late; without that there would be six each time.
     assert len(numbers) <= 24
+
+
+def test_communicators_of_two_levels_are_not_freed_while_a_rank_may_use_them(world, several_ranks):
+    levels = TwoLevel(world, timeout=TIMEOUT)
+    if world.rank == 0:
+        levels.close()
+        assert levels._comm and levels._local
+    wait_for_all(world)
+    levels.close()
+    wait_for_all(world)
+    deadline = time.monotonic() + TIMEOUT
+    while levels._comm or levels._local or levels._closing:
+        assert time.monotonic() < deadline
+        collectives._give_back_more()
 
 
 def test_what_is_closed_is_refused_by_name_and_who_waits_for_it_is_told(world, several_ranks):

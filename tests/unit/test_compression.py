@@ -156,6 +156,8 @@ def test_shorter_forms_that_are_none_are_refused_by_name():
         except ProtocolError:
             refused += 1
     assert refused > 300
+    with pytest.raises(ProtocolError, match=f"40 numbers where {2**45 - 1} belong"):  # for which no memory is
+        lengthen(Compact(Kind.PUSH, (Form.STEPS, 0, 2**45, 0, 1), (np.zeros(40, np.uint8),)))
     with pytest.raises(ProtocolError, match="kind 999"):
         lengthen(whole[0]._replace(kind=999))
     with pytest.raises(ProtocolError, match="other arrays than its 1"):

@@ -6,9 +6,13 @@ import sys
 import threading
 import weakref
 
+import numpy as np
 import pytest
 
+from dist_classicrl.comm import envelope
+from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.transport import Backoff, Channel, Wire
+from dist_classicrl.errors import ProtocolError
 
 PR_GET_TIMERSLACK = 30  # of Linux
 
@@ -25,6 +29,28 @@ def test_a_channel_that_nobody_closed_stays_as_mpi_may_write_to_it():
     seen().close()
     gc.collect()
     assert seen() is None
+
+
+@pytest.mark.parametrize(
+    ("claimed", "first", "then", "said"),
+    [
+        (48, 64, None, "A piece of 64 bytes came from rank 0, where 48 are left"),
+        (2**50, 32, None, f"A piece of 32 bytes came from rank 0, where {2**50} are left"),  # a short one
+        (2**50, 64, None, f"claims to have {2**50} bytes, for which there is no memory"),
+        (2**63 - 8, 64, None, f"claims to have {2**63 - 8} bytes, for which there is no memory"),
+        (96, 64, 40, "A piece of 40 bytes came from rank 0, where 32 are left"),
+    ],
+)
+def test_pieces_that_do_not_make_a_message_are_refused_by_name(claimed, first, then, said):
+    from mpi4py import MPI
+
+    channel = Channel(MPI.COMM_SELF, 0, 7, piece_bytes=64)
+    message = envelope.encode(Kind.PUSH, np.arange(20))
+    message[:first].view(np.int64)[1] = claimed
+    with pytest.raises(ProtocolError, match=said):
+        channel._add(message[:first])
+        channel._add(message[first : first + then])
+    channel.close()
 
 
 def test_a_wait_whose_length_is_known_is_not_slept_through():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from dist_classicrl.comm.transport import Backoff, Channel, wait_until
 from dist_classicrl.errors import RankLostError, SettingsError
 
 _TESTS_AT_ONCE = 100
+_NAME_BYTES = 64
 _OVER_THE_OTHERS = "over the ranks that are left, such as comm.Shrink()."
 
 
@@ -54,12 +55,36 @@ def own_communicator(comm: Any, seconds: float, name: str, between_groups: bool 
     """Return a duplicate of `comm` for the object `name`, which every rank constructs, within `seconds`.
 
     `between_groups`: whether it may be an intercommunicator. Errors are those of `finish`, and a
-    `SettingsError` if `comm` is no such communicator.
+    `SettingsError` if `comm` is no such communicator, or other ranks construct something else.
     """
     checked_communicator(comm, between_groups)
     _give_back_more()
     what = f"all ranks to construct their {name}; every rank of the communicator has to"
-    return duplicate(comm, seconds, what, f"Construct it {_OVER_THE_OTHERS}")
+    remedy = f"Construct it {_OVER_THE_OTHERS}"
+    own = duplicate(comm, seconds, what, remedy)
+    _compare_names(own, name, seconds, what, remedy)
+    return own
+
+
+def _compare_names(own: Any, name: str, seconds: float, what: str, remedy: str) -> None:
+    """Raise a SettingsError, and free `own`, where another rank constructs something else."""
+    from mpi4py import MPI
+
+    size = own.Get_remote_size() if own.Is_inter() else own.Get_size()
+    given, found = name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES), bytearray(_NAME_BYTES * size)
+    try:
+        request = own.Iallgather(given, found)
+    except MPI.Exception as error:
+        raise _death(what, remedy) from error
+    finish(own, request, seconds, what, remedy, given, found)
+    for rank in range(size):
+        other = found[_NAME_BYTES * rank : _NAME_BYTES * (rank + 1)]
+        if other != given:
+            own.Free()
+            raise SettingsError(
+                f"Rank {rank} constructs its {other.decode(errors='replace').rstrip()}, where this rank "
+                f"constructs its {name}. Construct the same in the same order on all ranks."
+            )
 
 
 def finish(
@@ -116,7 +141,25 @@ def give_back(
     turn up in another communicator. It waits so many seconds at most; who says goodbye later is noticed when
     the next communicator is made or given back, and where a rank has died nothing is freed.
     """
-    used = _Used(comm, channels, left)
+    _wait_until_over(_Used(comm, channels, left), seconds)
+
+
+def free_together(comms: Sequence[Any], seconds: float = 1.0) -> None:
+    """Free communicators once all ranks have come to this; waits like `give_back`.
+
+    The last of `comms` is for this alone.
+    """
+    from mpi4py import MPI
+
+    try:
+        request = comms[-1].Ibarrier()
+    except MPI.Exception:
+        leave_to_mpi(comms)
+    else:
+        _wait_until_over(_Together(comms, request), seconds)
+
+
+def _wait_until_over(used: _Used | _Together, seconds: float) -> None:
     backoff = Backoff()
     deadline = time.monotonic() + seconds
     while not used.is_over():
@@ -125,6 +168,28 @@ def give_back(
             break
         backoff.wait()
     _give_back_more()
+
+
+@dataclass(frozen=True)
+class _Together:
+    """Communicators that this rank is through with, and a barrier that opens when all are."""
+
+    comms: Sequence[Any]
+    request: Any
+
+    def is_over(self) -> bool:
+        """Whether all have come, or one has died."""
+        from mpi4py import MPI
+
+        try:
+            if not self.request.Test():
+                return False
+        except MPI.Exception:
+            leave_to_mpi(self)
+            return True
+        for comm in self.comms:
+            comm.Free()
+        return True
 
 
 @dataclass(frozen=True)
@@ -152,7 +217,7 @@ def _give_back_more() -> None:
     _used[:] = [used for used in _used if not used.is_over()]
 
 
-_used: list[_Used] = []
+_used: list[_Used | _Together] = []
 
 
 def leave_to_mpi(*in_use: Any) -> None:
@@ -171,6 +236,9 @@ def _death(what: str, remedy: str) -> RankLostError:
 def _has_deaths(comm: Any) -> bool:
     """Whether MPI says that a rank has died; False where it cannot say."""
     try:
-        return comm.Get_failed().Get_size() > 0
+        failed = comm.Get_failed()
     except (AttributeError, NotImplementedError):
         return False
+    has_deaths: bool = failed.Get_size() > 0
+    failed.Free()
+    return has_deaths

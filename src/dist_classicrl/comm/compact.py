@@ -166,9 +166,10 @@ def _lengthen(told: _Told, array: np.ndarray) -> np.ndarray:
         case Form.OFFSETS:
             return (_narrow(array, told, told.size).astype(np.int64) + told.base).astype(dtype)
         case Form.STEPS:
+            steps = _narrow(array, told, told.size - 1)  # before memory is taken for so many
             numbers = np.empty(told.size, np.int64)
             numbers[0] = told.base
-            np.cumsum(_narrow(array, told, told.size - 1), out=numbers[1:])
+            np.cumsum(steps, out=numbers[1:])
             numbers[1:] += told.base
             return numbers.astype(dtype)
         case Form.MULTIPLES if told.width in _SIGNED and abs(told.base) < 2**12:

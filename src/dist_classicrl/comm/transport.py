@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl.comm import envelope
-from dist_classicrl.errors import RankTimeoutError
+from dist_classicrl.errors import ProtocolError, RankTimeoutError
 from dist_classicrl.process import exit as process_exit
 
 logger = logging.getLogger(__name__)
@@ -267,18 +267,30 @@ class Channel:
         return message
 
     def _add(self, piece: np.ndarray) -> np.ndarray | None:
-        if self._partial is None:
-            total = envelope.total_bytes(piece)
-            if total == piece.size:
+        partial = self._partial
+        left = envelope.total_bytes(piece) if partial is None else partial.size - self._filled
+        if piece.size != min(self._piece, left):
+            raise ProtocolError(
+                f"A piece of {piece.size} bytes came from rank {self.peer}, where {left} are left of the "
+                "message. Do all ranks run the same version?"
+            )
+        if partial is None:
+            if piece.size == left:
                 return piece.copy()
-            self._partial = np.empty(total, np.uint8)
+            try:
+                partial = self._partial = np.empty(left, np.uint8)
+            except (MemoryError, ValueError) as error:
+                raise ProtocolError(
+                    f"A message came from rank {self.peer} that claims to have {left} bytes, for which there "
+                    "is no memory. Do all ranks run the same version?"
+                ) from error
             self._filled = 0
-        self._partial[self._filled : self._filled + piece.size] = piece
+        partial[self._filled : self._filled + piece.size] = piece
         self._filled += piece.size
-        if self._filled < self._partial.size:
+        if self._filled < partial.size:
             return None
-        message, self._partial = self._partial, None
-        return message
+        self._partial = None
+        return partial
 
     def reopen(self) -> None:
         """Take messages again, after `close`."""

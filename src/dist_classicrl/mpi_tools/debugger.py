@@ -103,7 +103,8 @@ class DistributedDebugger(RootedPart):
             `data_size`) and ``"bandwidth"`` (bytes per second). ``"collective"`` has the last three for each
             of ``"bcast"``, ``"allreduce"``, ``"gather"`` and ``"allgather"``, and ``"barrier"``, which has a
             latency alone. ``"seconds"`` and ``"bandwidth"`` of gather and allgather are None where all ranks
-            together give more than 256 MiB, which is not measured. ``"bytes"``, ``"iterations"`` and
+            together give more than 256 MiB, which is not measured. On one rank nothing is, and both
+            ``"point_to_point"`` and ``"collective"`` are empty. ``"bytes"``, ``"iterations"`` and
             ``"hosts"``, by rank, say what was measured.
 
         Raises
@@ -111,7 +112,7 @@ class DistributedDebugger(RootedPart):
         SettingsError
             On all ranks, if one has an argument that is not what is described here, or rank 0 has another.
         RankTimeoutError, RankLostError, RemoteRankError
-            If a rank does not take part.
+            If a rank does not take part. The debugger is closed then if the measuring had begun.
         """
         size, refusal = data_size, ""
         try:
@@ -123,9 +124,13 @@ class DistributedDebugger(RootedPart):
         arguments = f"data_size={size}, iterations={iterations}, host_pairs={host_pairs!r}"
         self._agree(refusal, arguments)
         sizes = sorted({LEAST_BYTES, size})
-        profile = communication_profile.measure(
-            self._comm, self._rooted, sizes, iterations, host_pairs=host_pairs
-        )
+        try:
+            profile = communication_profile.measure(
+                self._comm, self._rooted, sizes, iterations, host_pairs=host_pairs
+            )
+        except BaseException:
+            self._is_closed = True  # what was begun may end yet, and be taken for part of another profile
+            raise
         pairs: dict[tuple[int, ...], dict[str, Any]] = {}
         collective: dict[str, dict[str, Any]] = {}
         for found in profile.measurements:

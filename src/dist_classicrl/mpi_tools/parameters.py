@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -34,6 +34,7 @@ OPERATIONS = ("sum", "mean")
 _TAG = 1
 _AWAKE_SECONDS = 2e-3  # of a wait: most are over by then, and sleeping would make them longer
 _MESSAGE_BYTES = 1 << 12
+_MOST_NUMBERS = 1 << 30  # of one of MPI's operations, of which many count in 31 bits
 
 
 @message(Kind.OFFER)
@@ -84,7 +85,7 @@ class SyncHandle:
         self._number = number
         self._given = given
         self._requests: list[Any] | None = None  # not before all ranks agree
-        self._is_broken = False  # MPI gave an error: somebody has died, and the channels say who
+        self._broken: BaseException | None = None  # why its operations were not begun, or do not end
         self._error: SettingsError | None = None
         self._result: dict[str, np.ndarray] | None = None
 
@@ -122,7 +123,8 @@ class SyncHandle:
             After `timeout` seconds; it names the ranks that have not started this synchronization. It goes
             on, and may be waited for again.
         RankLostError
-            If MPI reports that a rank has died, or one has closed its `ParameterSync` without taking part.
+            If MPI reports that a rank has died, or gives another error, or a rank has closed its
+            `ParameterSync` without taking part.
         RemoteRankError
             If another rank left its ``with`` block by an exception, or closed its `ParameterSync` before
             this synchronization was complete there: what a rank has waited for completes on all.
@@ -263,6 +265,13 @@ class ParameterSync(Part):
                     f"Rank {peer.rank} closed its ParameterSync without synchronization {handle._number}. "
                     "Every rank has to start the same ones before it closes its own."
                 )
+        for each in self._under_way:
+            if each._broken is not None and each._number <= handle._number:
+                raise RankLostError(
+                    f"Synchronization {each._number} could not be done ({each._broken}). If a rank has "
+                    "died, construct another ParameterSync over the ranks that are left, such as "
+                    "comm.Shrink(); else on all ranks."
+                ) from each._broken
 
     def _advance(self) -> None:
         for peer, content in receive(self._wire, [peer for peer in self._peers if not peer.has_left]):
@@ -273,7 +282,7 @@ class ParameterSync(Part):
                 if content.description:
                     peer.descriptions[content.digest] = content.description
         for handle in self._under_way:  # in their order, as MPI needs it
-            if handle._requests is None and not self._begin(handle):
+            if handle._broken is not None or (handle._requests is None and not self._begin(handle)):
                 break
         for handle in [each for each in self._under_way if self._is_complete(each)]:
             handle._result = None if handle._error else handle._given.result(self._wire.size)
@@ -299,20 +308,23 @@ class ParameterSync(Part):
             handle._error = SettingsError(f"{'; '.join(texts)}.")
             return True
         try:
-            handle._requests = given.begin(self._comm)
-        except MPI.Exception:
-            handle._is_broken = True
-        return True
+            for request in given.begin(self._comm):
+                handle._requests.append(request)
+        except BaseException as error:
+            handle._broken = error
+            if not isinstance(error, MPI.Exception):
+                raise
+        return handle._broken is None
 
     def _is_complete(self, handle: SyncHandle) -> bool:
         from mpi4py import MPI
 
-        if handle._requests is None or handle._is_broken:
+        if handle._requests is None or handle._broken is not None:
             return False
         try:
             return all([request.Test() for request in handle._requests])
-        except MPI.Exception:
-            handle._is_broken = True
+        except MPI.Exception as error:
+            handle._broken = error
             return False
 
     def _timed_out(self, number: int, seconds: float) -> RankTimeoutError:
@@ -398,13 +410,18 @@ class _Given:
         flat = {dtype: np.concatenate(several) for dtype, several in by_type.items()}
         return cls("", {"op": op, "source": None if source is None else int(source), "arrays": layout}, flat)
 
-    def begin(self, comm: Any) -> list[Any]:
-        """Start MPI's operations, and return their requests."""
+    def begin(self, comm: Any) -> Iterator[Any]:
+        """Start MPI's operations, and yield the request of each."""
         source = self._about["source"]
-        if source is not None:
-            return [comm.Ibcast(flat, source) for flat in self._flat.values()]
-        self._received = {each: np.empty_like(flat) for each, flat in self._flat.items()}
-        return [comm.Iallreduce(flat, self._received[each]) for each, flat in self._flat.items()]
+        if source is None:
+            self._received = {each: np.empty_like(flat) for each, flat in self._flat.items()}
+        for each, flat in self._flat.items():
+            for first in range(0, flat.size, _MOST_NUMBERS):
+                some = slice(first, first + _MOST_NUMBERS)
+                if source is None:
+                    yield comm.Iallreduce(flat[some], self._received[each][some])
+                else:
+                    yield comm.Ibcast(flat[some], source)
 
     def result(self, size: int) -> dict[str, np.ndarray]:
         """Return the arrays by name, once the operations are complete on so many ranks."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl.checks import OneOf, WholeNumber, YesOrNo, is_whole
-from dist_classicrl.comm.collectives import spin
+from dist_classicrl.comm.collectives import free_together, own_communicator, spin
 from dist_classicrl.errors import RankLostError, SettingsError
 from dist_classicrl.mpi_tools.arrays import as_numbers
 from dist_classicrl.mpi_tools.part import Part
@@ -43,7 +43,8 @@ class TwoLevel(Part):
         one short message more. Without it, where ranks differ, MPI does what it likes.
     timeout : float, default=60
         Seconds to wait for other ranks, here and in each step of an operation: longer than the largest
-        arrays need. A rank that comes so late that others have given up gives up, too.
+        arrays need. With `check`, a rank that comes so late that others have given up gives up, too, but for
+        the source of a broadcast; without it, MPI may give any such rank the result all the same.
 
     Raises
     ------
@@ -83,6 +84,7 @@ class TwoLevel(Part):
         label = _checked_label(host)
         self._check = YesOrNo()("check", check)
         super().__init__(comm, timeout)
+        self._closing = own_communicator(self._comm, self._seconds, type(self).__name__)
         self._rank, self._size = self._comm.Get_rank(), self._comm.Get_size()
         self._local: Any = None
         self._leaders: Any = None
@@ -345,10 +347,8 @@ class TwoLevel(Part):
         )
 
     def _leave(self) -> None:
-        # Each operation was complete: it has taken in all that was sent to this rank.
-        for comm in (self._local, self._leaders, self._comm):
-            if comm:
-                comm.Free()
+        made = [comm for comm in (self._local, self._leaders) if comm]
+        free_together([*made, self._comm, self._closing])
 
 
 def _unlike(pieces: list[bytes], begin: int) -> SettingsError:
