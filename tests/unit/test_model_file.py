@@ -446,6 +446,12 @@ def test_a_behavior_may_take_more_than_the_other_settings(tmp_path, monkeypatch)
         )
 
 
+def test_a_model_is_read_where_a_package_is_missing_that_its_training_needed(tmp_path, monkeypatch):
+    model_file.write(tmp_path / "model", saved_model(compression="lossless"))
+    monkeypatch.setattr("dist_classicrl.settings.find_spec", lambda name: None)
+    assert DistAsyncQLearning.load_model(tmp_path / "model").predict(0) in range(3)
+
+
 def test_the_home_of_the_user_has_its_short_name(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     agent = DistAsyncQLearning(state_size=3, action_size=2, seed=1)

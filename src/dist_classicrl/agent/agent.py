@@ -176,8 +176,6 @@ class DistAsyncQLearning(LearnedTable):
     ------
     SettingsError
         If a setting is not allowed.
-    MissingExtraError
-        If it needs a package that is not installed.
     """
 
     @named_arguments("DistAsyncQLearning")
@@ -391,6 +389,8 @@ class DistAsyncQLearning(LearnedTable):
         ------
         SettingsError
             If the arguments or the size of the table do not fit.
+        MissingExtraError
+            If the settings need a package that is not installed.
         EnvError
             If the environment cannot be learned in.
         DivergenceError

@@ -173,6 +173,7 @@ class Session:
         try:
             steps = asked.checked_steps(state.steps, len(agreement.members))
             state.check_values()
+            state.settings.check_packages(ranks)
             # What is asked for is said to be wrong first.
             self._check_workers(
                 ranks, len(agreement.members), engine_for(state.settings, ranks, asked.placement)

@@ -78,6 +78,12 @@ class Source:
             *self.recipe,
         )
 
+    @property
+    def max_episode_steps(self) -> int | None:
+        """The time limit of episodes; None where nothing is known to cut them off."""
+        env = self.simulator or self.stepped
+        return None if env is None else env.max_episode_steps
+
     def another(self, n_envs: int | None = None) -> Source:
         """Return the same with environments of its own, as many or `n_envs`; only where `make_another` is."""
         if self.make_another is None:
