@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
 
     from dist_classicrl.environments.stepped.base import SteppedEnv
+    from dist_classicrl.environments.stepped.spaces import SpaceIndex
 
     GymnasiumEnv = gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv[Any, Any, Any]
     #: What `train` takes as an environment.
@@ -77,6 +78,11 @@ class Source:
             self.stepped is not None and self.stepped.mask_source == "info",
             *self.recipe,
         )
+
+    @property
+    def spaces(self) -> tuple[SpaceIndex | None, SpaceIndex | None]:
+        """Between its own observations and actions and the integers; None where these are known to be it."""
+        return (None, None) if self.stepped is None else (self.stepped.observations, self.stepped.actions)
 
     @property
     def max_episode_steps(self) -> int | None:
