@@ -482,6 +482,7 @@ class AgentState:
             self.observations,
             self.actions,
             keys,
+            self.seed,
         )
 
     def take_model(self, saved: SavedModel) -> None:
@@ -504,6 +505,7 @@ class AgentState:
         else:
             self._table = np.asarray(table[0], self.settings.dtype), np.asarray(table[1])
         self.steps = self.requested = saved.steps
+        self.seed = saved.seed if self.seed is None else self.seed
         self.n_actions, self.legal = saved.actions, saved.legal
         self.environment = saved.environment
         self.observations, self.actions = saved.observation_index, saved.action_index
