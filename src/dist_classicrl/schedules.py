@@ -232,6 +232,11 @@ class Exponential(_FromTo):
                     f"Exponential: {name} must be above 0, got {value!r}: a constant factor never reaches 0. "
                     "Use a small positive number, or Linear."
                 )
+        if self.final / self.initial in (0.0, math.inf):
+            raise SettingsError(
+                f"Exponential: from {self.initial!r} to {self.final!r} is a factor that float64 cannot hold. "
+                "Bring them nearer together, for instance with 1e-9 for the smaller one, or use Linear."
+            )
 
     def _between(self, share: float) -> float:
         return self.initial * (self.final / self.initial) ** share

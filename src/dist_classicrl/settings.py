@@ -383,7 +383,11 @@ class Settings(Checked):
                 f'compression="top_k" says itself which changes wait, so compression_threshold='
                 f"{self.compression_threshold:g} has no place beside it. Leave one of them out."
             )
-        if name == "lossless" and find_spec("zstandard") is None:
+
+    def check_packages(self, ranks: int) -> None:
+        """Raise MissingExtraError where a training of so many ranks needs a package that is not installed."""
+        is_needed = ranks > 1 and compressions.name_of(self.compression) == "lossless"
+        if is_needed and find_spec("zstandard") is None:
             raise MissingExtraError(_NO_ZSTANDARD)
 
     def to_dict(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dist_classicrl.comm import transport
 from dist_classicrl.compression import TopK
 from dist_classicrl.engines.roles import link
 from dist_classicrl.environments import TabularMDP
+from dist_classicrl.errors import MissingExtraError, RemoteRankError
 from dist_classicrl.membership.group import Group
 from dist_classicrl.schedules import PerVisit
 
@@ -265,3 +266,17 @@ def test_progress_is_told_on_rank_0_alone(world, make_agent, lake):
         assert [report.total_steps for report in told] == [200_000] * len(told)
         assert told[-1].steps == 200_000
         assert [report.steps for report in told] == sorted(report.steps for report in told)
+
+
+@pytest.mark.core
+def test_a_package_that_one_rank_lacks_is_named_on_all(world, make_agent, lake, monkeypatch):
+    if world.size == 1:
+        return
+    agent = make_agent(compression="lossless")
+    if world.rank == 1:
+        monkeypatch.setattr("dist_classicrl.settings.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError if world.rank == 1 else RemoteRankError, match="needs zstandard"):
+        agent.train(lake, total_steps=1_000)
+    world.barrier()
+    monkeypatch.undo()
+    assert agent.train(lake, total_steps=1_000).steps == 1_000

@@ -168,6 +168,8 @@ def test_values_of_a_file_mean_values(kind, data, value):
         (Whole(1), "0", "whole number of at least 1"),
         (Whole(), "1.5", "whole number"),
         (Whole(), "inf", "whole number"),
+        (Whole(), "9.007199254740993e15", "write all its digits"),
+        (Whole(), "123456789012345678.0", "write all its digits"),
         (Whole(0), "-1", "whole number of at least 0"),
         (Real(0.0), "-1", "at least 0"),
         (Real(), "nan", "a number"),
@@ -197,6 +199,11 @@ def test_words_that_mean_nothing_are_refused(kind, text, match):
     [
         (Whole(), "1e8", "Leave out the quotes."),
         (Whole(), "many", ""),
+        (
+            Whole(),
+            9007199254740993.0,
+            "From 2**53 on, write all its digits: with a point or an e it is rounded.",
+        ),
         (Real(), True, ""),
         (Real(), 10**400, ""),
         (Schedule(), 10**400, ""),

@@ -411,12 +411,22 @@ def test_a_run_begun_anew_keeps_the_one_before_under_another_name(place, capsys)
         (["FrozenLake-v1", "--heartbeat-timeout", "1"], "4 times heartbeat_interval"),
         (["FrozenLake-v1", "--config", "absent.toml"], "No such file"),
         (["FrozenLake-v1", "--ranks", "0"], "at least 1"),
+        (["FrozenLake-v1", "--checkpoint-dir", "c\udcff"], "\\udcff', which is not UTF-8"),
+        (["FrozenLake-v1", "--log-dir", "l\udcff"], "log_dir is '"),
     ],
 )
 def test_what_cannot_be_done_is_said_and_leaves_no_folder(words, match, capsys, place):
     assert train(*words) == 2
     assert match in capsys.readouterr().err
     assert list(place.iterdir()) == []
+
+
+def test_a_package_that_ranks_lack_is_named_before_anything_is_started(
+    place, no_training, monkeypatch, capsys
+):
+    monkeypatch.setattr("dist_classicrl.settings.find_spec", lambda name: None)
+    assert train(*LAKE, "--compression", "lossless", "--ranks", "2") == 2
+    assert "needs zstandard" in capsys.readouterr().err and list(place.iterdir()) == []
 
 
 @pytest.mark.parametrize("out", ["file", "file/below"])
@@ -826,6 +836,10 @@ def test_a_terminal_that_goes_stops_a_run_in_order(place, monkeypatch, handler, 
     finally:
         signal.signal(signal.SIGHUP, before)
     assert (signal.SIGHUP in asked) == is_heard and "SIGTERM" in asked
+
+
+def test_a_signal_by_which_a_worker_leaves_is_not_taken_for_another(place):
+    assert train(*LAKE, "--leave-signals", "SIGHUP", "-q") == 0
 
 
 def test_names_of_signals_need_no_sig(place):

@@ -79,6 +79,11 @@ def test_training_goes_on_from_there(tmp_path):
     assert loaded.visits.sum() == agent.visits.sum() + 1_000
 
 
+def test_a_seed_that_was_drawn_is_that_of_the_checkpoint(tmp_path):
+    agent = trained(tmp_path, calls=1, seed=None)
+    assert DistAsyncQLearning.load_model(tmp_path).seed == agent.seed is not None
+
+
 def test_one_checkpoint_is_the_one_that_was_asked_for(tmp_path):
     trained(tmp_path)
     checkpoints = sorted(tmp_path.glob("agent-0/f0*"))

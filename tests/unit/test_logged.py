@@ -18,7 +18,14 @@ from dist_classicrl.data import (
     play_episodes,
 )
 from dist_classicrl.data.empirical import empirical_model
-from dist_classicrl.errors import DataError, MissingExtraError, RewardError, SettingsError
+from dist_classicrl.errors import (
+    DataError,
+    EnvMismatchError,
+    MissingExtraError,
+    NotTrainedError,
+    RewardError,
+    SettingsError,
+)
 from dist_classicrl.learning.logged import LoggedLearner
 from dist_classicrl.learning.rules import truths
 from dist_classicrl.rules import TD
@@ -615,3 +622,19 @@ def test_estimates_of_an_agents_policy_take_the_numbers_of_its_environment(kind,
             estimate_value([steps, steps], agent.policy.greedy, 0.5)
         with pytest.raises(DataError, match=r"states has -12 at transition 0.*write learn\(..., env="):
             DistAsyncQLearning().learn(logged_in(kind))
+
+
+def test_what_is_refused_changes_nothing_of_what_the_agent_says():
+    agent = DistAsyncQLearning(seed=1, discount_factor=0.5)
+    with pytest.raises(DataError, match="^states: "):
+        agent.learn(logged_in(Corridor), env=corridor_below)
+    with pytest.raises(NotTrainedError):  # nor is there a table
+        _ = agent.q_table
+    agent.learn(logged_in(Corridor), method="sweeps", env=corridor)
+    with pytest.raises(DataError, match="^states: "):
+        agent.learn(logged_in(Corridor), env=corridor_below)
+    assert agent.predict(14) == 4
+    agent.train(corridor, total_steps=32)
+    with pytest.raises(EnvMismatchError, match=r"learned in .* for 32 steps, and learn.*leave env out"):
+        agent.learn(logged_in(CorridorBelow), env=corridor_below)
+    assert agent.predict(14) == 4 and agent.learn(logged_in(Corridor), env=corridor).updates == 100

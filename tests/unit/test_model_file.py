@@ -330,6 +330,8 @@ def test_a_file_made_by_hand_is_read_where_it_is_right(tmp_path):
         ({}, {"steps": 2**63}, "its number of steps is"),
         ({}, {"steps": 1.0}, "its number of steps is 1.0"),
         ({}, {"actions": True}, "its number of actions is True"),
+        ({}, {"seed": -1}, "its seed is -1"),
+        ({}, {"seed": 1.0}, "its seed is 1.0"),
     ],
 )
 def test_what_would_go_wrong_later_is_refused(tmp_path, members, about, message):
@@ -444,6 +446,29 @@ def test_a_behavior_may_take_more_than_the_other_settings(tmp_path, monkeypatch)
         np.testing.assert_array_equal(
             DistAsyncQLearning.load_model(tmp_path / "model.npz").q_table, agent.q_table
         )
+
+
+def test_a_seed_that_was_drawn_is_kept(tmp_path):
+    class Reseeded(DistAsyncQLearning):
+        def __init__(self, **settings):
+            super().__init__(**{**settings, "seed": 5})
+
+    agent = DistAsyncQLearning()
+    agent.train("FrozenLake-v1", total_steps=200)
+    path = agent.save_model(tmp_path / "model.npz")
+    again = DistAsyncQLearning.load_model(path)
+    assert again.seed == agent.seed is not None and again.settings.seed is None
+    first, second = (one.evaluate("FrozenLake-v1", episodes=20).lengths for one in (agent, again))
+    assert first.tolist() == second.tolist()
+    assert Reseeded.load_model(path).seed == 5
+    older = DistAsyncQLearning.load_model(write_members(tmp_path / "older.npz", {"seed": None}))
+    assert older.seed is None
+
+
+def test_a_model_is_read_where_a_package_is_missing_that_its_training_needed(tmp_path, monkeypatch):
+    model_file.write(tmp_path / "model", saved_model(compression="lossless"))
+    monkeypatch.setattr("dist_classicrl.settings.find_spec", lambda name: None)
+    assert DistAsyncQLearning.load_model(tmp_path / "model").predict(0) in range(3)
 
 
 def test_the_home_of_the_user_has_its_short_name(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
-from dist_classicrl.errors import CheckpointMismatchError, EnvMismatchError, SettingsError
+from dist_classicrl.errors import CheckpointMismatchError, EnvError, EnvMismatchError, SettingsError
 from dist_classicrl.model import places
 
 LAKE, SLIPPERY_NOT = "FrozenLake-v1", TabularMDP.from_gymnasium("FrozenLake-v1", is_slippery=False)
@@ -115,6 +115,52 @@ def test_a_loaded_agent_knows_what_it_was_trained_in(tmp_path):
 
 def test_evaluating_elsewhere_is_allowed():
     assert trained(LAKE).evaluate(SLIPPERY_NOT, episodes=5).episodes == 5
+    wrapped = gym.wrappers.TransformReward(gym.make(LAKE), float)
+    assert trained(LAKE).evaluate(wrapped, episodes=5).episodes == 5
+    for env in (LAKE, "Taxi-v4"):  # a table for both
+        own = trained("Taxi-v4", state_size=500, action_size=6)
+        assert own.evaluate(env, episodes=2, max_steps=50).episodes == 2
+
+
+class Above(gym.Wrapper):
+    """Counts the states of a lake from 1 on."""
+
+    observation_space = gym.spaces.Discrete(16, start=1)
+
+    def reset(self, **options):
+        state, info = super().reset(**options)
+        return state + 1, info
+
+    def step(self, action):
+        state, *rest = super().step(action)
+        return state + 1, *rest
+
+
+def test_what_the_table_is_not_of_is_not_played():
+    with pytest.raises(EnvError, match="with 500 states and 6 actions, but FrozenLake-v1 has 16"):
+        trained("Taxi-v4").evaluate(LAKE, episodes=5)
+    with pytest.raises(EnvError, match=r"has other observations than .* trained in: Discrete\(16, start=1\)"):
+        trained(LAKE).evaluate(lambda: Above(gym.make(LAKE)), episodes=5)
+
+
+@pytest.mark.parametrize(
+    "env, asked, error",
+    [
+        (LAKE, {"total_steps": 100, "walkers": 3}, "walkers"),
+        ("Taxi-v4", {"total_steps": 100, "walkers": 3}, "walkers"),
+        ("Blackjack-v1", {"total_episodes": 10}, "nobody knows how long"),
+    ],
+)
+def test_a_call_that_is_refused_leaves_no_table(env, asked, error):
+    for other, shape in ((LAKE, (16, 4)), ("Taxi-v4", (500, 6))):
+        agent = DistAsyncQLearning(seed=1)
+        with pytest.raises(SettingsError, match=error):
+            agent.train(env, **asked)
+        agent.train(other, total_steps=100)
+        assert agent.q_table.shape == shape
+    with pytest.raises(SettingsError, match="walkers"):
+        agent.train(other, total_steps=100, walkers=3)
+    assert agent.q_table.shape == shape and agent.steps == agent.visits.sum() == 100  # but what was learned
 
 
 def test_new_env_is_a_flag():

@@ -104,6 +104,8 @@ def test_what_schedules_refuse():
         (lambda: Exponential(1.0, 0.0, 10), "Exponential: final must be above 0, got 0.0.*or Linear"),
         (lambda: Exponential(-1.0, 0.1, 10), "Exponential: initial must be above 0"),
         (lambda: Exponential(1.0, 0.1, 0), "Exponential: steps must be"),
+        (lambda: Exponential(1e-320, 1.0, 100), "from 1e-320 to 1.0 is a factor that float64 .* Bring"),
+        (lambda: Exponential(1e200, 1e-200, 100), "a factor that float64 cannot hold"),
         (lambda: Linear(1.0, 0.1), "Linear takes steps, .* or fraction, .* exactly one .*fraction=0.5"),
         (lambda: Linear(1.0, 0.1, 10, fraction=0.5), "exactly one of them; got steps=10 and fraction=0.5"),
         (lambda: Linear(1.0, 0.1, fraction=0.0), "Linear: fraction must be above 0 and at most 1, got 0.0"),

@@ -1,5 +1,6 @@
 """A call of `train` that ends after so many episodes."""
 
+import gymnasium
 import pytest
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
@@ -13,6 +14,18 @@ CORRIDOR = TabularMDP.from_dict(
     [1.0] + [0.0] * (LENGTH - 1),
     max_episode_steps=8,
 )
+
+
+class Endless(gymnasium.Env):
+    observation_space = gymnasium.spaces.Discrete(2)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return 0, {}
+
+    def step(self, action):
+        return int(action), 0.0, False, False, {}
 
 
 def agent(**settings):
@@ -69,3 +82,17 @@ def test_what_is_no_number_of_episodes_is_refused(episodes):
 def test_without_a_limit_of_their_length_steps_have_to_be_given():
     with pytest.raises(SettingsError, match="nobody knows how long an episode of .* Write total_steps="):
         agent().train(TabularMDP.from_gymnasium("CliffWalking-v1"), total_episodes=5)
+    with pytest.raises(SettingsError, match="nobody knows how long"):
+        agent().train(lambda: gymnasium.wrappers.TransformReward(Endless(), float), total_episodes=5)
+
+
+@pytest.mark.parametrize("episodes", [1, 5])
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_the_time_limit_of_an_environment_that_is_stepped_is_such_a_limit(is_batch, episodes):
+    def limited():
+        return gymnasium.wrappers.TimeLimit(Endless(), 12)
+
+    env = gymnasium.vector.SyncVectorEnv([limited] * 3) if is_batch else limited
+    own = DistAsyncQLearning(seed=1, n_envs=3)
+    result = own.train(env, total_episodes=episodes)  # of which each takes all 12 steps
+    assert episodes <= result.episodes <= episodes + 3 and result.steps <= 12 * (episodes + 2)

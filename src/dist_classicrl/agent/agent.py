@@ -176,8 +176,6 @@ class DistAsyncQLearning(LearnedTable):
     ------
     SettingsError
         If a setting is not allowed.
-    MissingExtraError
-        If it needs a package that is not installed.
     """
 
     @named_arguments("DistAsyncQLearning")
@@ -391,6 +389,8 @@ class DistAsyncQLearning(LearnedTable):
         ------
         SettingsError
             If the arguments or the size of the table do not fit.
+        MissingExtraError
+            If the settings need a package that is not installed.
         EnvError
             If the environment cannot be learned in.
         DivergenceError
@@ -492,6 +492,10 @@ class DistAsyncQLearning(LearnedTable):
         ------
         SettingsError
             If an argument is not allowed, or the rule is none that learns from logged transitions.
+        EnvError
+            If `env` cannot be learned in, or is larger than the table.
+        EnvMismatchError
+            If the agent was trained in another one than `env`.
         DataError
             If the transitions cannot be read, or do not fit into the table.
         RewardError
@@ -507,7 +511,8 @@ class DistAsyncQLearning(LearnedTable):
         """
         from dist_classicrl.agent.batch import learn
 
-        return learn(self._state, transitions, epochs, method, env, self._comm)
+        with self._state.room_on_trial():
+            return learn(self._state, transitions, epochs, method, env, self._comm)
 
     def leave(self, why: str = "leave() was called") -> None:
         """Let this worker leave the training in good order, from another thread or a callback.

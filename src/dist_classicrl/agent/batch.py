@@ -17,16 +17,18 @@ from dist_classicrl.data.coverage import Coverage
 from dist_classicrl.data.empirical import empirical_model
 from dist_classicrl.data.result import BatchResult
 from dist_classicrl.data.transitions import Transitions
+from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import (
     DataError,
     DivergenceError,
+    EnvMismatchError,
     RankMismatchError,
     SettingsError,
 )
 from dist_classicrl.learning import rules
 from dist_classicrl.learning.logged import LoggedLearner
 from dist_classicrl.model.agent_state import AgentState
-from dist_classicrl.model.fit import get_to_know
+from dist_classicrl.model.fit import learned_elsewhere, look_at
 from dist_classicrl.rules import behaviors
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables import large_table
@@ -112,6 +114,7 @@ class _Task:
     transitions: Transitions
     epochs: int
     method: str
+    source: Source | None  # the environment that they are of, where it is given
 
 
 def learn(state: AgentState, given: Any, epochs: Any, method: Any, env: Any, comm: Any) -> BatchResult:
@@ -148,19 +151,28 @@ def _prepared(state: AgentState, given: Any, epochs: Any, method: Any, env: Any)
     passes = checked_whole("epochs", epochs, 1)
     check_rule(state.settings, method)
     data = Transitions.of(given)
-    if env is not None:
-        get_to_know(state, env).close()
+    source = None if env is None else look_at(state, env)
+    spaces = state.observations, state.actions
+    if source is not None:
+        source.close()
+        what = learned_elsewhere(state.environment, state.steps, source.identity, "learn()")
+        if what is not None:
+            raise EnvMismatchError(
+                f"{what}: what was learned there would be overwritten. Make another agent for it, or leave "
+                "env out where the transitions are of the environment that was trained in."
+            )
+        spaces = source.spaces
     if state.keyed is not None or state.large is not None:
         kind = "has keys as states" if state.keyed is not None else "is larger than a copy for each rank"
         raise SettingsError(f"learn() needs a table of numbered states, and this agent's {kind}.")
-    transitions = data.in_rows(state.observations, state.actions)
+    transitions = data.in_rows(*spaces)
     if not state.has_table:
         transitions.check_size(transitions.n_states, transitions.n_actions)
         _make_table(state, transitions)
     transitions.check_size(*state.shape.of_table)
     _check_policy(state)
     state.check_values()
-    return _Task(transitions, passes, method)
+    return _Task(transitions, passes, method, source)
 
 
 def _make_table(state: AgentState, transitions: Transitions) -> None:
@@ -308,6 +320,8 @@ def _kept(
     """Bring the agent to what was learned."""
     state.values[:] = values.reshape(state.values.shape)
     state.counts[:] = counts.reshape(state.counts.shape)
+    if task.source is not None:
+        state.take_note_of(task.source)
     is_swept = task.method == "sweeps"
     return BatchResult(
         method=task.method,

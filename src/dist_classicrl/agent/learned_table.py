@@ -185,6 +185,12 @@ class LearnedTable:
             By default the agent's.
         max_steps : int
             An episode that is longer is cut off there, for environments without a time limit.
+
+        Raises
+        ------
+        EnvError
+            If `env` has other states, observations or actions than the table is of. One that was made with
+            `state_size` may be of several environments.
         """
         return evaluate(env, self._state, episodes, seed, max_steps)
 

@@ -137,13 +137,14 @@ class Request:
         """
         if self.steps is not None or self.total_steps is not None or self.episodes is None:
             return steps
-        limit = None if source.simulator is None else source.simulator.max_episode_steps
+        limit = source.max_episode_steps
         if limit is None:
             raise SettingsError(
                 f"train() got total_episodes={self.episodes} and no steps, and nobody knows how long an "
                 f"episode of {source.name} may be. Write total_steps= besides, the most steps to be made."
             )
-        return min(self.episodes * limit, _MOST_STEPS - 1 - made)
+        others = 0 if source.stepped is None else source.stepped.n_envs - 1  # which are in the middle of one
+        return min((self.episodes + others) * limit, _MOST_STEPS - 1 - made)
 
     def _named_steps(self, ranks: int) -> int:
         if self.total_episodes is not None:

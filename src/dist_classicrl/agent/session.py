@@ -41,7 +41,6 @@ from dist_classicrl.engines.sharded.host_memory import share_rows
 from dist_classicrl.engines.supersteps.checks import check_asked, check_supersteps, names_walkers
 from dist_classicrl.engines.supersteps.desk import open_desk
 from dist_classicrl.engines.supersteps.divided_rows import divide_rows
-from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.resolve import Source, with_exploring_starts
 from dist_classicrl.errors import (
     CheckpointError,
@@ -62,7 +61,7 @@ from dist_classicrl.membership.election import Deposed
 from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.handshake import Setup
 from dist_classicrl.model.agent_state import AgentState, Corner
-from dist_classicrl.model.fit import get_to_know, look_at
+from dist_classicrl.model.fit import get_to_know, learned_elsewhere, look_at
 from dist_classicrl.model.places import Place
 from dist_classicrl.process.stop import StopWatch
 from dist_classicrl.rules import behaviors
@@ -98,7 +97,7 @@ class Session:
         """
         state = self.state
         ranks = 1 if self.group is None else self.group.wire.size
-        with ExitStack() as until_training:
+        with state.room_on_trial(), ExitStack() as until_training:
             source, engine, total, choice, device = self._settle(agreement, ranks, error, until_training)
             in_rows = self._in_rows(source, engine)
             walkers = self._walkers(source, engine)
@@ -173,6 +172,7 @@ class Session:
         try:
             steps = asked.checked_steps(state.steps, len(agreement.members))
             state.check_values()
+            state.settings.check_packages(ranks)
             # What is asked for is said to be wrong first.
             self._check_workers(
                 ranks, len(agreement.members), engine_for(state.settings, ranks, asked.placement)
@@ -345,8 +345,8 @@ class Session:
 
         That is allowed where `new_env` says so, but not in the middle of a call.
         """
-        before, now = beginning.environment, source.identity
-        if before is None or beginning.steps == 0 or before.is_same(now):
+        what = learned_elsewhere(beginning.environment, beginning.steps, source.identity, "train()")
+        if what is None:
             return
         is_half_done = beginning.resumed is not None and beginning.resumed.made > 0
         if self.asked.new_env and not is_half_done:
@@ -358,11 +358,7 @@ class Session:
             else "what was learned there would be overwritten with what this one teaches. Make another agent "
             "for it, or write train(..., new_env=True) to go on from this table on purpose."
         )
-        error = EnvMismatchError(
-            f"The table was learned in {before} for {beginning.steps:,} steps, and train() was given "
-            f"{_told_apart(now, before)}: {remedy}"
-        )
-        agreement.agree(error, {}, [])
+        agreement.agree(EnvMismatchError(f"{what}: {remedy}"), {}, [])
 
     def _made_before(
         self, beginning: Beginning, place: Place | None, agreement: Agreement, workers: int
@@ -545,10 +541,3 @@ class Session:
         except CheckpointError as error:
             logger.warning("There is no table to go back to: %s", error)
             return None
-
-
-def _told_apart(now: Identity, before: Identity) -> str:
-    """Return what `now` is, so that it reads as something else than `before`."""
-    if str(now) != str(before):
-        return str(now)
-    return f"another {now.name}, with other rewards, transitions, arguments, wrappers or time limit"

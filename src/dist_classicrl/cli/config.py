@@ -97,6 +97,20 @@ def is_of_run(path: Path) -> bool:
         return file.readline(1_000).strip() == f"# {ABOUT}".encode()
 
 
+def check(settings: Mapping[str, Any]) -> None:
+    """Raise SettingsError where a text, which `write` would write, is not UTF-8: a path may be any bytes."""
+    import tomli_w
+
+    for name, value in settings.items():
+        try:
+            tomli_w.dumps({name: value}).encode()
+        except UnicodeEncodeError as error:
+            raise SettingsError(
+                f"{name} is {value!r}, which is not UTF-8, and the file that keeps the settings of a run is. "
+                "Give what can be written in UTF-8: rename a folder that has such a name."
+            ) from error
+
+
 def write(path: Path, settings: Mapping[str, Any], comment: str) -> None:
     """Write settings, as `read` returns them, to a TOML file, whole or not at all."""
     import tomli_w

@@ -18,6 +18,7 @@ from dist_classicrl._words import nearest
 from dist_classicrl.checks import as_float
 
 _MOST = 2**63 - 1
+_ROUNDED = 2.0**53  # from here on, a float may stand for another whole number than was written
 
 Decorator = Callable[[Any], Any]
 
@@ -90,14 +91,15 @@ class Whole(Kind):
 
     def of_data(self, data: Any) -> int:
         """Take a whole number, also one that is written as a float."""
-        if isinstance(data, float) and data.is_integer():
-            data = int(data)
-        is_whole = isinstance(data, int) and not isinstance(data, bool)
-        if not is_whole or (self._least is not None and data < self._least):
+        value = int(data) if isinstance(data, float) and data.is_integer() else data
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        if not is_whole or (self._least is not None and value < self._least):
             raise ValueError(_quotes(data))
-        if abs(data) > self._most:
+        if abs(value) > self._most:
             raise ValueError(f"It is too large: the most is {self._most}.")
-        return data
+        if isinstance(data, float) and abs(data) >= _ROUNDED:
+            raise ValueError("From 2**53 on, write all its digits: with a point or an e it is rounded.")
+        return value
 
 
 class Real(Kind):

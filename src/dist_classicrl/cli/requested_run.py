@@ -72,6 +72,7 @@ class RequestedRun:
                 f"{self.folder.path} is the folder of a study, and a run needs one of its own. Give --out "
                 "another."
             )
+        config.check(self.data())
         log_dir = self.settings["log_dir"]
         if log_dir is not None and Path(log_dir).exists() and not Path(log_dir).is_dir():
             raise SettingsError(f"--log-dir {log_dir} is no folder. Give one, or leave it out.")
@@ -107,8 +108,9 @@ class RequestedRun:
         from dist_classicrl.learning.supersteps.share import check_walkers
         from dist_classicrl.settings import Settings
 
-        asked = self.of_train()
-        engine_for(Settings(**self.of_agent()), self.ranks or 1, asked["placement"])
+        asked, settings, ranks = self.of_train(), Settings(**self.of_agent()), self.ranks or 1
+        settings.check_packages(ranks)
+        engine_for(settings, ranks, asked["placement"])
         if asked["walkers"] is not None:
             check_walkers(asked["walkers"])
         saving = {field.name: asked[field.name] for field in fields(CheckpointPlan)}

@@ -60,7 +60,9 @@ def train_here(run: RequestedRun, display: Display) -> None:
     env = run.make_env()
     callbacks: list[BaseCallback] = [console, _SettingsKeeper(run), *_recorders(run, env)]
     arguments = run.of_train()
-    if rank_of_environment() is None and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+    leaving = checked_signals("leave_signals", arguments["leave_signals"])
+    is_free = signal.SIGHUP not in leaving and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
+    if rank_of_environment() is None and is_free:
         # Its terminal is closed; a process that was started with nohup goes on.
         arguments["stop_signals"] = (*arguments["stop_signals"], signal.SIGHUP)
     if not display.has_bar:

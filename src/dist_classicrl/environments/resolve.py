@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
 
     from dist_classicrl.environments.stepped.base import SteppedEnv
+    from dist_classicrl.environments.stepped.spaces import SpaceIndex
 
     GymnasiumEnv = gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv[Any, Any, Any]
     #: What `train` takes as an environment.
@@ -77,6 +78,17 @@ class Source:
             self.stepped is not None and self.stepped.mask_source == "info",
             *self.recipe,
         )
+
+    @property
+    def spaces(self) -> tuple[SpaceIndex | None, SpaceIndex | None]:
+        """Between its own observations and actions and the integers; None where these are known to be it."""
+        return (None, None) if self.stepped is None else (self.stepped.observations, self.stepped.actions)
+
+    @property
+    def max_episode_steps(self) -> int | None:
+        """The time limit of episodes; None where nothing is known to cut them off."""
+        env = self.simulator or self.stepped
+        return None if env is None else env.max_episode_steps
 
     def another(self, n_envs: int | None = None) -> Source:
         """Return the same with environments of its own, as many or `n_envs`; only where `make_another` is."""

@@ -24,7 +24,7 @@ from dist_classicrl.learning.loops import choose_actions
 from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.rules.q_learning import RULE, QLearning
 from dist_classicrl.model.agent_state import AgentState
-from dist_classicrl.model.fit import check_not_trained_in
+from dist_classicrl.model.fit import check_fits, check_not_trained_in
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.large_table import LargeTable
 from dist_classicrl.tables.line_table import LineTable
@@ -141,6 +141,7 @@ def evaluate(
                 f"only {q_table.shape[0]} and {q_table.shape[1]}. Evaluate in the environment that was "
                 "trained in."
             )
+        check_fits(agent, source)
         if large is not None and is_divided:
             return _evaluate_divided(source, large, episodes, seed, max_steps)
         if agent.fills(source) and large is not None and agent.shape.is_one_table:
@@ -182,6 +183,7 @@ def _evaluate_keyed(
         )
     values = agent.q_table
     if simulator is None:
+        check_fits(agent, source)
         assert source.stepped is not None  # a Source has one of the two
         index, whole = keyed.index.by_key, np.concatenate([values, np.zeros((1, source.n_actions))])
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -309,9 +310,20 @@ class AgentState:
             if self.large is None or self.large.is_written:
                 self._shape.tables(self.values)[:] = self.settings.initial_value
 
-    def forget_keys(self) -> None:
-        """Have no table any more: that of keys is empty, and the states are numbers."""
-        self.keyed = self._table = self._shape = None
+    def forget_table(self) -> None:
+        """Have no table any more: nothing was learned in it, and it is for something else."""
+        self.keyed = self._table = self._shape = self.large = None
+
+    @contextmanager
+    def room_on_trial(self) -> Iterator[None]:
+        """Forget the table that is made in here where this ends in an error before a step was learned."""
+        had_table = self.has_table
+        try:
+            yield
+        except BaseException:
+            if not had_table and self.steps == 0:
+                self.forget_table()
+            raise
 
     def corner(self, source: Source, in_rows: bool = False) -> Corner:
         """Return the part of the table that an environment uses.
@@ -376,8 +388,7 @@ class AgentState:
             self.keyed.know(source.simulator)
         else:
             self.legal = None if source.simulator is None else source.simulator.legal
-        self.observations = None if source.stepped is None else source.stepped.observations
-        self.actions = None if source.stepped is None else source.stepped.actions
+        self.observations, self.actions = source.spaces
 
     def lookup(self) -> Lookup:
         """Return what the table says for observations of the environment, while it goes on learning."""
@@ -471,6 +482,7 @@ class AgentState:
             self.observations,
             self.actions,
             keys,
+            self.seed,
         )
 
     def take_model(self, saved: SavedModel) -> None:
@@ -493,6 +505,7 @@ class AgentState:
         else:
             self._table = np.asarray(table[0], self.settings.dtype), np.asarray(table[1])
         self.steps = self.requested = saved.steps
+        self.seed = saved.seed if self.seed is None else self.seed
         self.n_actions, self.legal = saved.actions, saved.legal
         self.environment = saved.environment
         self.observations, self.actions = saved.observation_index, saved.action_index

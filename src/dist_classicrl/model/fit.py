@@ -12,6 +12,7 @@ from dist_classicrl.errors import EnvError, EnvMismatchError, SettingsError
 from dist_classicrl.model.keyed import KeyedRows
 
 if TYPE_CHECKING:
+    from dist_classicrl.environments.identity import Identity
     from dist_classicrl.environments.stepped.base import SteppedEnv
     from dist_classicrl.environments.stepped.spaces import SpaceIndex
     from dist_classicrl.model.agent_state import AgentState
@@ -103,7 +104,7 @@ def _make_room_for_numbers(state: AgentState, n_states: int, n_actions: int) -> 
                 f"The states of the environment are numbers from 0 to {n_states - 1}, and the table has "
                 "keys as states. Make another agent for it."
             )
-        state.forget_keys()  # nothing was learned
+        state.forget_table()  # nothing was learned
     most = state.settings.max_states
     if most is not None and n_states > most:
         raise EnvError(
@@ -126,14 +127,29 @@ def _make_room_for_numbers(state: AgentState, n_states: int, n_actions: int) -> 
         )
 
 
-def check_made_for(state: AgentState, env: Any) -> None:
-    """Raise EnvError if a table took its size from an environment of another size than `env` has.
+def learned_elsewhere(before: Identity | None, steps: int, now: Identity, call: str) -> str | None:
+    """Return that the table was learned in something else than `call` is given now; None where it was not."""
+    if before is None or steps == 0 or before.is_same(now):
+        return None
+    told = str(now)
+    if told == str(before):
+        told = f"another {now.name}, with other rewards, transitions, arguments, wrappers or time limit"
+    return f"The table was learned in {before} for {steps:,} steps, and {call} was given {told}"
 
-    Or if what it learned is of observations and actions that `env` numbers otherwise.
-    """
-    settings, known = state.settings, state.environment
+
+def check_made_for(state: AgentState, env: Any) -> None:
+    """Raise EnvError if `check_fits` does for `env`, which is given as `train` takes it."""
     source = state.resolved(env, 1)
     source.close()
+    check_fits(state, source)
+
+
+def check_fits(state: AgentState, source: Source) -> None:
+    """Raise EnvError if a table took its size from an environment of another size.
+
+    Or if what it learned is of observations and actions that this one numbers otherwise.
+    """
+    settings, known = state.settings, state.environment
     states, actions = state.shape.of_table
     if (state.keyed is None) != (source.keys is None):
         raise EnvError(
@@ -153,10 +169,8 @@ def check_made_for(state: AgentState, env: Any) -> None:
             "trained in, with its arguments."
         )
     is_numbered = known is not None and known.is_numbered
-    at = source.stepped
-    spaces = (None, None) if at is None else (at.observations, at.actions)
     for role, learned, given in zip(
-        ("observations", "actions"), (state.observations, state.actions), spaces, strict=True
+        ("observations", "actions"), (state.observations, state.actions), source.spaces, strict=True
     ):
         if (learned or is_numbered) and _numbering(learned) != _numbering(given):
             raise EnvError(

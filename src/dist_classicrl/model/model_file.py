@@ -58,6 +58,7 @@ class SavedModel:
     observation_index: SpaceIndex | None = None
     action_index: SpaceIndex | None = None
     keys: np.ndarray | None = None  # (states,), of a type of `state_keys`: of the states, where they are such
+    seed: int | None = None  # that was drawn, or given; None: none was drawn yet, or it is not known
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return all arrays by name."""
@@ -80,6 +81,7 @@ def write(
         "format_version": FORMAT_VERSION,
         "package_version": __version__,
         "steps": model.steps,
+        "seed": model.seed,
         "actions": model.actions,
         "environment": None if model.environment is None else model.environment.to_dict(),
         "spaces": space_data.to_data(model.observation_index, model.action_index),
@@ -191,7 +193,7 @@ def _check_shapes(settings: Settings, shapes: Mapping[str, tuple[int, ...]]) -> 
 
 
 def model_of(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> SavedModel:
-    """Return the model that `about` (settings, steps, actions) and its arrays describe.
+    """Return the model that `about` (settings, steps, seed, actions) and its arrays describe.
 
     ValueError, which says what is wrong, where they describe none.
     """
@@ -203,9 +205,12 @@ def model_of(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Save
     known = (*_ARRAYS, *_OPTIONAL_ARRAYS)
     _check_shapes(settings, {name: array.shape for name, array in arrays.items() if name in known})
     steps: Any = about.get("steps")
+    seed: Any = about.get("seed")  # files have not always had it
     actions: Any = about.get("actions")
     if not is_whole(steps) or not 0 <= steps < 2**63:
         raise ValueError(f"its number of steps is {reprlib.repr(steps)}")
+    if seed is not None and not (is_whole(seed) and 0 <= seed < 2**63):
+        raise ValueError(f"its seed is {reprlib.repr(seed)}")
     if q_table.dtype.name != settings.dtype:
         raise ValueError(f"its table is {q_table.dtype.name}, its settings say {settings.dtype}")
     if actions is not None and not (is_whole(actions) and 1 <= actions <= q_table.shape[1]):
@@ -221,7 +226,9 @@ def model_of(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Save
         if index is not None and index.n > allowed and not is_packed:
             raise ValueError(f"its {what} space has {index.n:,} values, and its table {allowed:,}")
     keys = from_stored(arrays["keys"]) if "keys" in arrays else None
-    return SavedModel(settings, q_table, visits, steps, actions, legal, others, environment, *indices, keys)
+    return SavedModel(
+        settings, q_table, visits, steps, actions, legal, others, environment, *indices, keys, seed
+    )
 
 
 def arrays_fault(arrays: Mapping[str, np.ndarray]) -> str | None:

@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 
 from dist_classicrl._jit import jit
-from dist_classicrl.environments.stepped.description import describe_env, digest
+from dist_classicrl.environments.stepped.description import describe_env, digest, time_limit
 from dist_classicrl.environments.stepped.masks import MASK_KEY, first_blocked, masks_are_advice, write_masks
 from dist_classicrl.environments.stepped.spaces import SpaceIndex, check_table_size
 from dist_classicrl.errors import ActionMaskError, EnvError, RewardError
@@ -126,6 +126,11 @@ class SteppedEnv:
     def objects(self) -> list[Any]:
         """The environments that are stepped, without their wrappers."""
         raise NotImplementedError
+
+    @property
+    def max_episode_steps(self) -> int | None:
+        """The least `gymnasium.wrappers.TimeLimit` around an environment; None where there is none."""
+        return time_limit(self._description)
 
     def reset(self, seed: int | None = None) -> None:
         """Start an episode in every environment.

@@ -32,6 +32,17 @@ def describe_env(env: gymnasium.Env | gymnasium.vector.VectorEnv) -> dict[str, A
     return data
 
 
+def time_limit(description: dict[str, Any]) -> int | None:
+    """Return the least time limit of an environment that `describe_env` described, by its wrappers.
+
+    Of a batch, that of the environments in it. None where there is none, or where it is not known.
+    """
+    name = _name(gymnasium.wrappers.TimeLimit)
+    layers = description.get("single", description)["layers"]
+    limits = [each["arguments"].get("max_episode_steps") for each in layers if each["class"] == name]
+    return min((limit for limit in limits if isinstance(limit, int)), default=None)
+
+
 def plain(value: Any) -> Any:
     """Return `value` as JSON-able data; what JSON doesn't know appears by name."""
     if value is None or isinstance(value, (bool, int, float, str)):
