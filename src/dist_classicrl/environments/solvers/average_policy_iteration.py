@@ -59,14 +59,15 @@ def gain_and_bias(chain: OngoingRows) -> tuple[np.ndarray, np.ndarray, float]:
 
     The bias of one node of each recurrent class is 0. Within a class the gain is what is earned until the
     chain comes back to that node, divided by how long it takes: the renewal reward theorem. What leads there
-    follows from ``g = P g`` and ``h = r - g d + P h``. The node is the one that N steps come to most often
-    from anywhere, for N nodes: the bias of others is the difference of two sums over the way there, of which
-    little is left where that takes long.
+    follows from ``g = P g`` and ``h = r - g d + P h``. The node is one that is come to often: the
+    bias of others is the difference of two sums over the way there, of which little is left where that takes
+    long.
     """
     member, n_classes = recurrent_classes(chain.pointer, chain.follow)
     source = reachability.rows_of(chain.pointer)
-    share, visits = np.ones((2, member.size))
-    for _ in range(member.size):
+    share: np.ndarray = np.ones(member.size)
+    visits = share.copy()
+    for _ in range(1 + 4 * member.size**2 // source.size):  # little beside elimination
         share = np.bincount(chain.follow, weights=chain.weight * share[source], minlength=share.size)
         visits += share
     bases = [np.where(member == number, visits, -1.0).argmax() for number in range(n_classes)]

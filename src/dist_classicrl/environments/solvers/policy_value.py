@@ -143,7 +143,7 @@ def _value_by_linear_system(chain: OngoingRows, active: np.ndarray, discount: fl
     v = np.zeros(active.size)
     solution = chain.reward[states]
     left = np.where(active[chain.follow], 0.0, chain.weight)
-    exits = chain.ends + np.bincount(source, weights=left, minlength=active.size)
+    exits: np.ndarray = chain.ends + np.bincount(source, weights=left, minlength=active.size)
     exits[np.diff(chain.pointer) == 0] = 1.0  # also where nothing is done
     exits = 1.0 - discount + discount * exits[states]
     # Not by LAPACK: where processes share the cores, its threads wait for each other a hundred times as long.

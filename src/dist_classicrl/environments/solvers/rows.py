@@ -45,7 +45,7 @@ class OngoingRows(NamedTuple):
         terminated = model.outcome_terminated[outcome]
         follow = model.outcome_next[outcome].astype(np.int32 if S < 2**31 - 1 else np.int64)
         reward = np.bincount(row, weights=weight * model.outcome_reward[outcome], minlength=n_rows)
-        ends = np.zeros(n_rows)
+        ends: np.ndarray = np.zeros(n_rows)
         if keep_ends:
             stuck = ~np.any(model.legal_pairs(), axis=1)
             follow[terminated | stuck[follow]] = S
