@@ -21,6 +21,16 @@ def model(n_states=7):
 def lake(size=4, **others):
     return gymnasium.make("FrozenLake-v1", map_name=f"{size}x{size}", **others)
 
+class Closing(gymnasium.Wrapper):
+    left_open = []
+
+    def __init__(self):
+        super().__init__(gymnasium.make("FrozenLake-v1"))
+        self.left_open.append(self)
+
+    def close(self):
+        self.left_open.remove(self)
+
 def fails():
     raise RuntimeError("no licence")
 
@@ -107,6 +117,9 @@ def test_what_makes_environments_is_given_so_that_copies_can_be_made(module):
     factory = make(f"{module}:lake")
     assert factory() is not factory()
     assert isinstance(make(f"{module}:model"), TabularMDP)
+    factory = make(f"{module}:Closing")  # which makes one, to see whether that works
+    left_open = sys.modules[module].Closing.left_open
+    assert left_open == [] and left_open == [factory()]
 
 
 @pytest.mark.parametrize("name", ["ready", "game", "env"])

@@ -253,6 +253,12 @@ def test_what_is_not_there_is_refused():
         ("Gridworld-v0", {"desc": ["." * 1_000] * 400, "moves": 9}, "36,000,000 outcomes"),
         ("Chain-v0", {"slip": -0.1}, "slip must be a number from 0 to 1"),
         ("Admission-v0", {"arrival_rate": 0.0}, "arrival_rate must be a finite number above 0"),
+        (
+            "Admission-v0",
+            {"arrival_rate": 1e308, "service_rate": 1e308},
+            "arrival_rate and service_rate must add",
+        ),
+        ("Routing-v0", {"service_rates": [1e308, 1e308]}, "arrival_rate and service_rates must add up to"),
         ("MachineReplacement-v0", {"running_cost": float("nan")}, "running_cost must be a number"),
     ],
 )

@@ -1,10 +1,13 @@
 """Optimal values and policy values against closed forms and against plain Python."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
 from dist_classicrl.environments.model import TabularMDP
-from dist_classicrl.environments.solvers import policy_value, process
+from dist_classicrl.environments.problems.gridworlds import gridworld
+from dist_classicrl.environments.solvers import discounted, policy_value, process
 from dist_classicrl.errors import ConvergenceError, DivergenceError, SettingsError
 
 
@@ -333,7 +336,71 @@ def test_a_policy_value_is_that_of_lapack_without_its_threads(discount, monkeypa
 
 def test_elimination_says_where_there_is_no_pivot():
     a = np.array([[1.0, 0.0, -0.5], [0.0, 1.0, -1.0], [0.0, -1.0, 1.0]])
-    assert policy_value.solve_in_place(a, np.ones(3), np.empty(3, np.int64)) == 2
+    for exits in (a.sum(axis=1), np.zeros(0)):
+        assert policy_value.solve_in_place(a.copy(), np.ones(3), exits, np.empty(3, np.int64)) == 2
+
+
+def test_a_policy_that_hardly_gets_on_is_worth_what_fractions_say():
+    # On with 1/20, back with 19/20: that takes 1e38 steps, and a chance of 1e-38 is nothing beside 1.
+    n, p = 30, Fraction(1, 20)
+    P = {
+        s: [[(float(p), s + 1, -1.0, s == n - 1), (float(1 - p), max(s - 1, 0), -1.0, False)]]
+        for s in range(n)
+    }
+    P[n] = [[(1.0, n, 0.0, True)]]
+    steps = [1 / p]
+    for _ in range(n - 1):
+        steps.append((1 + (1 - p) * steps[-1]) / p)
+    expected = [-float(sum(steps[s:])) for s in range(n + 1)]
+    model = TabularMDP.from_dict(P, np.eye(n + 1)[0])
+    np.testing.assert_allclose(model.policy_value(np.zeros(n + 1, int), 1.0), expected, rtol=1e-12)
+
+
+def test_policy_iteration_gets_to_the_optimum_from_policies_that_hardly_get_on(monkeypatch):
+    model = gridworld(desc=["S" + "." * 19, *["." * 20] * 18, "." * 19 + "G"], slip=0.1)
+    found = model.solve(1.0, method="policy_iteration")
+    np.testing.assert_allclose(found.v, model.solve(1.0).v, rtol=1e-9)
+    assert found.v[0] == pytest.approx(-41.776, abs=1e-3) and found.residual < 1e-9
+    # Above so many states values come from sweeps, which do not get to the end of 1e16 steps.
+    monkeypatch.setattr(policy_value, "DENSE_STATES", -1)
+    model = gridworld(desc=["S" + "." * 11, *["." * 12] * 10, "." * 11 + "G"], slip=0.3)
+    found = model.solve(1.0, method="policy_iteration")
+    np.testing.assert_allclose(found.v, model.solve(1.0).v, rtol=1e-9)
+
+
+def test_policy_iteration_does_not_choose_between_values_that_rounding_hides():
+    P = {0: [[(p, 0, -1.0, True), (1.0 - p, 0, -1.0, False)] for p in (2.0**-52, 2.0**-51)]}
+    model = TabularMDP.from_dict(P, [1.0])
+    assert model.policy_value(np.zeros(1, int), 1.0)[0] == pytest.approx(-(2.0**52), rel=1e-12)
+    with pytest.raises(ConvergenceError, match="the best action is unknown"):
+        model.solve(1.0, method="policy_iteration")
+
+
+@pytest.mark.parametrize("dense_states", [2_000, 0])
+def test_values_that_no_policy_has_are_refused(dense_states, monkeypatch):
+    monkeypatch.setattr(discounted, "DENSE_STATES", dense_states)
+    # Round by 1 costs 1 and pays 1, for ever; to end costs 5.
+    P = {
+        0: {0: [(1.0, 1, -1.0, False)], 1: [(1.0, 0, -5.0, True)]},
+        1: {0: [(1.0, 0, 1.0, False)]},
+    }
+    with pytest.raises(ConvergenceError, match="no value in state 0"):
+        TabularMDP.from_dict(P, [1.0, 0.0]).solve(1.0)
+
+
+def test_discount_factors_that_rounding_makes_1():
+    discount = np.nextafter(1.0, 0.0)
+    for method in discounted.METHODS:
+        with pytest.raises(ConvergenceError, match=r"1 - 1e-14|the best action is unknown"):
+            two_ways_to_wait().solve(discount, method=method)
+    costly = corridor(20, -1.0, -1.0)
+    np.testing.assert_allclose(costly.solve(discount, method="policy_iteration").v, -np.arange(20, 0, -1))
+    waits = np.zeros(1, int)
+    assert two_ways_to_wait().policy_value(waits, discount)[0] == pytest.approx(-(2.0**53), rel=1e-12)
+
+
+def two_ways_to_wait():
+    return TabularMDP.from_dict({0: [[(1.0, 0, -1.0, False)], [(1.0, 0, -0.5, False)]]}, [1.0])
 
 
 @pytest.mark.parametrize("method", ["modified_policy_iteration", "value_iteration", "policy_iteration"])

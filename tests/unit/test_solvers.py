@@ -9,10 +9,11 @@ import pytest
 from test_solve import brute_force_q, corridor, outcomes, random_model
 
 from dist_classicrl.environments.model import TabularMDP
+from dist_classicrl.environments.problems.walks import river_swim
 from dist_classicrl.environments.sampling import ranges
-from dist_classicrl.environments.solvers import average, chains, process
+from dist_classicrl.environments.solvers import average, average_policy_iteration, chains, process
 from dist_classicrl.environments.solvers.rows import RowsProcess
-from dist_classicrl.errors import ConvergenceError, SettingsError
+from dist_classicrl.errors import ConvergenceError, DivergenceError, SettingsError
 
 
 def model_of(P, start=None):
@@ -214,6 +215,52 @@ def test_a_multichain_model_is_named_and_solved():
         np.testing.assert_allclose(gains, best_gains(model), atol=1e-9)
         spreads.append(np.ptp(gains))
     assert max(spreads) > 0.01
+
+
+@pytest.mark.parametrize("n", [6, 10, 12, 40])
+def test_the_gain_of_a_long_river_is_its_closed_form(n):
+    # Some 7**n steps from end to end; the shares of the states are those of a birth-death chain.
+    shares = [1.0, 12.0]
+    while len(shares) < n:
+        shares.append(shares[-1] * (7.0 if len(shares) < n - 1 else 7.0 / 8.0))
+    expected = shares[-1] / sum(shares)
+    exact, swept = (river_swim(n).solve_average_reward(method=method) for method in reversed(average.METHODS))
+    assert exact.gain == pytest.approx(expected, rel=1e-12) and (exact.policy == 1).all()
+    assert swept.gain == pytest.approx(expected, abs=1e-9)
+    np.testing.assert_allclose(exact.bias, swept.bias, atol=1e-7)
+
+
+def test_policies_that_follow_each_other_for_ever_are_an_error(monkeypatch):
+    # The two ways from 0 are equal, and rounding, here a large one, puts another one first each time.
+    back = [[(1.0, 0, 1.0, False)]]
+    model = model_of({0: [[(1.0, s, 0.0, False)] for s in (1, 2)], 1: back, 2: back})
+    exact = average_policy_iteration.gain_and_bias
+    moved = itertools.cycle([(0, 0, 1e-3, 0), (0, 1e-3, 0, 0)])
+
+    def rounded(chain):
+        gain, bias, rounding = exact(chain)
+        return gain, bias + next(moved), rounding
+
+    assert model.solve_average_reward(method="policy_iteration").gain == pytest.approx(0.5)
+    monkeypatch.setattr(average_policy_iteration, "gain_and_bias", rounded)
+    with pytest.raises(ConvergenceError, match="after iteration 2 a policy comes again"):
+        model.solve_average_reward(method="policy_iteration", max_iterations=50)
+
+
+def test_gains_and_values_near_the_largest_number():
+    huge = 1.7e308
+    round_two = model_of({s: [[(1.0, 1 - s, huge, False)]] for s in range(2)})
+    # What is earned on the way is beyond all numbers.
+    way = model_of({s: [[(1.0, min(s + 1, 3), huge * (s < 3), False)]] for s in range(4)})
+    assert round_two.solve_average_reward().gain == huge
+    for method in average.METHODS:
+        with pytest.raises(DivergenceError, match="state"):
+            way.solve_average_reward(method=method)
+    with pytest.raises(DivergenceError, match="state"):
+        way.policy_gain(np.zeros(4, int))
+    with pytest.raises(DivergenceError, match="state 0"):
+        way.solve_finite_horizon(3)
+    assert way.solve_finite_horizon(1).v[0, 0] == huge
 
 
 @pytest.mark.slow

@@ -256,6 +256,14 @@ def test_without_masks_everything_is_legal_and_masks_can_be_ignored():
             assert stepped.n_states == N_STATES
 
 
+def test_masks_of_an_environment_that_is_only_called_like_taxi_are_followed():
+    class Named(Timetable):
+        spec = gymnasium.envs.registration.EnvSpec("Taxi-Rank-v1")
+
+    assert make_stepped(lambda: Named("info"), 1).mask_source == "info"
+    assert make_stepped("Taxi-v4", 1).mask_source is None
+
+
 def test_taxi_s_masks_are_advice_unless_asked_for():
     """Gymnasium plays the actions that Taxi's mask leaves out, so by default they stay legal."""
     for env in ("Taxi-v4", lambda: gymnasium.make_vec("Taxi-v4", 2, vectorization_mode="sync")):

@@ -278,7 +278,7 @@ def _occupancy(chain: OngoingRows, start: np.ndarray, comes: np.ndarray, discoun
     source, S = rows_of(chain.pointer), start.size
     if discount == 1.0:
         back = reverse_edges(source, chain.follow, S)
-        if (comes & ~successors_closure(*back, chain.ends)).any():
+        if (comes & ~successors_closure(*back, chain.ends > 0.0)).any():
             raise _endless(discount, "never ends")
     states = np.flatnonzero(comes)
     if states.size <= DENSE_STATES:
@@ -288,7 +288,7 @@ def _occupancy(chain: OngoingRows, start: np.ndarray, comes: np.ndarray, discoun
         follows = np.bincount(cell, weights=chain.weight[here], minlength=states.size**2)
         total, times = np.zeros(S), start[states]
         matrix = np.eye(states.size) - discount * follows.reshape(states.size, -1)
-        if solve_in_place(matrix, times, np.empty(states.size, np.int64)) >= 0:
+        if solve_in_place(matrix, times, np.zeros(0), np.empty(states.size, np.int64)) >= 0:
             raise _endless(discount, "never ends, to double precision,")
         total[states] = times
         return total

@@ -173,14 +173,16 @@ def _checked(factory: Callable[[], Any], name: str, arguments: dict[str, Any], k
         raise EnvError(
             f"{name} takes no argument {wrong[0]!r}.{nearest(wrong[0], known)} It takes {', '.join(known)}."
         )
+    import gymnasium
+
     try:
         made = factory()
+        if isinstance(made, gymnasium.Env):
+            made.close()
     except Exception as error:
         raise EnvError(
             f"{name} cannot be made with {arguments or 'no arguments'}: {type(error).__name__}: {error}"
         ) from error
-    import gymnasium
-
     from dist_classicrl.environments.function_model import FunctionMDP
     from dist_classicrl.environments.model import TabularMDP
     from dist_classicrl.environments.simulate import CompiledSimulator

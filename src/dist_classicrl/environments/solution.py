@@ -125,6 +125,10 @@ class PolicyGain:
     periods: tuple[int, ...] | None
     residual: float
 
+    def __post_init__(self) -> None:
+        check_finite(self.gains)
+        check_finite(self.bias)
+
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}({self.gains.size:,} states, gain {self.gain:.6g}, "

@@ -120,7 +120,7 @@ def admission(
     brings, waits = checked(AMOUNT, reward=reward, waiting_cost=waiting_cost)
     N = WholeNumber(1)("max_customers", max_customers)
     check_size("Admission", 4 * (N + 1))
-    rate = comes + serves
+    rate = _total(("arrival_rate", "service_rate"), [comes, serves])
     there = np.arange(N + 1)[:, None, None]
     is_in = (np.arange(2) == 1)[:, None] & (np.arange(2) == 0) & (there < N)  # outcomes: arrival, service
     return model_of_outcomes(
@@ -176,7 +176,7 @@ def routing(
     cost = AMOUNT("loss_cost", loss_cost)
     N = WholeNumber(1)("max_customers", max_customers)
     check_size("Routing", 6 * (N + 1) ** 2)
-    rate = comes + serves.sum()
+    rate = _total(("arrival_rate", "service_rates"), [comes, *serves])
     queues = np.stack(np.divmod(np.arange((N + 1) ** 2), N + 1), axis=1)
     joined = queues[:, None] + np.eye(2, dtype=np.int64)  # state, action, queue
     is_lost = np.any(joined > N, axis=2)
@@ -197,6 +197,17 @@ def routing(
         max_episode_steps=max_episode_steps,
         grid_shape=(N + 1, N + 1),
     )
+
+
+def _total(names: tuple[str, str], rates: list[float]) -> float:
+    """Return the rate of all events; SettingsError where it is beyond the numbers of float64."""
+    total = float(sum(map(float, rates)))
+    if total == np.inf:
+        raise SettingsError(
+            f"{' and '.join(names)} must add up to at most 1.8e308, got {rates}; give the rates in another "
+            "unit of time."
+        )
+    return total
 
 
 def _numbers(name: str, values: Sequence[float]) -> np.ndarray:

@@ -55,7 +55,8 @@ def solve(
             f"this model has {model.n_states:,}: use 'relative_value_iteration'"
         )
     else:
-        gains, bias, policy, iterations = policy_iteration.solve(model, process, max_iterations)
+        with np.errstate(over="ignore", invalid="ignore"):  # what it returns is looked at
+            gains, bias, policy, iterations = policy_iteration.solve(model, process, max_iterations)
         found = _solution(process, process.legal, model.start_prob, gains, bias, policy, iterations, 0.0)
     periods = _periods(policy_iteration.chain_of_actions(model, found.policy))
     return replace(found, periods=periods)
@@ -98,7 +99,8 @@ def _solution(
 def _centered(bias: np.ndarray, start_prob: np.ndarray, acting: np.ndarray) -> np.ndarray:
     """Return the biases of the states, for which the mean over the start distribution is 0."""
     bias = bias[: acting.size]
-    return np.where(acting, bias - start_prob @ bias, 0.0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.where(acting, bias - start_prob @ bias, 0.0)
 
 
 def _periods(chain: OngoingRows) -> tuple[int, ...]:
@@ -122,7 +124,8 @@ def policy_gain(
         many = len(periods) > 1
         found = gain_of_process(process, actions, start_prob, acting, tolerance, max_iterations, lambda: many)
         return replace(found, periods=periods)
-    gains, bias = policy_iteration.gain_and_bias(chain)
+    with np.errstate(over="ignore", invalid="ignore"):
+        gains, bias, _ = policy_iteration.gain_and_bias(chain)
     gains, bias = gains[:-1], _centered(bias, start_prob, acting)
     return PolicyGain(gains, float(start_prob @ gains), bias, periods, 0.0)
 
@@ -156,7 +159,7 @@ def _has_one_gain(process: RowsProcess, start_prob: np.ndarray) -> bool:
     used = legal.reshape(-1)[pair]
     state, follow = pair[used] // legal.shape[1], rows.follow[used]
     empty = np.zeros(S)
-    graph = OngoingRows(reachability.row_pointer(state, S), empty[:0], follow, empty, empty > 0)
+    graph = OngoingRows(reachability.row_pointer(state, S), empty[:0], follow, empty, empty)
     graph = policy_iteration.with_restart(graph, start_prob)
     member, n_classes = recurrent_classes(graph.pointer, graph.follow)
     if n_classes > 1:

@@ -8,11 +8,12 @@ from dist_classicrl.environments import reachability
 from dist_classicrl.environments.finite_model import ArrayModel
 from dist_classicrl.environments.solvers.chains import recurrent_classes
 from dist_classicrl.environments.solvers.policy_value import chain_of, value_within
-from dist_classicrl.environments.solvers.process import best_of
+from dist_classicrl.environments.solvers.process import ROUNDING, best_of
 from dist_classicrl.environments.solvers.rows import OngoingRows, RowsProcess
 from dist_classicrl.errors import ConvergenceError
 
-#: Gains and biases that differ by less, as a fraction of the largest, are taken for equal.
+#: Gains that differ by less, as a fraction of the largest reward, are taken for equal, and so are biases, as
+#: one of the largest bias or reward.
 _EQUAL = 1e-10
 
 
@@ -37,7 +38,7 @@ def with_restart(chain: OngoingRows, start_prob: np.ndarray) -> OngoingRows:
         weight=np.append(chain.weight, start_prob[starts]),
         follow=np.append(chain.follow, starts.astype(chain.follow.dtype)),
         reward=np.append(chain.reward, 0.0),
-        ends=np.append(chain.ends, False),
+        ends=np.append(chain.ends, 0.0),
     )
 
 
@@ -53,27 +54,37 @@ def _expected(chain: OngoingRows, v: np.ndarray) -> np.ndarray:
     return np.bincount(source, weights=chain.weight * v[chain.follow], minlength=v.size)
 
 
-def gain_and_bias(chain: OngoingRows) -> tuple[np.ndarray, np.ndarray]:
-    """Return gain and bias of each node; the bias of the first node of each recurrent class is 0.
+def gain_and_bias(chain: OngoingRows) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return gain and bias of each node, and how far rounding may move a bias.
 
-    Within a class the gain is what is earned until the chain comes back to that node, divided by how long it
-    takes: the renewal reward theorem. What leads there follows from ``g = P g`` and ``h = r - g d + P h``.
+    The bias of one node of each recurrent class is 0. Within a class the gain is what is earned until the
+    chain comes back to that node, divided by how long it takes: the renewal reward theorem. What leads there
+    follows from ``g = P g`` and ``h = r - g d + P h``. The node is one that is come to often: the
+    bias of others is the difference of two sums over the way there, of which little is left where that takes
+    long.
     """
     member, n_classes = recurrent_classes(chain.pointer, chain.follow)
-    firsts = np.array([np.argmax(member == number) for number in range(n_classes)])
+    source = reachability.rows_of(chain.pointer)
+    share: np.ndarray = np.ones(member.size)
+    visits = share.copy()
+    for _ in range(1 + 4 * member.size**2 // source.size):  # little beside elimination
+        share = np.bincount(chain.follow, weights=chain.weight * share[source], minlength=share.size)
+        visits += share
+    bases = [np.where(member == number, visits, -1.0).argmax() for number in range(n_classes)]
     duration = durations_of(chain)
     inner = member >= 0
-    inner[firsts] = False
+    inner[bases] = False
     earned = value_within(chain, inner, 1.0)
     taken = value_within(chain._replace(reward=duration), inner, 1.0)
-    round_earned = (chain.reward + _expected(chain, earned))[firsts]
-    round_taken = (duration + _expected(chain, taken))[firsts]
+    round_earned = (chain.reward + _expected(chain, earned))[bases]
+    round_taken = (duration + _expected(chain, taken))[bases]
     recurrent = member >= 0
     gain = np.where(recurrent, (round_earned / round_taken)[member], 0.0)
     bias = np.where(recurrent, earned - gain * taken, 0.0)
     gain += value_within(chain._replace(reward=_expected(chain, gain)), ~recurrent, 1.0)
     rest = chain.reward - gain * duration + _expected(chain, bias)
-    return gain, bias + value_within(chain._replace(reward=rest), ~recurrent, 1.0)
+    bias += value_within(chain._replace(reward=rest), ~recurrent, 1.0)
+    return gain, bias, 10 * ROUNDING * float(np.abs(gain * taken).max())
 
 
 def solve(
@@ -82,27 +93,35 @@ def solve(
     """Return gains and biases of the states and the end, the policy, and iterations: Puterman 1994, 9.2.
 
     A policy is improved by where its actions lead to, and where that is the best already, by what they are
-    worth beyond the gain.
+    worth beyond the gain. ConvergenceError where one comes again: they differ by less than rounding.
     """
     legal, states = process.legal, np.arange(process.n_states)
     acting = legal.any(axis=1)
     leading = RowsProcess(process.rows._replace(reward=np.zeros_like(process.rows.reward)), legal)
     policy = best_of(process.values(0.0, np.zeros(process.n_states + 1)), legal)[1]
+    largest, seen = float(np.abs(process.rows.reward).max()), set()
+    equal = _EQUAL * largest
     for iteration in range(1, max_iterations + 1):
-        gain, bias = gain_and_bias(chain_of_actions(model, policy))
+        seen.add(policy.tobytes())
+        gain, bias, rounding = gain_and_bias(chain_of_actions(model, policy))
         led = leading.values(1.0, gain)
         best, _ = best_of(led, legal)
-        equal = _EQUAL * max(1e-300, float(np.abs(gain).max()))
         candidates = legal & (led >= best[:, None] - equal)
         worth = process.values(1.0, bias)
         most, choice = best_of(worth, candidates)
-        scale = max(float(np.abs(bias).max()), float(np.abs(process.rows.reward).max()))
         better = best > led[states, policy] + equal
         if not better.any():
-            better = most > worth[states, policy] + _EQUAL * scale
+            same = max(rounding, _EQUAL * max(largest, float(np.abs(bias).max())))
+            better = most > worth[states, policy] + same
             if not better.any():
                 return gain, bias, policy, iteration
         policy = np.where(better & acting, choice, policy)
+        if policy.tobytes() in seen:
+            raise ConvergenceError(
+                f"after iteration {iteration} a policy comes again: with biases of up to "
+                f"{float(np.abs(bias).max()):.3g}, policies differ by rounding only; use "
+                "method='relative_value_iteration'"
+            )
     raise ConvergenceError(
         f"the policy still changed in iteration {max_iterations}; allow more with max_iterations"
     )

@@ -10,7 +10,7 @@ import numpy as np
 from dist_classicrl.environments.finite_model import ArrayModel
 from dist_classicrl.environments.solution import Solution
 from dist_classicrl.environments.solvers import policy_iteration
-from dist_classicrl.environments.solvers.policy_value import DENSE_STATES, value_of_actions
+from dist_classicrl.environments.solvers.policy_value import DENSE_STATES, check_has_value, value_of_actions
 from dist_classicrl.environments.solvers.process import (
     MOST_SWEEPS,
     ROUNDING,
@@ -25,7 +25,6 @@ from dist_classicrl.environments.solvers.process import (
 )
 from dist_classicrl.environments.solvers.progress import progressing_policy
 from dist_classicrl.environments.solvers.rows import RowsProcess
-from dist_classicrl.errors import ConvergenceError
 
 METHODS = ("modified_policy_iteration", "value_iteration", "policy_iteration")
 
@@ -73,7 +72,9 @@ def solve(
     SettingsError
         An argument is outside what is allowed.
     ConvergenceError
-        The sweeps were used up: the values are infinite, or need more sweeps.
+        The sweeps were used up: the values are infinite, or need more sweeps. Or the policy that they come
+        to has no value, since rewards that cancel go on for ever. Or rounding hides what is best, as where
+        the discount factor is below 1 by less than 1e-15.
     """
     discount = checked_discount(discount_factor)
     check_limits(tolerance, max_iterations)
@@ -89,17 +90,15 @@ def solve(
     tie = max(10 * found.residual if found.residual < np.inf else 0.0, rounding)
     optimal = process.legal & (found.q >= found.v[:, None] - tie)
     policy = progressing_policy(process.rows, optimal, np.abs(found.v) <= tie, found.policy)
+    check_has_value(model, policy)
     if model.n_states <= DENSE_STATES and not _is_of(model, policy, found.v, max(tolerance, rounding)):
         return policy_iteration.solve(model, process, discount, tolerance, max_iterations, policy)
     return Solution(found.q, found.v, policy, found.iterations, found.residual)
 
 
 def _is_of(model: ArrayModel, policy: np.ndarray, v: np.ndarray, tolerance: float) -> bool:
-    """Say whether values are the undiscounted ones of a policy, so far as it has any."""
-    try:
-        return bool(np.abs(value_of_actions(model, policy, 1.0) - v).max() <= tolerance)
-    except ConvergenceError:
-        return True
+    """Say whether values are the undiscounted ones of a policy."""
+    return bool(np.abs(value_of_actions(model, policy, 1.0) - v).max() <= tolerance)
 
 
 def of_process(

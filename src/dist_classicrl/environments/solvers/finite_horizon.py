@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl.checks import as_array, is_whole
-from dist_classicrl.environments.solution import FiniteHorizonSolution
+from dist_classicrl.environments.solution import FiniteHorizonSolution, check_finite
 from dist_classicrl.environments.solvers.process import Process, Sweeps, checked_discount
 from dist_classicrl.errors import SettingsError
 
@@ -45,6 +45,7 @@ def solve(
     for step in range(steps - 1, -1, -1):
         sweeps.v, sweeps.new, sweeps.policy = v[step + 1], v[step], policy[step]
         sweeps.ahead(process.improve, 0, S)
+    check_finite(v)
     v.setflags(write=False)
     return FiniteHorizonSolution(
         v[:, :-1], policy, lambda after: process.values(discount, np.append(after, 0.0))

@@ -10,6 +10,7 @@ from dist_classicrl.environments.solvers.policy_value import value_of_actions
 from dist_classicrl.environments.solvers.process import ROUNDING, best_of, error_bound, gives_up
 from dist_classicrl.environments.solvers.progress import progressing_policy
 from dist_classicrl.environments.solvers.rows import RowsProcess
+from dist_classicrl.errors import ConvergenceError
 
 
 def solve(
@@ -26,6 +27,7 @@ def solve(
     than rounding, so that no two policies follow each other for ever.
     """
     legal, states = process.legal, np.arange(model.n_states)
+    largest = float(np.abs(process.rows.reward).max())
     best, policy = best_of(process.values(0.0, np.zeros(model.n_states + 1)), legal)
     if start is not None:
         policy = start
@@ -37,10 +39,17 @@ def solve(
         q = process.values(discount, np.append(v, 0.0))
         best, greedy = best_of(q, legal)
         gain = best - q[states, policy]  # of the last action where there is none; then 0 - 0
-        better = gain > 10 * ROUNDING * max(float(np.abs(v).max()), float(np.abs(process.rows.reward).max()))
+        rounding = 10 * ROUNDING * max(float(np.abs(v).max()), largest)
+        better = gain > rounding
         change = float(np.abs(best - v).max())
         residual = change if discount == 1.0 else error_bound(change, discount)
         if not better.any() or (discount < 1.0 and residual < tolerance):
+            if rounding > largest:
+                raise ConvergenceError(
+                    f"values at discount factor {discount} are up to {float(np.abs(v).max()):.3g}, beside "
+                    f"which rewards of up to {largest:.3g} are rounding, so that the best action is unknown; "
+                    "use a smaller discount factor"
+                )
             return Solution(q, best, greedy if discount < 1.0 else policy, iteration, residual)
         policy = np.where(better, greedy, policy)
     raise gives_up(discount, change, max_iterations)

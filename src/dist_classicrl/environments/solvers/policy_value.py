@@ -24,6 +24,8 @@ POLICY_TOLERANCE = 1e-10
 
 MOST_SWEEPS = 1_000_000
 
+EPSILON = np.finfo(np.float64).eps
+
 
 def policy_value(
     model: ArrayModel, policy: np.ndarray, discount_factor: float, from_start: bool = False
@@ -63,9 +65,18 @@ def policy_value(
 
 def value_of_actions(model: ArrayModel, policy: np.ndarray, discount: float) -> np.ndarray:
     """Do what `policy_value` does for actions that are legal; -1 where none is."""
+    return _value(_chain_of_actions(model, policy), discount)
+
+
+def check_has_value(model: ArrayModel, policy: np.ndarray) -> None:
+    """Raise ConvergenceError unless such actions have a value at discount factor 1."""
+    _rewarded_states(_chain_of_actions(model, policy), None)
+
+
+def _chain_of_actions(model: ArrayModel, policy: np.ndarray) -> OngoingRows:
     acting = np.flatnonzero(policy >= 0)
     pair = acting * model.n_actions + policy[acting]
-    return _value(_chain_of_pairs(model, pair, np.ones(pair.size)), discount)
+    return _chain_of_pairs(model, pair, np.ones(pair.size))
 
 
 def chain_of(model: ArrayModel, probability: np.ndarray, keep_ends: bool = False) -> OngoingRows:
@@ -107,7 +118,7 @@ def _rewarded_states(chain: OngoingRows, starts: np.ndarray | None) -> np.ndarra
     rewarded = reachability.successors_closure(back_pointer, back, chain.reward != 0.0)
     if starts is not None:
         rewarded &= reachability.successors_closure(chain.pointer, chain.follow, starts)
-    leaving = chain.ends & rewarded
+    leaving = (chain.ends > 0.0) & rewarded
     leaving[source[~rewarded[chain.follow]]] = True
     escaping = reachability.successors_closure(back_pointer, back, leaving & rewarded)
     trapped = np.flatnonzero(rewarded & ~escaping)
@@ -131,8 +142,12 @@ def _value_by_linear_system(chain: OngoingRows, active: np.ndarray, discount: fl
     transition = np.bincount(cell, weights=chain.weight[inside], minlength=n * n).reshape(n, n)
     v = np.zeros(active.size)
     solution = chain.reward[states]
+    left = np.where(active[chain.follow], 0.0, chain.weight)
+    exits: np.ndarray = chain.ends + np.bincount(source, weights=left, minlength=active.size)
+    exits[np.diff(chain.pointer) == 0] = 1.0  # also where nothing is done
+    exits = 1.0 - discount + discount * exits[states]
     # Not by LAPACK: where processes share the cores, its threads wait for each other a hundred times as long.
-    stuck = solve_in_place(np.eye(n) - discount * transition, solution, np.empty(n, np.int64))
+    stuck = solve_in_place(np.eye(n) - discount * transition, solution, exits, np.empty(n, np.int64))
     if stuck >= 0:
         raise ConvergenceError(
             f"the policy has no finite value in state {states[stuck]} at discount factor {discount}: to "
@@ -143,14 +158,19 @@ def _value_by_linear_system(chain: OngoingRows, active: np.ndarray, discount: fl
 
 
 @jit
-def solve_in_place(a: np.ndarray, b: np.ndarray, ends: np.ndarray) -> int:
+def solve_in_place(a: np.ndarray, b: np.ndarray, exits: np.ndarray, ends: np.ndarray) -> int:
     """Let `b` be the solution of a x = b, by elimination row by row; `a` is used up.
 
-    Both are float64, of shape (n, n) and (n,). The rows of `a` are dominated by their diagonals, so that no
-    pivots have to be looked for; of its zeros few are met. `ends`, int64 of shape (n,), is for where each row
-    has zeros only. Return -1, or the first row without a pivot.
+    Both are float64, of shape (n, n) and (n,); beside the diagonal of `a` nothing is positive. Its rows or
+    columns are dominated by their diagonals, so that no pivots have to be looked for; of its zeros few are
+    met. `exits`, float64 of shape (n,), is what each row adds up to, at least 0, and is used up: pivots are
+    sums of it and of what is beside the diagonal, so that nothing is lost to rounding however small they are
+    (Grassmann, Taksar and Heyman 1985). Where it has shape (0,) pivots are differences, and those that may
+    be rounding count as none. `ends`, int64 of shape (n,), is for where each row has zeros only. Return -1,
+    or the first row without a pivot.
     """
     n = b.size
+    least = 0.0 if exits.size else n * EPSILON
     for i in range(n):
         end = n
         while end > i + 1 and a[i, end - 1] == 0.0:
@@ -162,7 +182,13 @@ def solve_in_place(a: np.ndarray, b: np.ndarray, ends: np.ndarray) -> int:
                     a[i, j] -= factor * a[k, j]
                 b[i] -= factor * b[k]
                 end = max(end, ends[k])
-        if a[i, i] == 0.0:
+                if exits.size:
+                    exits[i] -= factor * exits[k]
+        if exits.size:
+            a[i, i] = exits[i]
+            for j in range(i + 1, end):
+                a[i, i] -= a[i, j]
+        if a[i, i] <= least:
             return i
         ends[i] = end
     for i in range(n - 1, -1, -1):

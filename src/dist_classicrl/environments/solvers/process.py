@@ -124,9 +124,17 @@ def error_bound(change: float, rate: float) -> float:
 
 
 class Changes:
-    """The largest changes of the last sweeps, and what they leave to come; 0 before the first."""
+    """The largest changes of the last sweeps, and what they leave to come; 0 before the first.
+
+    ConvergenceError for discount factors at which that is not known, for rounding.
+    """
 
     def __init__(self, discount: float) -> None:
+        if discount < 1.0 and error_bound(ROUNDING, discount) >= 1.0:
+            raise ConvergenceError(
+                f"discount factor {discount!r} is so near to 1 that the rounding of sweeps adds up to as "
+                "much as the values; use 1.0, or at most 1 - 1e-14"
+            )
         self._discount = discount
         self._last: deque[float] = deque([0.0] * (RATES + 1), RATES + 1)
 

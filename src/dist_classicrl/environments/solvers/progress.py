@@ -14,8 +14,8 @@ def progressing_policy(
     """Choose among the optimal pairs, bool, shape (S, A), so that every value is really collected.
 
     First find the states where one can go on for ever at no reward and lose nothing, since their value is
-    0. Then, from these and from the transitions that terminate, work backwards: a state takes an optimal
-    action that leads with some probability to where the ones before it lead.
+    0. Then, from these and from the transitions that terminate, work backwards: a state takes the optimal
+    action that leads with the largest probability to where the ones before it lead.
     """
     policy = policy.copy()
     row = reachability.rows_of(rows.pointer)
@@ -30,10 +30,12 @@ def progressing_policy(
         settled = remaining
     policy[settled] = staying[settled].argmax(axis=1)
     while True:
-        arriving = np.bincount(row, weights=settled[rows.follow], minlength=optimal.size) > 0
-        progress = optimal & (arriving | rows.ends).reshape(optimal.shape)
-        fresh = ~settled & progress.any(axis=1)
+        arriving = np.bincount(row, weights=rows.weight * settled[rows.follow], minlength=optimal.size)
+        chance = np.where(optimal, (arriving + rows.ends).reshape(optimal.shape), 0.0)
+        most = chance.max(axis=1, keepdims=True)
+        fresh = ~settled & (most[:, 0] > 0.0)
         if not fresh.any():
             return policy
-        policy[fresh] = progress[fresh].argmax(axis=1)
+        # The first of equal ones, whatever rounding made of their sums.
+        policy[fresh] = (chance >= most * (1.0 - 1e-12))[fresh].argmax(axis=1)
         settled |= fresh

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from dist_classicrl.environments.solution import check_finite
 from dist_classicrl.environments.solvers.process import ROUNDING, Sweeps
 from dist_classicrl.errors import ConvergenceError
 
@@ -43,14 +44,16 @@ def sweep_to_gain(
         sweeps.ahead(kernel, 0, acting.size)
         change = (new - v)[:-1]
         low, high = change[acting].min(), change[acting].max()
-        error = (high - low) / 2
+        middle, error = low / 2 + high / 2, high / 2 - low / 2  # of which none overflows
+        if not np.isfinite(error):
+            check_finite(change)
         if error < tolerance or error <= ROUNDING * np.abs(v).max():
-            return float(low + high) / 2, float(error), iteration
+            return float(middle), float(error), iteration
         if iteration == look:
             if error > 0.99 * last and can_differ():
                 raise _differ(change, acting)
             look, last = 2 * look, error
-        v[:-1] += np.where(acting, STEP * (change - (low + high) / 2), 0.0)
+        v[:-1] += np.where(acting, STEP * (change - middle), 0.0)
     raise ConvergenceError(
         f"after {max_iterations} sweeps the gain is only known to be between {low:.6g} and {high:.6g}; allow "
         "more with max_iterations, or a larger tolerance; it may also depend on the state, for which there "

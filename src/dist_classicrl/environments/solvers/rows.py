@@ -21,10 +21,10 @@ class OngoingRows(NamedTuple):
     """Rows (pairs, or states of a chain) with their mean reward and the outcomes that go on."""
 
     pointer: np.ndarray  # int64 (R + 1,): row r goes on with the outcomes pointer[r] to pointer[r + 1] - 1
-    weight: np.ndarray  # float64 (C,): their probabilities; what is missing to 1 is the probability of ending
+    weight: np.ndarray  # float64 (C,): their probabilities
     follow: np.ndarray  # int32, int64 for many states, (C,): the states that they reach; S: the end, if kept
     reward: np.ndarray  # float64 (R,): mean reward of a row, transitions that terminate included
-    ends: np.ndarray  # bool (R,): whether a row can terminate
+    ends: np.ndarray  # float64 (R,): probability of ending, what those lack to 1; 0 where ends are kept
 
     @classmethod
     def of_rows(
@@ -45,11 +45,12 @@ class OngoingRows(NamedTuple):
         terminated = model.outcome_terminated[outcome]
         follow = model.outcome_next[outcome].astype(np.int32 if S < 2**31 - 1 else np.int64)
         reward = np.bincount(row, weights=weight * model.outcome_reward[outcome], minlength=n_rows)
-        ends = np.bincount(row[terminated], minlength=n_rows) > 0
+        ends: np.ndarray = np.zeros(n_rows)
         if keep_ends:
             stuck = ~np.any(model.legal_pairs(), axis=1)
             follow[terminated | stuck[follow]] = S
         elif terminated.any():
+            ends = np.bincount(row[terminated], weights=weight[terminated], minlength=n_rows)
             going = ~terminated
             row, weight, follow = row[going], weight[going], follow[going]
         return cls(reachability.row_pointer(row, n_rows), weight, follow, reward, ends)
@@ -61,7 +62,7 @@ class OngoingRows(NamedTuple):
         elements = reachability.elements_of(self.pointer, there)
         pointer = np.zeros(rows.size + 1, np.int64)
         np.cumsum(np.where(is_there, self.pointer[rows + 1] - self.pointer[rows], 0), out=pointer[1:])
-        reward, ends = np.zeros(rows.size), np.zeros(rows.size, bool)
+        reward, ends = np.zeros((2, rows.size))
         reward[is_there], ends[is_there] = self.reward[there], self.ends[there]
         return OngoingRows(pointer, self.weight[elements], self.follow[elements], reward, ends)
 

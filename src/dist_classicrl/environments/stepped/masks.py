@@ -7,6 +7,7 @@ space of several parts, entry i is the joint action with index i, see `spaces`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ MASK_KEY = "action_mask"
 """The key of a mask in `info` and in a Dict observation, as Gymnasium's environments write it."""
 
 _TAXI = "gymnasium.envs.toy_text.taxi.TaxiEnv"
+_TAXI_ID = re.compile(r"Taxi-v\d+")
 
 
 def masks_are_advice(description: dict[str, Any]) -> bool:
@@ -28,7 +30,7 @@ def masks_are_advice(description: dict[str, Any]) -> bool:
     others can be taken all the same. Following it would make another process of it.
     """
     single = description.get("single", description)
-    return single["layers"][-1]["class"] == _TAXI or str(single["id"]).split("-")[0] == "Taxi"
+    return single["layers"][-1]["class"] == _TAXI or bool(_TAXI_ID.fullmatch(str(single["id"])))
 
 
 @jit
