@@ -282,7 +282,7 @@ class _Follower(Working):
         self._story = story
 
     @property
-    def _base(self) -> Base:
+    def base(self) -> Base:
         return self._story.bases[self.group.rank]
 
     def run(self) -> None:

@@ -38,8 +38,10 @@ class Player(Working):
         self.part.wants_pause = lambda: False  # who coordinated before does so no more
 
     @property
-    def _base(self) -> Base:
+    def base(self) -> Base:
         """How new this rank's table is: its version counts rounds."""
+        if self.final is not None:
+            return Base.finished(max(0, self._term_of_table))
         return Base(self._term_of_table, self.part.table.version if self.begun_with.is_some else -1)
 
     @property

@@ -36,21 +36,16 @@ class Working(ABC):
     def __post_init__(self) -> None:
         self.progress = 0  # turns of the main loop
         self.final: Final | None = None  # the final table and the result, once they have come
-        self._final_term = -1  # of the server that they are of
+        self.final_term = -1  # of the server that they are of
         self.was_released = False
         self._term = -1
         self._server_progress = -1
         self._progressed_at = self._woken = self.group.wire.now()
 
     @property
-    def base(self) -> Base:
-        """How new what this rank holds is: a server may have told it nothing but the end."""
-        return self._base if self.final is None else Base.finished(self._final_term)
-
-    @property
     @abstractmethod
-    def _base(self) -> Base:
-        """How new its table is before it has the final one."""
+    def base(self) -> Base:
+        """How new what this rank holds is."""
 
     @abstractmethod
     def run(self) -> Final | None:
@@ -165,7 +160,7 @@ class Working(ABC):
         """
         match told:
             case Final():
-                self.final, self._final_term = told, self._term
+                self.final, self.final_term = told, self._term
                 self.channel.send(encode(Bye()))
             case Release():
                 self.was_released = True

@@ -36,8 +36,9 @@ class RoundWorker(Working):
         self._looked = 0.0
 
     @property
-    def _base(self) -> Base:
-        return self.begun_with
+    def base(self) -> Base:
+        """How new this rank's table is: a server may have told it nothing but the end."""
+        return Base.finished(self.final_term) if self.final is not None else self.begun_with
 
     def hand_in(self, admission: int) -> None:
         """Follow the server of a new view, which begins the round anew."""

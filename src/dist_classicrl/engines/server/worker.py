@@ -94,8 +94,9 @@ class Worker(Working):
         self._told_time = time.perf_counter()
 
     @property
-    def _base(self) -> Base:
-        return Base(*self.window.base)
+    def base(self) -> Base:
+        """How new this rank's table is."""
+        return Base.finished(self.window.base[0]) if self.final is not None else Base(*self.window.base)
 
     def run(self) -> Final | None:
         """Learn what the server gives out; again after `hand_over`, `hand_in` or `begin_anew`."""

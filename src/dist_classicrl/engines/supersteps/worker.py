@@ -61,8 +61,9 @@ class SuperstepWorker(Working):
         self._leaving = False
 
     @property
-    def _base(self) -> Base:
-        return self.begun_with
+    def base(self) -> Base:
+        """How new this rank's table is."""
+        return Base.finished(self.begun_with.term) if self.final is not None else self.begun_with
 
     def hand_in(self, admission: int) -> None:
         """Follow the server of a new view, which begins where the newest table is."""
