@@ -110,7 +110,8 @@ class Session:
                 state.take_note_of(source)
                 if in_rows and state.large is not None and not isinstance(agreement, Alone):
                     self._share_rows(state.large, agreement)
-                workers = n_workers(engine, state.settings, len(agreement.members))
+                is_compiled = source.simulator is not None
+                workers = n_workers(engine, state.settings, len(agreement.members), is_compiled)
                 return self._made_before(beginning, place, agreement, workers)
             self._check_environment(source, beginning, agreement)
             state.take_note_of(source)

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -71,7 +70,7 @@ class Waiting:
     missing: set[int]
     what: str
     begun: float  # when the waiting began
-    heard: float  # when anything last came of one of the missing, if only a piece of a message
+    heard: float  # when one of the missing last said anything
 
 
 class RootedCollectives:
@@ -160,15 +159,14 @@ class RootedCollectives:
         begun = heard = self.wire.now()
         while True:
             if self._listen(missing):
+                heard = self.wire.now()
                 backoff.reset()
-            heard = max([heard, *(self.channels[rank].last_heard for rank in missing)])
             for rank in sorted(missing):
                 parts = self._next(rank)
                 if parts is not None:
                     found[rank] = from_parts(cls, parts)
                     missing.discard(rank)
             if not missing:
-                self._look_for_failures()
                 return found
             self._attend(self, Waiting(missing, what, begun, heard))
             backoff.wait()
@@ -219,7 +217,7 @@ class RootedCollectives:
         self._listen(set())
         return [self.channels[rank] for rank in self.left]
 
-    def _listen(self, awaited: Collection[int]) -> bool:
+    def _listen(self, awaited: set[int]) -> bool:
         """Take in what has come, and return whether anything came of those who are waited for."""
         ranks = {channel: rank for rank, channel in self.channels.items()}
         heard = False
@@ -233,17 +231,6 @@ class RootedCollectives:
         for channel in ranks:
             channel.reap()
         return heard
-
-    def _look_for_failures(self) -> None:
-        """Raise, on the root, what a rank has failed with in this step since it gave what it was asked for.
-
-        What the root would say to it now, that rank has given up, so it would not do its part.
-        """
-        while self.is_root and self._listen(self.channels):
-            pass
-        for step, stamped in chain(*self._arrived.values()) if self.is_root else ():
-            if step == self._step and isinstance(stamped, Failed):
-                raise stamped.error()
 
     def _next(self, rank: int) -> tuple[np.ndarray, ...] | None:
         """Return what `rank` said next in this step, as parts; None if that has not come."""

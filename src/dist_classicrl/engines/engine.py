@@ -241,11 +241,18 @@ def all_learn(engine: Engine) -> bool:
     return bool(getattr(engine, "all_learn", False))
 
 
-def n_workers(engine: Engine, settings: Settings, ranks: int) -> int:
-    """Return how many of so many ranks learn, without those that serve the others of their node."""
+def n_workers(engine: Engine, settings: Settings, ranks: int, is_compiled: bool) -> int:
+    """Return how many of so many ranks learn, without those that serve the others of their node.
+
+    `is_compiled`: all of the environment is compiled code, and each rank has a core.
+    """
     serving = not (all_learn(engine) or getattr(engine, "server_learns", False))
     workers = max(1, ranks - serving)
-    return min(workers, settings.logical_workers) if engine.name == "rounds" else workers
+    if engine.name != "rounds":
+        return workers
+    most = settings.logical_workers
+    plays_too = is_compiled and settings.replay_ratio == 0.0 and -(-most // ranks) < -(-most // workers)
+    return min(ranks if plays_too else workers, most)
 
 
 def learns_in_rows(engine: Engine, settings: Settings, layout: Layout, placement: Any) -> bool:
