@@ -384,6 +384,10 @@ class Settings(Checked):
                 f"{self.compression_threshold:g} has no place beside it. Leave one of them out."
             )
 
+    def longest_part(self, ranks: int) -> int:
+        """Return the most logical workers that one of so many ranks carries."""
+        return -(-self.logical_workers // ranks)
+
     def check_packages(self, ranks: int) -> None:
         """Raise MissingExtraError where a training of so many ranks needs a package that is not installed."""
         is_needed = ranks > 1 and compressions.name_of(self.compression) == "lossless"

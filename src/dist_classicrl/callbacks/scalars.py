@@ -47,6 +47,10 @@ class ScalarsCallback(BaseCallback):
 
     def _on_close(self) -> None:
         self._write_new({})  # what callbacks recorded after the last report was written
+        self._close()
+
+    def _close(self) -> None:
+        """Close what is open, if anything is."""
 
     def _write_new(self, at: dict[int, dict[str, float]]) -> None:
         """Write these numbers by step, and what was recorded since the last time."""

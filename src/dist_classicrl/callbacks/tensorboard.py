@@ -71,10 +71,6 @@ class TensorBoardCallback(ScalarsCallback):
         values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
         self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
 
-    def _on_close(self) -> None:
-        super()._on_close()
-        self._close()
-
     def _close(self) -> None:
         writer, self._writer = self._writer, None
         if writer is None:

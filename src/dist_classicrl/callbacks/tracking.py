@@ -82,10 +82,6 @@ class TrackingCallback(ScalarsCallback):
                 )  # fmt: skip
             self._passed_over, self._pause = self._pause, 2 * self._pause + 1
 
-    def _on_close(self) -> None:
-        super()._on_close()
-        self._close()
-
     def _close(self) -> None:
         run, self._run = self._run, None
         if run is None:

@@ -250,9 +250,9 @@ def n_workers(engine: Engine, settings: Settings, ranks: int, is_compiled: bool)
     workers = max(1, ranks - serving)
     if engine.name != "rounds":
         return workers
-    most = settings.logical_workers
-    plays_too = is_compiled and settings.replay_ratio == 0.0 and -(-most // ranks) < -(-most // workers)
-    return min(ranks if plays_too else workers, most)
+    is_shorter = settings.longest_part(ranks) < settings.longest_part(workers)
+    plays_too = is_compiled and settings.replay_ratio == 0.0 and is_shorter
+    return min(ranks if plays_too else workers, settings.logical_workers)
 
 
 def learns_in_rows(engine: Engine, settings: Settings, layout: Layout, placement: Any) -> bool:

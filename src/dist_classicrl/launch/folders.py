@@ -55,21 +55,24 @@ def make_attempt_folder(attempt: Path) -> None:
     _make(attempt.parent, attempt)
 
 
+def _make_one(folder: Path) -> None:
+    """Make a folder and those above it, though another launch may just remove one of these that it made."""
+    for left in reversed(range(_TRIES)):
+        if folder.is_dir():
+            return
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700)
+        except FileNotFoundError:
+            if not left:
+                raise
+
+
 def _make(*folders: Path) -> None:
     """Make a launcher's folder and those in it, as far as they are not there."""
     try:
         for folder in folders:
-            for left in reversed(range(_TRIES)):
-                if folder.is_dir():
-                    break
-                try:
-                    folder.parent.mkdir(parents=True, exist_ok=True)
-                    folder.mkdir(mode=0o700)
-                except (
-                    FileNotFoundError
-                ):  # another launch has just removed the folder above, which it had made
-                    if not left:
-                        raise
+            _make_one(folder)
         _sign(folders[0])
     except OSError as error:
         raise LauncherError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from dist_classicrl.comm.compression import Codec
@@ -77,6 +77,6 @@ class RoundPart:
         return RoundMaps(attempt, quotas.total, learning, passed, totals.ravel(), parts, learners, seconds)
 
 
-def carried_of(rank: int, carried_by: Sequence[int]) -> list[int]:
+def carried_of(rank: int, carried_by: Iterable[int]) -> list[int]:
     """Return the logical workers of a rank, by who carries each."""
     return [number for number, carrier in enumerate(carried_by) if carrier == rank]

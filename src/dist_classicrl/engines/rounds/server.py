@@ -8,7 +8,6 @@ that are left.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -62,12 +61,9 @@ def who_plays(
     head = group.view.server
     ranks, others = with_cores(told, group, [head, *workers]), with_cores(told, group, workers)
     if head in with_cores(told, group, [*others[: settings.logical_workers], head]) and others:
-        return min(others, ranks, key=lambda playing: _longest_part(settings, playing))  # the first, if equal
+        is_shorter = settings.longest_part(len(ranks)) < settings.longest_part(len(others))
+        return ranks if is_shorter else others
     return ranks
-
-
-def _longest_part(settings: Settings, ranks: Sequence[int]) -> int:
-    return max(Counter(carriers(settings, ranks).values()).values())
 
 
 def carriers(settings: Settings, ranks: Sequence[int]) -> dict[int, int]:
@@ -244,7 +240,7 @@ class RoundServer(Serving[Client]):
 
     def _begin_part(self, since: int) -> None:
         """Get this rank's own part ready, if it has one in this attempt at a round."""
-        self._own = carried_of(self.group.rank, list(self._carried_by.values()))
+        self._own = carried_of(self.group.rank, self._carried_by.values())
         if self.make_part is None or not self._own:
             self._is_part_new = True
             return
@@ -337,7 +333,7 @@ class RoundServer(Serving[Client]):
                 self.take_in_common(peer, told)
 
     def _take_in_maps(self, rank: int, size: int, maps: RoundMaps) -> None:
-        carried = [logical for logical, carrier in self._carried_by.items() if carrier == rank]
+        carried = carried_of(rank, self._carried_by.values())
         is_due = maps.attempt == self._attempt and carried and rank not in self._played
         if not is_due or not maps.is_of(range(carried[0], carried[-1] + 1), len(self._carried_by)):
             raise ProtocolError(

@@ -50,18 +50,19 @@ class RoundRoles(Roles[RoundWorker, RoundServer]):
 
     def compile(self, serves: bool) -> None:
         """See `Roles`: who serves may play a part as well."""
-        super().compile(serves)
-        if serves and self._head_may_play:
-            for part in self.kernels():
-                part()
-            if carried := self._carries_first():
-                self._first_part = self._part(carried)
+        if not serves or not self._head_may_play:
+            super().compile(serves)
+            return
+        for part in self.kernels():
+            part()
+        if carried := self._carries_first():
+            self._first_part = self._part(carried)
 
     def _carries_first(self) -> list[int]:
         """Return the logical workers that this rank carries as long as all ranks are there."""
         run, group = self.run, self.group
         ranks = who_plays(run.settings, run.told, group, group.view.workers, self._may_repeat)
-        return carried_of(group.rank, list(carriers(run.settings, ranks).values()))
+        return carried_of(group.rank, carriers(run.settings, ranks).values())
 
     def _begin_walkers(self, learner: Learner, numbers: list[int]) -> None:
         """Give the learner these logical workers as walkers, as the run begins with them."""
