@@ -200,12 +200,15 @@ def test_the_reproducible_mode_at_six_numbers_of_ranks(run_python):
         assert re.findall(rf"^trained on {ranks} (.*)", output, re.MULTILINE) == [alone] * ranks
 
 
-# Rank `rank` stops for good when training is under way; until then the others take their time.
+# Rank `rank` stops for good when training is under way; until then the others take their time. It learns in
+# rounds as well, however few cores there are.
 STOPPED = """
 import os, signal, time
 from mpi4py import MPI
 from dist_classicrl import DistAsyncQLearning
+from dist_classicrl.engines.roles import cores
 from dist_classicrl.learning.compiled import CompiledLearner
+cores.bound_cores, cores.core_quota = lambda: list(range(64)), lambda: None
 rank, learn = MPI.COMM_WORLD.rank, CompiledLearner.learn
 agent = DistAsyncQLearning(
     seed=1, heartbeat_interval={silence} / 6, heartbeat_timeout={silence}, async_updates={async_updates},

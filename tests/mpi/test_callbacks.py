@@ -92,7 +92,8 @@ def test_reports_add_up_to_the_result(world, make_agent, lake, async_updates, tm
     assert saved and set(saved) <= set(steps)
     # The agent that callbacks see is that of the moment.
     assert all(seen == report.steps for seen, report in zip(listener.sums, reports, strict=True))
-    workers = max(1, world.size - 1)
+    # In rounds the rank that serves plays as well where that makes the longest part shorter: of 2 ranks.
+    workers = 2 if world.size == 2 and not async_updates else max(1, world.size - 1)
     learning = min(workers, 4) if not async_updates else workers
     for report in reports:
         assert len(report.ranks) == report.workers == workers
