@@ -7,7 +7,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -65,6 +65,7 @@ class _Disk:
     values: np.ndarray | None = None
     counts: np.ndarray | None = None
     savers: int = 0
+    numbers: dict[int, int] = field(default_factory=dict)  # of each rank, the last one that it has claimed
 
 
 class _Saver:
@@ -72,12 +73,15 @@ class _Saver:
 
     asked_to_stop = None
 
-    def __init__(self, story: SharedRows, call: int, group: Group) -> None:
+    def __init__(self, story: SharedRows, call: int, group: Group, takes_over: bool = True) -> None:
         self._story, self._group, self._disk = story, group, story.disks[call]
         self._begin = story.first + call * story.steps
         self._every = story.steps_between_checkpoints
-        self._disk.savers += 1
-        self._number = self._disk.savers
+        # A head whose setup begins anew claims nothing a second time.
+        if takes_over or group.rank not in self._disk.numbers:
+            self._disk.savers += 1
+            self._disk.numbers[group.rank] = self._disk.savers
+        self._number = self._disk.numbers[group.rank]
         self.next_step: float = self._begin + self._every
 
     def look(self, steps: int) -> None:
@@ -200,7 +204,7 @@ class SharedRows(Supersteps):
         run.reload = lambda: self._reload(run, call)
         if self.steps_between_checkpoints < math.inf:
             saver: Any = partial(_Saver, self, call, group)
-            run.saver = saver() if group.is_server else None
+            run.saver = saver(takes_over=False) if group.is_server else None
             run.take_over_saving = saver
         return run
 

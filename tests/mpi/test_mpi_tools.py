@@ -324,6 +324,22 @@ def test_ranks_that_construct_something_else_are_told_what_was_constructed_where
     one(world, timeout=TIMEOUT).close()
 
 
+def test_sums_are_right_after_a_rank_0_that_came_when_the_others_had_given_up(world, several_ranks):
+    with CompressedAllreduce(world, "top_k", k=1, timeout=TIMEOUT) as reduce:
+        found = reduce(np.array([1.0, 2.0]))
+        reduce._collectives.seconds = 0.3 if world.rank else TIMEOUT
+        if world.rank:
+            with pytest.raises(RankTimeoutError, match="from rank 0 "):
+                reduce(np.array([8.0, 4.0]))
+        wait_for_all(world)
+        if world.rank == 0:
+            with pytest.raises(RemoteRankError, match="RankTimeoutError"):
+                reduce(np.array([8.0, 4.0]))
+        wait_for_all(world)
+        reduce._collectives.seconds = TIMEOUT
+        assert (found + reduce.flush()).tolist() == [world.size, 2 * world.size]
+
+
 def test_what_is_closed_gives_its_communicator_back(world):
     """MPI has 65,000 or 2,000 of them: their numbers are used again."""
     late = world.size - 1

@@ -30,7 +30,8 @@ def word(text):
 
 class Channel:
     def __init__(self, net, rank, peer):
-        self.net, self.lost, self.last_sent = net, None, net.now
+        self.net, self.lost = net, None
+        self.last_sent = self.last_heard = net.now
         self.way_here = net.waiting.setdefault((peer, rank), deque())
         self.way_there = net.waiting.setdefault((rank, peer), deque())
 
@@ -56,7 +57,10 @@ class Wire:
         self.net.now += seconds
 
     def receive(self, channels):
-        return [(channel, channel.way_here.popleft()) for channel in channels if channel.way_here]
+        heard = [channel for channel in channels if channel.way_here]
+        for channel in heard:
+            channel.last_heard = self.net.now
+        return [(channel, channel.way_here.popleft()) for channel in heard]
 
 
 class Net:
@@ -147,6 +151,19 @@ def test_what_is_left_of_a_step_that_was_given_up_is_not_taken_for_part_of_a_lat
     assert [rooted.receive([1], Word, "answers")[1].text for rooted in (low, high)] == ["thanks"] * 2
 
 
+def test_a_root_that_comes_when_a_rank_has_given_up_fails_as_well_though_that_rank_gave_its_part(net):
+    low, root, high = net.ranks
+    high.begin_step()
+    high.gather(word("high"), "words")
+    with pytest.raises(RankTimeoutError), low.operation():
+        low.gather(word("low"), "words")
+        low.tell(None, Word, "answers")
+    with pytest.raises(RemoteRankError, match="RankTimeoutError"), root.operation():
+        root.gather(word("root"), "words")
+    with pytest.raises(RemoteRankError, match="RankTimeoutError"):
+        high.tell(None, Word, "answers")
+
+
 def test_a_failure_in_a_step_that_this_rank_was_through_with_is_none_of_the_next(net):
     low, root, _ = net.ranks
     with low.operation():
@@ -188,6 +205,20 @@ def test_a_rank_that_is_at_work_is_waited_for_and_one_that_says_nothing_is_not(n
     with pytest.raises(
         RankTimeoutError, match="Nothing came from rank 0 for 10 s, while rank 1 waited for words"
     ):
+        root.receive([0], Word, "words")
+    assert 5.4 * SECONDS < net.now - begun < 5.7 * SECONDS
+
+
+def test_a_message_that_comes_in_pieces_is_waited_for(net):
+    _, root, _ = net.ranks
+    begun = net.now
+
+    def piece():
+        net.now += 0.9 * SECONDS
+        root.channels[0].last_heard = net.now
+
+    net.meanwhile += [piece] * 5
+    with pytest.raises(RankTimeoutError, match="Nothing came from rank 0 for 10 s"):
         root.receive([0], Word, "words")
     assert 5.4 * SECONDS < net.now - begun < 5.7 * SECONDS
 

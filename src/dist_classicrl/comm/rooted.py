@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -70,7 +71,7 @@ class Waiting:
     missing: set[int]
     what: str
     begun: float  # when the waiting began
-    heard: float  # when one of the missing last said anything
+    heard: float  # when anything last came of one of the missing, if only a piece of a message
 
 
 class RootedCollectives:
@@ -102,6 +103,7 @@ class RootedCollectives:
         self.left: set[int] = set()  # ranks that have said goodbye
         self._step = 0
         self._given_up = -1
+        self._is_in_operation = False
 
     @classmethod
     def over(cls, comm: Any, seconds: float) -> RootedCollectives:
@@ -123,12 +125,15 @@ class RootedCollectives:
     def operation(self) -> Iterator[None]:
         """Surround a step: an exception in it is raised as `RemoteRankError` on the other ranks."""
         self.begin_step()
+        self._is_in_operation = True
         try:
             yield
         except BaseException as error:
             self._given_up = self._step
             self._send(self.others, Failed.of(error, self.rank))
             raise
+        finally:
+            self._is_in_operation = False
 
     def send(self, ranks: Iterable[int], content: object) -> None:
         """Send a dataclass to each of `ranks`; it is packed once."""
@@ -159,14 +164,16 @@ class RootedCollectives:
         begun = heard = self.wire.now()
         while True:
             if self._listen(missing):
-                heard = self.wire.now()
                 backoff.reset()
+            heard = max([heard, *(self.channels[rank].last_heard for rank in missing)])
             for rank in sorted(missing):
                 parts = self._next(rank)
                 if parts is not None:
                     found[rank] = from_parts(cls, parts)
                     missing.discard(rank)
             if not missing:
+                if self._is_in_operation and self.is_root:
+                    self._look_for_failures()
                 return found
             self._attend(self, Waiting(missing, what, begun, heard))
             backoff.wait()
@@ -217,7 +224,7 @@ class RootedCollectives:
         self._listen(set())
         return [self.channels[rank] for rank in self.left]
 
-    def _listen(self, awaited: set[int]) -> bool:
+    def _listen(self, awaited: Collection[int]) -> bool:
         """Take in what has come, and return whether anything came of those who are waited for."""
         ranks = {channel: rank for rank, channel in self.channels.items()}
         heard = False
@@ -231,6 +238,17 @@ class RootedCollectives:
         for channel in ranks:
             channel.reap()
         return heard
+
+    def _look_for_failures(self) -> None:
+        """Raise, on the root, what a rank has failed with in this operation since it gave its part.
+
+        What the root would say to it now, that rank has given up, so it would not do its part.
+        """
+        while self._listen(self.channels):
+            pass
+        for step, stamped in chain(*self._arrived.values()):
+            if step == self._step and isinstance(stamped, Failed):
+                raise stamped.error()
 
     def _next(self, rank: int) -> tuple[np.ndarray, ...] | None:
         """Return what `rank` said next in this step, as parts; None if that has not come."""
