@@ -108,6 +108,28 @@ def test_an_exception_in_the_caller_also_ends_the_job(monkeypatch):
 
 
 @needs_proc
+def test_ctrl_c_twice_also_ends_the_job(monkeypatch):
+    import subprocess
+
+    waits, wait = [], subprocess.Popen.wait
+
+    def interrupted(process, timeout=None):
+        waits.append(process.pid)
+        if len(waits) == 1:
+            time.sleep(0.2)
+            raise KeyboardInterrupt
+        if len(waits) == 2:  # for the job to end by SIGTERM
+            signal.raise_signal(signal.SIGINT)
+        return wait(process, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
+    monkeypatch.setattr(processes, "_GRACE_SECONDS", 0.5)
+    with pytest.raises(KeyboardInterrupt):
+        run_job(["/bin/sh", "-c", "trap '' TERM; exec /bin/sleep 600"], timeout=60)
+    assert not is_running(waits[0])
+
+
+@needs_proc
 def test_a_signal_that_comes_while_the_job_is_started_ends_the_job_as_well(monkeypatch):
     import subprocess
 

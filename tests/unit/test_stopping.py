@@ -323,7 +323,7 @@ def test_a_signal_between_two_trainings_is_left_for_the_next(number, clock):
 
 def test_the_first_signal_between_two_trainings_counts_and_the_second_ends(clock, monkeypatch):
     ended = []
-    monkeypatch.setattr(stopping, "_end_by_default", ended.append)
+    monkeypatch.setattr(stopping, "end_by_default", ended.append)
     train_once()
     for _ in range(2):
         send(signal.SIGUSR2)
@@ -583,17 +583,20 @@ FORKING = """
 import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
+from dist_classicrl.process.leave import LeaveWatch
 from dist_classicrl.process.stop import StopWatch
-with StopWatch((signal.SIGUSR1, signal.SIGTERM), None, None) as watch:
+signals = (signal.SIGUSR1, signal.SIGTERM)
+stops, leaves = StopWatch(signals, None, None), LeaveWatch()
+with stops if sys.argv[1] == "stop" else leaves.listening_to(signals):
     (read, write), (heard, say) = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
         os.read(read, 1)  # what comes before this has been heard
-        os.write(1, b"alive" if watch.stop is None else b"asked")
+        os.write(1, b"alive" if stops.stop is leaves.why is None else b"asked")
         os.write(say, b"x")
         time.sleep(50)
         os._exit(1)
-    for number in (signal.SIGUSR1, signal.SIGINT):
+    for number in [signal.SIGUSR1] + [signal.SIGINT] * (sys.argv[1] == "stop"):
         os.kill(child, number)
         time.sleep(0.3)
     os.write(write, b"x")
@@ -605,8 +608,10 @@ with StopWatch((signal.SIGUSR1, signal.SIGTERM), None, None) as watch:
 """
 
 
-def test_a_forked_process_leaves_all_but_sigterm_to_its_parent():
-    done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=DEADLINE)
+@pytest.mark.parametrize("watch", ["stop", "leave"])
+def test_a_forked_process_leaves_all_but_sigterm_to_its_parent(watch):
+    command = [sys.executable, "-c", FORKING, watch]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
     assert (done.returncode, done.stdout) == (0, "alive"), done.stderr
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -58,8 +57,8 @@ def run_job(
     without `keep_errors` standard error goes nowhere.
 
     When this function returns or raises, no process of the job is left, except one that the kernel does not
-    end within some seconds of SIGKILL, such as one held by a dead file system. On systems without `/proc`
-    only those in the first process's session can be found.
+    end within some seconds of SIGKILL, such as one held by a dead file system, and those of other users, as
+    with sudo. On systems without `/proc` only those in the first process's session can be found.
     """
     started = time.monotonic()
     timed_out = False
@@ -192,23 +191,22 @@ def command_of(pid: int) -> list[str]:
 
 
 def end_job(process: subprocess.Popen[bytes], job: str) -> None:
-    """End what `start_job` returned: SIGTERM to its first process, and SIGKILL to all that is left."""
-    if process.poll() is None:
-        process.terminate()
+    """End what `start_job` returned: SIGTERM to its first process, and SIGKILL to all that is left.
+
+    Signals to this process wait meanwhile: a second Ctrl-C must not leave the job running.
+    """
+    with postponed():
+        if process.poll() is None:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_GRACE_SECONDS)
+        # macOS denies permission for a group of which only zombies are left.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        killed = _kill(job)
         with suppress(subprocess.TimeoutExpired):
             process.wait(_GRACE_SECONDS)
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    except PermissionError:
-        # macOS answers so for a group of which only zombies are left.
-        if sys.platform != "darwin":
-            raise
-    killed = _kill(job)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(_GRACE_SECONDS)
-    _wait_for(killed)
+        _wait_for(killed)
 
 
 def kill_job(job: str) -> None:
@@ -224,7 +222,7 @@ def _kill(job: str) -> set[int]:
     while (remaining := processes_of(job)) and time.monotonic() < deadline:
         killed.update(remaining)
         for pid in remaining:
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_POLL_SECONDS)
     return killed

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from types import FrameType
 
-from dist_classicrl.process.signals import handled
+from dist_classicrl.process.signals import handled, hear_in_child
 
 
 class LeaveWatch:
@@ -21,6 +22,7 @@ class LeaveWatch:
 
     def __init__(self) -> None:
         self.why: str | None = None
+        self._process = os.getpid()
 
     def ask(self, why: str) -> None:
         """Ask this rank to leave."""
@@ -28,7 +30,11 @@ class LeaveWatch:
 
     def listening_to(self, signals: Sequence[int]) -> AbstractContextManager[None]:
         """Return what, while it is entered, lets `signals` ask."""
+        self._process = os.getpid()
         return handled(signals, self._hear)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:
+            hear_in_child(number)
+            return
         self.ask(signal.Signals(number).name)

@@ -85,7 +85,7 @@ def main(words: Sequence[str]) -> None:
         if number == signal.SIGTERM:
             _tell(left)
         for pid, _ in left:
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError, PermissionError):  # of another user, as with sudo
                 os.kill(int(pid), number)
         if not (left := _left_after(seconds, left)):
             return

@@ -20,7 +20,7 @@ from typing import Any
 from dist_classicrl import durations
 from dist_classicrl.errors import TrainingInterrupted, TrainingStopped
 from dist_classicrl.process.exit_record import LAUNCH_VARIABLE
-from dist_classicrl.process.signals import signal_name
+from dist_classicrl.process.signals import end_by_default, hear_in_child, signal_name
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class _Listener:
     def hear(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
         if os.getpid() != self._process:
-            _hear_in_child(number)
+            hear_in_child(number)
             return
         now = time.monotonic()
         if self._first_signal is None:
@@ -87,7 +87,7 @@ class _Listener:
         raise NotImplementedError
 
     def _end_at_once(self, number: int) -> None:
-        _end_by_default(number)
+        end_by_default(number)
 
 
 class StopWatch(_Listener):
@@ -294,18 +294,3 @@ def _answer(number: int, where: str) -> Stop:
 
 def _status(number: int) -> int:
     return INTERRUPTED if number == signal.SIGINT else os.EX_TEMPFAIL
-
-
-def _hear_in_child(number: int) -> None:
-    """Hear a signal in a process that was forked meanwhile, such as one that steps an environment.
-
-    What goes to all processes of a job or a terminal is the parent's to answer, which still needs this one.
-    SIGTERM is how a parent ends it.
-    """
-    if number == signal.SIGTERM:
-        _end_by_default(number)
-
-
-def _end_by_default(number: int) -> None:
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
