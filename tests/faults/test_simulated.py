@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import simulated
@@ -174,6 +175,30 @@ def check_with_a_dying_server(monkeypatch, name, kind, count, taken):
     seed, wrong, _ = simulated.check_seeds(name, range(1, 31))
     assert not wrong, f"seed {seed}: " + "; ".join(wrong)
     assert any(earlier), "no run that had been resumed was taken over"
+
+
+@pytest.mark.parametrize("seed", [7, 17])
+def test_a_cut_between_those_who_play_rounds_and_those_who_wait_is_noticed(seed, monkeypatch):
+    """Rounds are shorter than the silence after which a rank is given up, and all that play are on one host."""
+    monkeypatch.setattr(simulated_calls, "plan_faults", lambda *_: None)
+    history = simulated_calls.Rounds(seed)
+    network = history.network
+    history.calls, history.steps, history.cores = 1, 4 * history.steps, 64
+    history.settings = replace(history.settings, logical_workers=2)
+    beyond = list(range(3, network.size))
+    network.hosts[:] = [0] * 3 + [1] * len(beyond)
+    network.conditions.has_word, network.conditions.tail = False, 0.0
+    network.at(2.0, lambda: network.cut(frozenset({1}), None, False))
+    assert not history.check()
+    assert history.ends() == ["done"] * 3 + ["CutOffError"] * len(beyond)
+    excluded = [
+        event["rank"]
+        for runs in history.runs
+        for _, outcome in runs.values()
+        for event in outcome.events
+        if event["kind"] == "excluded"
+    ]
+    assert set(excluded) == set(beyond)
 
 
 def test_a_server_that_answers_is_not_taken_for_stuck_by_those_who_compose(monkeypatch):

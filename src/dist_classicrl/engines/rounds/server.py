@@ -233,10 +233,12 @@ class RoundServer(Serving[Client]):
             for logical in self._own:
                 assert self._part is not None
                 self._keep_state(logical, self._part.learner.state(logical))
-        # Silence is judged from now on: who had no part in the end of the last round had nothing to say.
+        # Silence of those who play is judged from now on: who had no part in the end of the last round had
+        # nothing to say. Who waits for a place beats all the while.
         now = self.group.wire.now()
-        for peer in self.peers.present.values():
-            peer.channel.last_heard = max(peer.channel.last_heard, now - self.group.timing.interval)
+        for rank in set(carried_by.values()) & self.peers.present.keys():
+            channel = self.peers.present[rank].channel
+            channel.last_heard = max(channel.last_heard, now - self.group.timing.interval)
 
     def _begin_part(self, since: int) -> None:
         """Get this rank's own part ready, if it has one in this attempt at a round."""
