@@ -179,7 +179,7 @@ def check_with_a_dying_server(monkeypatch, name, kind, count, taken):
 
 @pytest.mark.parametrize("seed", [7, 17])
 def test_a_cut_between_those_who_play_rounds_and_those_who_wait_is_noticed(seed, monkeypatch):
-    """Rounds are shorter than the silence after which a rank is given up, and all that play are on one host."""
+    """Rounds are shorter than the silence of a rank that is given up, and all that play are on one host."""
     monkeypatch.setattr(simulated_calls, "plan_faults", lambda *_: None)
     history = simulated_calls.Rounds(seed)
     network = history.network
