@@ -614,7 +614,8 @@ def test_a_process_alone_is_no_server(monkeypatch):
     (finding,) = memory.examine(plan, [rank_report(0)])
     assert finding.found.startswith("a process alone needs ")
     assert "a process alone" in cores.examine_slots(plan).found
-    for text in (finding.found, cores.examine_slots(plan).found):
+    (untold,) = memory.examine(plan, [rank_report(0, left=None)])
+    for text in (finding.found, untold.found, cores.examine_slots(plan).found):
         assert "server" not in text and "worker" not in text
 
 

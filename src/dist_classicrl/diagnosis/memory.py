@@ -157,10 +157,12 @@ def examine(plan: TrainingPlan, reports: list[dict[str, Any]]) -> Iterator[Findi
     untold = [host for host, each in by_host.items() if _left(each) is None]
     if untold:
         has = "has" if len(untold) == 1 else "have"
+        who = "a process alone" if plan.ranks == 1 else "a server"
+        workers = "" if plan.ranks == 1 else f", a worker {bytes_text(memory.worker)}"
         yield warning(
             check,
-            f"it cannot be told how much {', '.join(untold)} {has} left: a server needs "
-            f"{bytes_text(memory.server)}, a worker {bytes_text(memory.worker)}",
+            f"it cannot be told how much {', '.join(untold)} {has} left: {who} needs "
+            f"{bytes_text(memory.server)}{workers}",
             "Compare with `free` yourself.",
         )
     for host, each in by_host.items():
