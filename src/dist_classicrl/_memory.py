@@ -8,9 +8,11 @@ import mmap
 import os
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -119,25 +121,68 @@ def _ask_for_huge_pages(memory: mmap.mmap, size: int) -> None:
             memory.madvise(mmap.MADV_HUGEPAGE)
 
 
-def memory_left() -> int | None:
+def memory_left(root: str = "/") -> int | None:
     """Return the bytes of memory that processes on this host may still take; None where it cannot be told.
 
-    The least of what the machine has and what a control group allows.
+    The least of what the machine has and what control groups allow: that of this process, as a batch system
+    makes it, and all that it is in. `root` is the folder in which the system tells of itself.
     """
-    limits = []
+    limits = list(_left_in_control_groups(Path(root)))
     try:
-        with open("/proc/meminfo") as file:
+        with open(Path(root, "proc/meminfo")) as file:
             fields = dict(line.split(":", 1) for line in file)
         limits.append(int(fields["MemAvailable"].split()[0]) * 1024)
     except (OSError, KeyError, ValueError):
         pass
-    for limit, used in _CONTROL_GROUPS:
-        try:
-            with open(limit) as most, open(used) as now:
-                limits.append(int(most.read()) - int(now.read()))
-        except (OSError, ValueError):  # "max" where there is no limit
-            continue
     return min(limits, default=None)
+
+
+class _ControlGroups(NamedTuple):
+    """Where a kind of control groups tells of memory: a folder, and in that of each group these files."""
+
+    folder: str
+    limit: str
+    used: str
+    cached: str  # the line of memory.stat with what was read from files and is given up where room is needed
+
+    def left(self, root: Path, group: PurePosixPath) -> int | None:
+        """Return the bytes that are left in a group; None where it has no limit, or is not seen here."""
+        place = root / self.folder / group
+        try:
+            limit, used = (int((place / name).read_text()) for name in (self.limit, self.used))
+        except (OSError, ValueError):  # "max" where there is no limit
+            return None
+        try:
+            lines = (place / "memory.stat").read_text().splitlines()
+            cached = int(dict(line.split(maxsplit=1) for line in lines)[self.cached])
+        except (OSError, ValueError, KeyError):
+            cached = 0
+        return max(0, limit - used + cached)
+
+
+_GROUPS = _ControlGroups("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
+_GROUPS_OF_MEMORY = _ControlGroups(  # of version 1, where each resource has groups of its own
+    "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+)
+
+
+def _left_in_control_groups(root: Path) -> Iterator[int]:
+    """Yield what is left in each control group that this process is in and that has a limit."""
+    found = {(groups, PurePosixPath()) for groups in (_GROUPS, _GROUPS_OF_MEMORY)}
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        _, _, rest = line.partition(":")
+        resources, _, path = rest.partition(":")
+        group = PurePosixPath(path.lstrip("/"))
+        if ".." in group.parts or not (resources == "" or "memory" in resources.split(",")):
+            continue  # it is outside of what a container sees, or not about memory
+        groups = _GROUPS_OF_MEMORY if resources else _GROUPS
+        found |= {(groups, each) for each in (group, *group.parents)}
+    lefts = (groups.left(root, group) for groups, group in found)
+    return (left for left in lefts if left is not None)
 
 
 def takes_huge_pages() -> bool:
@@ -160,9 +205,3 @@ def huge_pages_for_shared_memory() -> str | None:
     except OSError:
         return None
     return words.partition("[")[2].partition("]")[0] or None
-
-
-_CONTROL_GROUPS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-)

@@ -11,19 +11,26 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.cli.main import main
 from dist_classicrl.diagnosis import cores, examination, files, memory, running, stack
 from dist_classicrl.diagnosis.children import Child
 from dist_classicrl.diagnosis.findings import failure, is_fit, ok, warning
 from dist_classicrl.diagnosis.marked import MARK
-from dist_classicrl.diagnosis.plan import TrainingPlan
+from dist_classicrl.diagnosis.plan import HERE, TrainingPlan
+from dist_classicrl.engines.engine import engine_for
+from dist_classicrl.environments.model import TabularMDP
+from dist_classicrl.errors import SettingsError
 from dist_classicrl.launch import launcher as launcher_module
 from dist_classicrl.launch.hosts import Host
 from dist_classicrl.launch.launcher import Launcher
+from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.replay import ReplayMemory
+from dist_classicrl.learning.rules import find, table_shape
 from dist_classicrl.process.jobs import is_running
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable
+from dist_classicrl.tables.shape import TableShape
 from dist_classicrl.tables.shared import SharedTable
 from dist_classicrl.tables.snapshot import TableSnapshot
 
@@ -371,8 +378,13 @@ def test_what_checkpoints_need_of_a_file_system(monkeypatch, said, status, text)
 def test_too_little_space_for_checkpoints_is_found(monkeypatch):
     small = replace(PLAN, states=1000, actions=4)
     assert folder_findings(monkeypatch, small)[1].status == "ok"
-    finding = folder_findings(monkeypatch, replace(PLAN, states=10**7, actions=4))[1]
+    plan = replace(PLAN, states=10**7, actions=4)
+    finding = folder_findings(monkeypatch, plan)[1]
     assert finding.status == "failure" and "4 checkpoints need 2.38 GiB" in finding.found
+    assert "--keep-last 1" in finding.remedy
+    finding = folder_findings(monkeypatch, replace(plan, keep_last=1))[1]
+    assert "2 checkpoints need 1.19 GiB" in finding.found and "--keep-last" not in finding.remedy
+    assert folder_findings(monkeypatch, replace(plan, keep_last=1), free=2 * 10**9)[1].status == "ok"
 
 
 @pytest.mark.slow
@@ -415,14 +427,14 @@ def held(holder):
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_the_memory_that_is_told_is_the_memory_that_is_taken(dtype):
     states, actions = 300, 7
-    size = states * actions
+    size, shape = states * actions, TableShape(states, actions)
     local = LocalTable(states, actions, np.dtype(dtype))
-    assert memory.worker_bytes(states, actions, dtype) == held(local)
+    assert memory.worker_bytes(shape, dtype) == held(local)
     table = SharedTable(np.zeros(size, dtype), np.zeros(size, np.int64))
     snapshot = TableSnapshot(table.values, table.counts)
     snapshot.copy_now()
     log = table._sparse_limit * table.index_dtype.itemsize
-    assert memory.server_bytes(states, actions, dtype) == held(table) + held(snapshot) + log
+    assert memory.server_bytes(shape, dtype) == held(table) + held(snapshot) + log
     settings = Settings(replay_ratio=1.0, buffer_size=5000)
     replay = ReplayMemory.for_settings(settings)
     held_by_replay = sum(array.nbytes for name, array in replay.arrays.items() if name != "replay_ring")
@@ -431,7 +443,67 @@ def test_the_memory_that_is_told_is_the_memory_that_is_taken(dtype):
     maps = local.pack()
     entry = sum(part.itemsize for part in maps.parts)
     kept = 4 * 2 + 1  # see "Memory" in docs/fault-tolerance.md, and one more while the server changes
-    assert memory.maps_bytes(states, actions, Settings()) == kept * entry * size
+    assert memory.maps_bytes(shape, Settings()) == kept * entry * size
+
+
+RULES = ("q_learning", "double_q_learning", "differential_q_learning", "n_step_sarsa", "q_lambda", "dyna_q")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", [*RULES, "prioritized_sweeping"])
+def test_what_a_rule_holds_besides_is_told(algorithm):
+    settings, shape = Settings(algorithm=algorithm), table_shape(algorithm, 300, 7)
+    local = LocalTable(300, 7, np.dtype("float64"), shape=shape)
+    assert memory.worker_bytes(shape, "float64") == held(local)
+    remembered = RuleMemory(*find(algorithm), local, 3)
+    assert memory.rule_bytes(shape, settings, 3) == sum(array.nbytes for array in remembered.state().values())
+    values, counts = np.zeros((shape.n_rows, 7)), np.zeros((shape.n_rows, 7), np.int64)
+    assert shape.bytes_of_arrays(values.dtype) == sum(
+        array.nbytes for array in shape.to_arrays(values, counts).values()
+    )
+
+
+def test_rules_with_more_than_one_table_or_a_model_need_more():
+    plans = {
+        name: replace(PLAN, states=200_000, actions=8, settings=Settings(algorithm=name))
+        for name in ("q_learning", "double_q_learning", "dyna_q")
+    }
+    need = {name: memory.needed(plan) for name, plan in plans.items()}
+    own = {name: each.worker - memory.PROCESS_BYTES for name, each in need.items()}
+    assert own["double_q_learning"] == pytest.approx(2 * own["q_learning"], rel=1e-4)
+    model = 28 * 8 * 200_000 * 8  # numbers of each pair, see `learned_model`
+    assert own["dyna_q"] == pytest.approx(own["q_learning"] + model, rel=1e-4)
+    # One more mean of the tables, with the sums of visits, is made for a checkpoint.
+    checkpoints = {name: memory.checkpoint_bytes(plan) for name, plan in plans.items()}
+    assert checkpoints["double_q_learning"] == 3 * checkpoints["q_learning"]
+    assert checkpoints["dyna_q"] == checkpoints["q_learning"]  # models of workers are not saved
+    large = replace(PLAN, ranks=1, states=2**21, actions=8)
+    for name, rows in (("q_learning", False), ("double_q_learning", True)):
+        plan = replace(large, settings=Settings(algorithm=name))
+        assert memory._is_rows_alone(plan) is rows
+    assert memory._rows_bytes(plan) == 2 * memory._rows_bytes(large)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("algorithm", "dtype"),
+    [("double_q_learning", "float32"), ("dyna_q", "float64"), ("q_learning", "float64")],
+)
+def test_the_checkpoint_that_is_told_is_the_one_that_is_written(tmp_path, algorithm, dtype):
+    agent = DistAsyncQLearning(seed=0, algorithm=algorithm, dtype=dtype)
+    agent.train(
+        TabularMDP.garnet(3_000, 4, 3, seed=0),
+        total_steps=2_000,
+        checkpoint_dir=tmp_path,
+        checkpoint_interval=1_000,
+    )
+    plan = TrainingPlan(1, Settings(algorithm=algorithm, dtype=dtype), states=3_000, actions=4)
+    written = max(  # that from which walkers go on; the last one has the table alone
+        sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+        for folder in tmp_path.rglob("*")
+        if folder.is_dir()
+    )
+    assert written - 20_000 < memory.checkpoint_bytes(plan) <= written + 20_000
 
 
 def test_too_little_memory_is_found():
@@ -443,7 +515,9 @@ def test_too_little_memory_is_found():
         (finding,) = memory.examine(plan, [rank_report(rank, left=left) for rank in range(3)])
         return finding
 
-    assert status(least - 1).status == "failure" and "--dtype float32" in status(least - 1).remedy
+    small = 3 * memory.PROCESS_BYTES  # which the rows alone do not fit into either
+    assert status(small).status == "failure" and "--dtype float32" in status(small).remedy
+    assert status(least - 1).status == "warning" and "too little for copies" in status(least - 1).found
     assert status(int(1.1 * least)).status == "warning" and "tight" in status(int(1.1 * least)).found
     assert status(int(1.5 * least)).status == "warning" and "up to" in status(int(1.5 * least)).found
     assert status(least + 2 * need.maps).status == "ok"
@@ -479,10 +553,76 @@ def test_a_large_table_that_fits_once_and_not_in_copies_is_no_failure(is_async):
     assert finding(with_copies, rows).status == "failure"
 
 
+def test_rows_that_all_share_are_named_for_any_table_that_auto_would_share():
+    settings = Settings(algorithm="dyna_q")
+    plan = replace(PLAN, ranks=4, settings=settings, states=100_000, actions=8)  # below 2**25 entries
+    least = memory.needed(plan).server + 3 * memory.needed(plan).worker
+
+    def found(plan):
+        (finding,) = memory.examine(plan, [rank_report(rank, left=least - 1) for rank in range(plan.ranks)])
+        return finding
+
+    assert found(plan).status == "warning" and "--placement auto" in found(plan).remedy
+    # The reproducible mode shares rows in supersteps, in which this rule cannot be learned.
+    sync = replace(plan, settings=replace(settings, async_updates=False))
+    assert memory.needed(sync).worker > memory.needed(plan).worker  # it carries several logical workers
+    assert found(sync).status == "failure"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [dict(replay_ratio=1.0), dict(merging="order_free"), dict(max_staleness=3), dict(topology="tree")],
+)
+def test_shared_rows_are_not_proposed_where_training_refuses_them(settings):
+    plan = replace(PLAN, settings=Settings(**settings), states=10**6, actions=6)
+    with pytest.raises(SettingsError, match="sharded"):
+        engine_for(plan.settings, plan.ranks, "sharded")
+    assert list(memory.examine_rows(plan)) == []
+    assert len(list(memory.examine_rows(replace(plan, settings=Settings())))) == 1
+
+
+def test_shared_rows_need_room_for_all_ranks_of_a_host():
+    plan = replace(PLAN, ranks=16, states=10**6, actions=6)
+    reports = [rank_report(rank, left=4 * 2**30) for rank in range(16)]
+    (finding,) = memory.examine_rows(plan, reports)
+    assert finding.status == "warning" and "more than a has left" in finding.found
+    apart = [{**report, "host": "ab"[report["rank"] % 2]} for report in reports]
+    (finding,) = memory.examine_rows(plan, apart)
+    assert finding.status == "ok"
+
+
+def test_ranks_of_a_hostfile_that_could_not_be_started_are_not_put_on_this_host(monkeypatch):
+    monkeypatch.setattr(cores, "usable_cores", lambda: 2)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    here, far = Host("localhost", 3), Host("far.example", 5)
+    plan = replace(PLAN, ranks=8, states=10**6, actions=6, hosts=(far, here), hostfile="hosts")
+    assert plan.hosts_of_ranks() == 5 * ["far.example"] + 3 * [HERE]
+    assert replace(plan, ranks=9).hosts_of_ranks()[-1] == "far.example"
+    monkeypatch.setattr(memory, "memory_left", lambda: 10**12)
+    untold, told = memory.examine(plan, [])
+    assert untold.status == "warning" and "cannot be told how much far.example has left" in untold.found
+    assert told.status == "ok" and told.found.startswith("3 workers need ")
+    (finding,) = cores.examine_threads(plan, [])
+    assert "3 ranks on this host" in finding.found and "6 threads" in finding.found
+    (finding,) = cores.examine_threads(replace(plan, hosts=(far,)), [])
+    assert finding.status == "warning" and "cannot be told" in finding.found
+
+
+def test_a_process_alone_is_no_server(monkeypatch):
+    monkeypatch.delenv("SLURM_NTASKS", raising=False)
+    plan = replace(PLAN, ranks=1, states=100, actions=2)
+    (finding,) = memory.examine(plan, [rank_report(0)])
+    assert finding.found.startswith("a process alone needs ")
+    assert "a process alone" in cores.examine_slots(plan).found
+    (untold,) = memory.examine(plan, [rank_report(0, left=None)])
+    for text in (finding.found, untold.found, cores.examine_slots(plan).found):
+        assert "server" not in text and "worker" not in text
+
+
 def test_each_host_needs_room_for_its_own_ranks():
     plan = replace(PLAN, states=10**6, actions=10)
     need = memory.needed(plan)
-    room = [rank_report(0, "a", left=2 * need.server), rank_report(1, "b", left=need.worker // 2)]
+    room = [rank_report(0, "a", left=2 * need.server), rank_report(1, "b", left=memory.PROCESS_BYTES)]
     server, worker = memory.examine(plan, room)
     assert (server.status, worker.status) == ("ok", "failure") and "on b" in worker.found
     assert "0 workers" in server.found
@@ -518,6 +658,19 @@ def test_exit_status_and_text_of_the_command(told, capsys):
     assert main(["doctor"]) == 1
     lines = ["failure c: a: broken", "        b: lost", "        -> mend a", "        -> find b"]
     assert capsys.readouterr().out.splitlines()[:4] == lines
+
+
+def test_the_command_is_told_how_many_checkpoints_stay(told, monkeypatch):
+    plans = []
+    told()
+
+    def examine(plan):
+        plans.append(plan)
+        yield ok("a", "fine")
+
+    monkeypatch.setattr(examination, "examine", examine)
+    assert main(["doctor", "--keep-last", "1"]) == main(["doctor"]) == 0
+    assert [plan.keep_last for plan in plans] == [1, 3]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -587,6 +740,7 @@ def test_mistakes_in_the_command_are_told(told, capsys, words, text):
 def test_what_a_table_of_all_ranks_takes(monkeypatch, pages, takes, told):
     monkeypatch.setattr(memory, "huge_pages_for_shared_memory", lambda: pages)
     monkeypatch.setattr(memory, "takes_huge_pages", lambda: takes)
+    monkeypatch.setattr(memory, "memory_left", lambda: 10**12)
     plan = TrainingPlan(16, Settings(dtype="float32"), states=2**20, actions=8)
     (finding,) = memory.examine_rows(plan)
     # 8 values of 4 bytes and 8 counts of 4 are a cache line.

@@ -13,7 +13,7 @@ from learned_runs import agent_for, make_run, run_command, tied_values
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.agent.agent import state_of
 from dist_classicrl.environments import TabularMDP, TicTacToeEnv
-from dist_classicrl.errors import ExportError, ModelFileError
+from dist_classicrl.errors import EnvError, ExportError, ModelFileError, SettingsError
 from dist_classicrl.export import program as policy_program
 from dist_classicrl.export.formats import KINDS, export
 from dist_classicrl.export.table_file import read_table
@@ -350,6 +350,13 @@ def test_a_csv_can_be_sorted_otherwise_and_lack_visits(tmp_path):
     assert values.tolist() == [[4.0, -30.0], [1.5, 2.0]] and visits.tolist() == [[0, 0], [0, 0]]
 
 
+def test_visits_belong_to_the_action_that_they_name(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("visits:b,state,q:a,q:b,visits:a\n10,0,1,2,20\n")
+    values, visits = read_table(path)
+    assert values.tolist() == [[1.0, 2.0]] and visits.tolist() == [[20, 10]]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
@@ -359,7 +366,12 @@ def test_a_csv_can_be_sorted_otherwise_and_lack_visits(tmp_path):
         ("a.csv", "state,q:a\n0,1\n2,1\n", "not those from 0 to 1"),
         ("a.csv", "state,q:a\n0,nan\n", "finite"),
         ("a.csv", "state,q:a,visits:a\n0,1,-1\n", "visits go from -1"),
-        ("a.csv", "state,q:a,visits:a,visits:b\n0,1,1,1\n", "1 columns of values, 2 of visits"),
+        ("a.csv", "state,q:a,visits:a,visits:b\n0,1,1,1\n", "values of the actions a, and visits of a, b"),
+        ("a.csv", "state,q:a,q:b,visits:a,visits:c\n0,1,1,1,1\n", "visits of a, c"),
+        ("a.csv", "state,q:a,q:a\n0,1,2\n", "more than one column q:a"),
+        ("a.csv", "state,q:a,q:b,visits:b,visits:b\n0,1,2,1,1\n", "more than one column visits:b"),
+        ("a.csv", "state,state,q:a\n0,1,2\n", "more than one column state"),
+        ("a.csv", "state,q:a\n0,1\n1,2,3\n", "2 columns, and a row of 3 cells"),
         ("a.csv", "", "needs columns state"),
         ("a.csv", "state,q:a\n", "shapes"),
         ("a.csv", b"\xff\xfe\x00", "cannot be read"),
@@ -413,3 +425,74 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     assert path.read_text() == before and list(tmp_path.iterdir()) == [path]
     with pytest.raises(ExportError, match="is there already"):
         export(state_of(agent), path, env)
+
+
+def counted_from_zero(n=6, actions=2):
+    return Spaces(spaces.Discrete(n), spaces.Discrete(actions))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_number_is_written_nowhere(tmp_path, kind):
+    for number in (np.inf, np.nan):
+        agent = agent_for(counted_from_zero(), tied_values((6, 2)))
+        agent.q_table[3, 1] = number
+        with pytest.raises(SettingsError, match="finite"):
+            export(state_of(agent), tmp_path / f"table.{kind}")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_program_knows_no_keys_of_numpy(tmp_path):
+    parts = {np.str_("q"): spaces.Discrete(3), np.str_("p"): spaces.Discrete(2)}
+    env = Spaces(spaces.Dict(parts), spaces.Dict({np.str_("a"): spaces.Discrete(2, start=1)}))
+    agent = agent_for(env, tied_values((6, 2)))
+    path = export(state_of(agent), tmp_path / "policy.py", env)
+    names = {}
+    exec(path.read_text(), names)
+    policy = policy_of(state_of(agent), env)
+    for state in range(6):
+        observation = policy.observation_of(state)
+        assert names["act"](observation) == plain_value(agent.predict(observation))
+    assert all(type(key) is str for key in policy.observation_of(0))
+
+
+def test_a_link_is_a_file_that_is_there_and_forced_it_leads_on(tmp_path):
+    agent = agent_for(counted_from_zero(), tied_values((6, 2)))
+    (tmp_path / "there").mkdir()
+    link, real = tmp_path / "link.csv", tmp_path / "there" / "real.csv"
+    link.symlink_to(real)
+    with pytest.raises(ExportError, match="is there already"):
+        export(state_of(agent), link)
+    assert link.is_symlink() and not real.exists()
+    for _ in range(2):  # where it leads to nothing, and where it leads to a file
+        assert export(state_of(agent), link, force=True) == link
+        assert link.is_symlink() and np.array_equal(read_table(real)[0], agent.q_table)
+        real.write_text("old")
+    link.unlink()
+    link.symlink_to(tmp_path / "nowhere" / "real.csv")
+    with pytest.raises(ExportError, match="no folder .*nowhere"):
+        export(state_of(agent), link, force=True)
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, True, "3"])
+def test_what_is_no_number_of_states_is_refused(tmp_path, count):
+    agent = agent_for(counted_from_zero(), tied_values((6, 2)))
+    with pytest.raises(SettingsError, match="most_visited must be a whole number of at least 1"):
+        export(state_of(agent), tmp_path / "table.csv", most_visited=count)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_environment_that_counts_otherwise_is_not_taken_for_the_one_that_was_trained_in(tmp_path):
+    agent = DistAsyncQLearning(seed=1)
+    agent.train(counted_from_zero, total_steps=20)
+    state = state_of(agent)
+    known = state.observations
+    others = (
+        Spaces(spaces.MultiDiscrete([2, 3]), spaces.Discrete(2)),
+        Spaces(spaces.Discrete(6), spaces.Discrete(2, start=1)),
+        counted_from_zero(5),
+    )
+    for other in others:
+        with pytest.raises(EnvError):
+            export(state, tmp_path / "table.csv", other)
+    assert state.observations is known and agent.predict(5) in (0, 1) and not list(tmp_path.iterdir())
+    export(state, tmp_path / "table.csv", counted_from_zero())

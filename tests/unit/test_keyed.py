@@ -1,6 +1,8 @@
 """Games whose states are keys: against dictionaries in plain Python, and tables of numbered states."""
 
+import errno
 import json
+import os
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -40,6 +42,7 @@ from dist_classicrl.errors import (
 )
 from dist_classicrl.evaluation import episodes
 from dist_classicrl.learning import interleaved, keyed_table
+from dist_classicrl.model.keyed import KeyIndex
 from dist_classicrl.tables.keys import empty_slots, enter_all, find_rows, slots_of
 
 # Each kernel here takes long to compile.
@@ -192,6 +195,25 @@ def test_memory_is_a_limit_too(monkeypatch):
     with pytest.raises(StateLimitError, match="bytes of memory"):
         agent.train(corridor(limit=20_000, stride=2), total_steps=10_000_000)
     assert len(agent.q_table) > 1000
+
+
+def test_where_there_is_no_memory_to_find_states_by_it_is_told_and_the_table_stays(monkeypatch):
+    find_slots = keyed_table.empty_slots
+
+    def scarce(n, kind=None):
+        if n > 2_000:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return find_slots(n, kind)
+
+    agent = DistAsyncQLearning(seed=5, epsilon=1.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(keyed_table, "empty_slots", scarce)
+        with pytest.raises(StateLimitError, match="no memory to find more by .*Cannot allocate memory"):
+            agent.train(corridor(limit=20_000, stride=2), total_steps=10_000_000)
+    known = len(agent.q_table)
+    assert 2_000 < known < 2_868  # as many as 4,096 slots are for
+    agent.train(corridor(limit=20_000, stride=2), total_steps=100_000)
+    assert len(agent.q_table) > known
 
 
 def test_a_numbered_table_obeys_the_limit():
@@ -405,6 +427,17 @@ def test_a_loaded_agent_has_to_be_told_the_game_to_know_what_is_legal_elsewhere(
     told = DistAsyncQLearning.load_model(path, env=game)
     for one in (told.predict, told.policy):
         assert one([known, unknown]).tolist() == agent.predict([known, unknown]).tolist()
+
+
+def test_keys_may_be_whole_numbers_of_any_kind():
+    for kind in (np.int64, np.uint64):
+        index = KeyIndex.of(np.array([5, 0], kind))
+        for given in ([np.uint64(5), np.int64(0)], [np.uint64(5), 0], [np.array(5), 0], np.array([5, 0])):
+            rows, is_batch = index.encode_any(given)
+            assert rows.tolist() == [0, 1] and is_batch
+        for given in ([5, True], [np.True_], True, [np.uint64(5), False], np.array([True])):
+            with pytest.raises(OutsideSpaceError, match="whole number"):
+                index.encode_any(given)
 
 
 @pytest.mark.parametrize("given", [1.5, "a", -1, 1 << 64, (1, 2), [[1]], None, [1, 2.5]])

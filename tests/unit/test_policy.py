@@ -2,9 +2,11 @@
 
 import copy
 import pickle
+from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
+import own_rules
 import pytest
 from gymnasium import spaces
 from keyed_games import corridor
@@ -14,7 +16,12 @@ from rank_environments import SteppedLake
 from dist_classicrl import DistAsyncQLearning, Policy, TabularMDP
 from dist_classicrl.callbacks import BaseCallback
 from dist_classicrl.environments import TicTacToeEnv
+from dist_classicrl.environments.identity import Identity
 from dist_classicrl.errors import EnvMismatchError, OutsideSpaceError, SettingsError
+from dist_classicrl.model.agent_state import AgentState
+from dist_classicrl.model.policy import policy_of
+from dist_classicrl.rules import LearningRule, register, unregister
+from dist_classicrl.settings import Settings
 
 CAPACITY = 5
 
@@ -256,6 +263,33 @@ def test_what_a_table_begins_with_is_not_taken_for_something_known():
         agent.train(Corridor, total_steps=20_000)
         assert agent.q_table[0].argmax() == 0 and agent.visits[0, 0] == 0
         assert agent.predict(0) == agent.policy(0) == agent.policy.greedy[0] == 1
+
+
+class Triple(NamedTuple):
+    """Three tables, whose mean is not always the number that all of them begin with."""
+
+
+@pytest.mark.parametrize("n_tables", [1, 2, 3, 5, 7, 9])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_what_several_tables_begin_with_is_not_taken_for_something_known_either(n_tables, dtype):
+    rule = LearningRule("own_several", Triple, own_rules.learn_double, tables=tuple("abcdefghi"[:n_tables]))
+    register(rule)
+    try:
+        for value in (0.1, 0.2, 0.21, 0.3, 0.6, 0.7, 1.1, 2.3, -0.3):
+            settings = Settings(algorithm="own_several", initial_value=value, dtype=dtype)
+            state = AgentState(settings)
+            state.make_table(4, 3)
+            state.environment = Identity("ways", 4, 3, "", may_tell_masks=True)
+            state.n_actions = 3
+            first = state.shape.tables(state.values)[0]
+            first[2, 1] = value - 5.0  # the only action that was not forbidden
+            state.shape.tables(state.counts)[0][2, 1] = 4
+            policy = policy_of(state)
+            assert state.lookup().choose(2) == policy(2) == policy.greedy[2] == 1
+            assert state.lookup().choose([0, 2]).tolist() == [0, 1]
+            assert policy.allowed(2, 3).tolist() == [[False, True, False]]
+    finally:
+        unregister(rule)
 
 
 def test_who_is_to_learn_in_two_environments_is_told_the_size_for_both():

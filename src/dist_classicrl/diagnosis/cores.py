@@ -11,7 +11,7 @@ from typing import Any
 from dist_classicrl._hints import usable_cores
 from dist_classicrl._words import counted
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
-from dist_classicrl.diagnosis.plan import TrainingPlan
+from dist_classicrl.diagnosis.plan import HERE, TrainingPlan
 from dist_classicrl.launch.hosts import Host, ranks_for, slurm_tasks
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -39,7 +39,7 @@ def examine_slots(plan: TrainingPlan) -> Finding:
                 f"too few: {slots} in {plan.hostfile} for {plan.ranks} ranks",
                 f"Write more slots=N into the hostfile, add hosts, or take --ranks {slots}.",
             )
-        return ok(check, f"{slots} in {plan.hostfile} for {plan.ranks} ranks")
+        return ok(check, f"{slots} in {plan.hostfile} for {counted(plan.ranks, 'rank')}")
     if tasks is not None:
         if plan.ranks > tasks:
             return failure(
@@ -47,8 +47,10 @@ def examine_slots(plan: TrainingPlan) -> Finding:
                 f"too few: SLURM gives {tasks} for {plan.ranks} ranks",
                 f"Ask for --ntasks={plan.ranks} in the batch script, or take --ranks {tasks}.",
             )
-        return ok(check, f"{tasks} by SLURM for {plan.ranks} ranks")
+        return ok(check, f"{tasks} by SLURM for {counted(plan.ranks, 'rank')}")
     cores, workers = usable_cores(), counted(plan.ranks - 1, "worker")
+    if plan.ranks == 1:
+        return ok(check, f"there {_are_cores(cores)} for a process alone")
     if plan.ranks > ranks_for(cores):
         return warning(
             check,
@@ -65,6 +67,14 @@ def examine_threads(plan: TrainingPlan, reports: list[dict[str, Any]]) -> Iterat
     by_host = defaultdict(list)
     for report in reports or _expected(plan):
         by_host[str(report["host"])].append(report)
+    if not by_host:
+        yield warning(
+            "threads",
+            "it cannot be told how many threads ranks start: all would be on other hosts, and none could be "
+            "started",
+            "See above why, and type doctor again.",
+        )
+        return
     everywhere = [report["threads"].items() for each in by_host.values() for report in each]
     odd = {
         f"{name}={value}" for items in everywhere for name, value in items if value and _number(value) is None
@@ -88,9 +98,9 @@ def examine_threads(plan: TrainingPlan, reports: list[dict[str, Any]]) -> Iterat
 
 
 def _expected(plan: TrainingPlan) -> list[dict[str, Any]]:
-    """Return what ranks on this host would report, where none could be started."""
-    report = {"host": "this host", "cores": list(range(usable_cores())), "threads": asked_threads()}
-    return [report] * plan.ranks
+    """Return what those that are to be on this host would report, where none could be started."""
+    report = {"host": HERE, "cores": list(range(usable_cores())), "threads": asked_threads()}
+    return [report] * plan.hosts_of_ranks().count(HERE)
 
 
 def _crowd(host: str, reports: list[dict[str, Any]]) -> str:

@@ -54,7 +54,7 @@ def examine(plan: TrainingPlan) -> Generator[Finding, None, None]:
         yield from cores.examine_threads(plan, ranks.reports)
         yield from card.examine()
         yield from memory.examine(plan, ranks.reports)
-        yield from memory.examine_rows(plan)
+        yield from memory.examine_rows(plan, ranks.reports)
     finally:
         traces.remove(plan.seconds)
 

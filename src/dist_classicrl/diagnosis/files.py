@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.diagnosis.children import make_trial
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
 from dist_classicrl.diagnosis.memory import bytes_text, checkpoint_bytes
@@ -101,13 +100,12 @@ def _space(plan: TrainingPlan, free: int) -> Finding:
     if plan.states is None or plan.actions is None:
         return ok(check, f"{bytes_text(free)} free; give --states and --actions to compare")
     # Those that stay, and the one that is being written.
-    number = CheckpointPlan.keep_last + 1
+    number = plan.keep_last + 1
     needed = number * checkpoint_bytes(plan)
     text = f"{number} checkpoints need {bytes_text(needed)}, and {bytes_text(free)} are free"
     if needed > free:
-        return failure(
-            check, text, "Make room, give another --checkpoint-dir, or keep fewer (--keep-last 1)."
-        )
+        fewer = ", or keep fewer (--keep-last 1, here and to train)" if plan.keep_last > 1 else ""
+        return failure(check, text, f"Make room, give another --checkpoint-dir{fewer}.")
     return ok(check, text)
 
 

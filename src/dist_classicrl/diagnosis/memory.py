@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,11 @@ import numpy as np
 from dist_classicrl._memory import huge_pages_for_shared_memory, memory_left, takes_huge_pages
 from dist_classicrl._words import counted
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
-from dist_classicrl.diagnosis.plan import TrainingPlan
-from dist_classicrl.engines.engine import engine_for
+from dist_classicrl.diagnosis.plan import HERE, TrainingPlan
+from dist_classicrl.engines.engine import SHARDED_FROM, Layout, engine_for
 from dist_classicrl.errors import SettingsError
+from dist_classicrl.learning.interleaved import WALKERS
+from dist_classicrl.learning.rules import check_travels, find, table_shape
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.large_table import FROM_ENTRIES
 from dist_classicrl.tables.line_table import size_of
@@ -43,103 +45,169 @@ def index_bytes(entries: int) -> int:
     return 4 if entries < 2**31 else 8
 
 
-def server_bytes(states: int, actions: int, dtype: str) -> int:
+def shape_of(plan: TrainingPlan) -> TableShape:
+    """Return what stands in the table of a plan: with several tables of its rule, and what that shares."""
+    if plan.states is None or plan.actions is None:
+        return TableShape(0, 1)
+    return table_shape(plan.settings.algorithm, plan.states, plan.actions)
+
+
+def table_bytes(shape: TableShape, dtype: str) -> int:
+    """Return what the agent's own table and its visits take."""
+    return shape.size * (np.dtype(dtype).itemsize + COUNT_BYTES)
+
+
+def server_bytes(shape: TableShape, dtype: str) -> int:
     """Return what the table takes on the server, with a copy for checkpoints.
 
-    Values, counts and both again in the copy; a stamp and a number of each entry, and as many numbers again
-    as the log of changes holds.
+    Values and counts, and both again in the copy; a stamp and a number of each entry; and the log of changes:
+    as many numbers as take what values and counts do, each with such values and counts.
     """
-    entries = states * actions
+    entries = shape.size
     both = np.dtype(dtype).itemsize + COUNT_BYTES
     index = index_bytes(entries)
     log = entries * both // (both + index) * index
     return entries * (2 * both + _STAMP_BYTES + index) + log
 
 
-def worker_bytes(states: int, actions: int, dtype: str) -> int:
+def worker_bytes(shape: TableShape, dtype: str) -> int:
     """Return what the local table takes on a worker.
 
     Per entry: value, weight, shift, updates, visits and place among the touched ones, 8 bytes each, the base
-    and a stamp; per state the best value and action.
+    and a stamp; per row the best value and action.
     """
-    entries = states * actions
-    return entries * (6 * 8 + np.dtype(dtype).itemsize + _STAMP_BYTES) + states * 12 + 16
+    return shape.size * (6 * 8 + np.dtype(dtype).itemsize + _STAMP_BYTES) + shape.n_rows * 12 + 16
 
 
-def maps_bytes(states: int, actions: int, settings: Settings) -> int:
+def maps_bytes(shape: TableShape, settings: Settings) -> int:
     """Return what the pushes take that a worker keeps, if each touched every entry."""
-    entries = states * actions
+    entries = shape.size
     each = _MAP_BYTES + index_bytes(entries) - 4 + (4 if settings.replay_ratio else 0)
     return (_KEPT_PER_SLOT * settings.prefetch_factor + 1) * entries * each
 
 
 def replay_bytes(settings: Settings) -> int:
-    """Return what a worker's replay memory takes."""
+    """Return what a learner's replay memory takes."""
     return settings.buffer_size * REPLAY_BYTES if settings.replay_ratio else 0
 
 
+def rule_bytes(shape: TableShape, settings: Settings, walkers: int) -> int:
+    """Return what a learner of so many walkers remembers by its rule: see `RuleMemory`."""
+    rule, parameters = find(settings.algorithm)
+    each = sum(rule.memory(parameters)) + rule.n_owned(parameters, *shape.of_table)
+    return 8 * (walkers * each + rule.model(parameters, *shape.of_table))
+
+
+def _learner_bytes(plan: TrainingPlan) -> int:
+    """Return what a process with copies remembers besides its table, for all walkers that it may have.
+
+    Those of a process alone may take turns; in the reproducible mode it carries several logical workers.
+    """
+    settings = plan.settings
+    is_alone = plan.ranks == 1 and settings.async_updates
+    walkers = max(WALKERS, settings.n_envs) if is_alone else settings.n_envs
+    carried = 1 if settings.async_updates else settings.longest_part(max(1, plan.ranks - 1))
+    return carried * (replay_bytes(settings) + rule_bytes(shape_of(plan), settings, walkers))
+
+
 def checkpoint_bytes(plan: TrainingPlan) -> int:
-    """Return the bytes of a checkpoint: the table and its visits."""
-    entries = (plan.states or 0) * (plan.actions or 0)
-    return entries * (np.dtype(plan.settings.dtype).itemsize + COUNT_BYTES)
+    """Return the bytes of a checkpoint at most: all arrays of the table, and what goes on with the walkers.
+
+    Where all of these are known, that is: in a process alone and in the reproducible mode. A process alone
+    keeps exact values besides where the table has shorter ones, but of rows, which are as they are.
+    """
+    shape, settings = shape_of(plan), plan.settings
+    saved = shape.bytes_of_arrays(np.dtype(settings.dtype))
+    is_in_rows = plan.ranks == 1 and _is_rows_alone(plan)
+    if is_in_rows:
+        return saved + rule_bytes(shape, settings, WALKERS)
+    if plan.ranks == 1 or not settings.async_updates:
+        saved += _learner_bytes(replace(plan, ranks=1))
+    if plan.ranks == 1 and settings.dtype != "float64":
+        saved += 8 * shape.size
+    return saved
 
 
 def needed(plan: TrainingPlan) -> RankMemory:
     """Return what each rank of a plan holds.
 
-    Every rank has the agent's own table and visits, and at the end a message with both. A process alone with
-    a large table has its rows and nothing else, in a compiled environment without action masks.
+    Every rank has the agent's own table and visits, and at the end a message with both; who saves it, the
+    mean of a rule's several tables. A process alone with a large table has its rows and nothing else, in a
+    compiled environment without action masks.
     """
-    states, actions, settings = plan.states or 0, plan.actions or 0, plan.settings
+    shape, settings = shape_of(plan), plan.settings
     if plan.ranks == 1 and _is_rows_alone(plan):
-        alone = PROCESS_BYTES + _rows_bytes(plan)
+        alone = PROCESS_BYTES + _rows_bytes(plan) + rule_bytes(shape, settings, WALKERS)
         return RankMemory(alone, alone, 0)
-    own = PROCESS_BYTES + 2 * checkpoint_bytes(plan)
-    alone = plan.ranks == 1
-    local = worker_bytes(states, actions, settings.dtype) + replay_bytes(settings)
+    table = table_bytes(shape, settings.dtype)
+    own = PROCESS_BYTES + 2 * table
+    local = worker_bytes(shape, settings.dtype) + _learner_bytes(plan)
     # A server of rounds may play a part; one that has lost all workers learns as a process alone does.
-    learns = alone or not settings.async_updates
-    server = own + server_bytes(states, actions, settings.dtype) + (local if learns else 0)
-    return RankMemory(server, own + local, maps_bytes(states, actions, settings))
+    learns = plan.ranks == 1 or not settings.async_updates
+    means = shape.bytes_of_arrays(np.dtype(settings.dtype)) - table
+    server = own + server_bytes(shape, settings.dtype) + means + (local if learns else 0)
+    return RankMemory(server, own + local, maps_bytes(shape, settings))
 
 
 def examine(plan: TrainingPlan, reports: list[dict[str, Any]]) -> Iterator[Finding]:
     """Compare what the ranks hold with the memory that is left on each host."""
     check = "memory"
     memory = needed(plan)
+    by_host = _by_host(plan, reports)
+    untold = [host for host, each in by_host.items() if _left(each) is None]
+    if untold:
+        has = "has" if len(untold) == 1 else "have"
+        who = "a process alone" if plan.ranks == 1 else "a server"
+        workers = "" if plan.ranks == 1 else f", a worker {bytes_text(memory.worker)}"
+        yield warning(
+            check,
+            f"it cannot be told how much {', '.join(untold)} {has} left: {who} needs "
+            f"{bytes_text(memory.server)}{workers}",
+            "Compare with `free` yourself.",
+        )
+    for host, each in by_host.items():
+        if (left := _left(each)) is not None:
+            serves = any(report["rank"] == 0 for report in each)
+            yield _verdict(plan, memory, (host, len(by_host)), (serves, len(each) - serves), left)
+
+
+def _by_host(plan: TrainingPlan, reports: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Return what ranks report, by host; what they would report, where none could be started."""
     by_host: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for report in reports or _expected(plan):
         by_host[str(report["host"])].append(report)
-    for host, each in by_host.items():
-        lefts = [int(report["memory"]) for report in each if report["memory"] is not None]
-        if not lefts:
-            yield warning(
-                check, f"it cannot be told how much {host} has left", "Compare with `free` yourself."
-            )
-            continue
-        serves = any(report["rank"] == 0 for report in each)
-        workers = len(each) - serves
-        least = serves * memory.server + workers * memory.worker
-        yield _verdict(plan, memory, host, (serves, workers), least, min(lefts))
+    return by_host
 
 
-def examine_rows(plan: TrainingPlan) -> Iterator[Finding]:
+def _left(reports: list[dict[str, Any]]) -> int | None:
+    """Return what ranks of a host report to be left there; None where they could not tell."""
+    return min((int(each["memory"]) for each in reports if each["memory"] is not None), default=None)
+
+
+def examine_rows(plan: TrainingPlan, reports: Sequence[dict[str, Any]] = ()) -> Iterator[Finding]:
     """Say what the table takes where the ranks of a host learn in the same rows, and in what pages."""
     if plan.states is None or plan.actions is None or plan.ranks == 1 or not plan.settings.async_updates:
         return
+    by_host = _by_host(plan, reports)
+    if not _learns_in_rows(plan, len(by_host)):
+        return
     check = "shared rows"
-    rows = _rows_bytes(plan)
-    each = PROCESS_BYTES + (0 if _is_rows_alone(plan) else checkpoint_bytes(plan))
+    most = max(map(len, by_host.values()))
     text = (
-        f"with --placement sharded a host needs {bytes_text(rows)} for the table of all its ranks, and "
-        f"{bytes_text(each)} on each rank"
+        f"with --placement sharded a host needs {bytes_text(_share_of_rows(plan, most))} for the table of "
+        f"all its ranks, and {bytes_text(_with_rows(plan))} on each rank"
     )
-    left = memory_left()
-    if left is not None and rows + each > left:
+    lacking = {
+        host: _share_of_rows(plan, len(each)) + len(each) * _with_rows(plan) - left
+        for host, each in by_host.items()
+        if (left := _left(each)) is not None
+    }
+    worst = max(lacking, key=lambda host: lacking[host], default="")
+    if worst and lacking[worst] > 0:
         yield warning(
             check,
-            f"{text}: {bytes_text(rows + each - left)} more than this host has left",
-            "A smaller table, --dtype float32, or more memory (SLURM: --mem).",
+            f"{text}: {bytes_text(lacking[worst])} more than {worst} has left",
+            "A smaller table, fewer ranks on a host, --dtype float32, or more memory (SLURM: --mem).",
         )
         return
     pages = huge_pages_for_shared_memory()
@@ -158,42 +226,73 @@ def examine_rows(plan: TrainingPlan) -> Iterator[Finding]:
 
 
 def _rows_bytes(plan: TrainingPlan) -> int:
-    return size_of(TableShape(plan.states or 0, plan.actions or 0), np.dtype(plan.settings.dtype))
+    return size_of(shape_of(plan), np.dtype(plan.settings.dtype))
+
+
+def _share_of_rows(plan: TrainingPlan, ranks: int) -> int:
+    """Return what the rows take on a host that has so many of the ranks."""
+    return _rows_bytes(plan) * ranks // plan.ranks
+
+
+def _with_rows(plan: TrainingPlan) -> int:
+    """Return what each rank takes besides where all of a host learn in the same rows."""
+    shape, settings = shape_of(plan), plan.settings
+    own = 0 if _has_no_copy(plan) else table_bytes(shape, settings.dtype)
+    return PROCESS_BYTES + own + rule_bytes(shape, settings, WALKERS)
+
+
+def _has_no_copy(plan: TrainingPlan) -> bool:
+    """Whether the table is so large that an agent that learns in its rows has no copy of them."""
+    return shape_of(plan).size >= FROM_ENTRIES
 
 
 def _is_rows_alone(plan: TrainingPlan) -> bool:
-    """Whether the table is so large that the agent has its rows and no copy of them."""
-    is_large = (plan.states or 0) * (plan.actions or 0) >= FROM_ENTRIES
-    return is_large and plan.settings.async_updates and plan.settings.replay_ratio == 0.0
+    """Whether a process alone has the rows of its table and no copy of them."""
+    return _has_no_copy(plan) and plan.settings.async_updates and plan.settings.replay_ratio == 0.0
 
 
-def _fits_as_rows(plan: TrainingPlan, ranks: int, left: int) -> bool:
-    """Whether a host with so many ranks has room for what they hold of a large table without copies."""
-    if (plan.states or 0) * (plan.actions or 0) < FROM_ENTRIES or plan.ranks == 1:
-        return False
+def _learns_in_rows(plan: TrainingPlan, hosts: int) -> bool:
+    """Whether ranks on so many hosts can learn in the same rows, as `train` has it."""
     try:
-        engine_for(plan.settings, plan.ranks, "sharded")
-    except SettingsError:  # the settings are about copies
+        engine = engine_for(plan.settings, plan.ranks, "sharded", Layout(hosts=hosts))
+        if engine.name == "supersteps":
+            check_travels(*find(plan.settings.algorithm))
+    except SettingsError:  # the settings are about copies, or the rule needs them
         return False
-    return ranks * PROCESS_BYTES + _rows_bytes(plan) * ranks // plan.ranks <= left
+    return True
+
+
+def _fits_as_rows(plan: TrainingPlan, ranks: int, hosts: int, left: int) -> bool:
+    """Whether so many ranks on one of the hosts have room for what they hold where they share the rows."""
+    is_small = shape_of(plan).size < SHARDED_FROM  # then nobody shares them unless asked to
+    if is_small or plan.ranks == 1 or not _learns_in_rows(plan, hosts):
+        return False
+    return ranks * _with_rows(plan) + _share_of_rows(plan, ranks) <= left
 
 
 def _verdict(
-    plan: TrainingPlan, memory: RankMemory, host: str, ranks: tuple[bool, int], least: int, left: int
+    plan: TrainingPlan, memory: RankMemory, place: tuple[str, int], ranks: tuple[bool, int], left: int
 ) -> Finding:
+    """Compare what ranks hold, perhaps a server and so many workers, with what is left on their host.
+
+    `place`: that, and how many hosts there are.
+    """
     check = "memory"
-    serves, workers = ranks
-    who = f"{'a server and ' if serves else ''}{counted(workers, 'worker')}"
-    text = f"{who} need {bytes_text(least)} of {bytes_text(left)} on {host}"
+    (host, hosts), (serves, workers) = place, ranks
+    least = serves * memory.server + workers * memory.worker
+    who = f"{'a server and ' if serves else ''}{counted(workers, 'worker')} need"
+    if plan.ranks == 1:
+        who = "a process alone needs"
+    text = f"{who} {bytes_text(least)} of {bytes_text(left)} on {host}"
     if plan.states is None or plan.actions is None:
         text += " before there is a table (give --states and --actions)"
-    else:
+    elif plan.ranks > 1:
         text += f" (server {bytes_text(memory.server)}, worker {bytes_text(memory.worker)})"
     remedy = (
         "Fewer ranks on this host (--ranks, or slots in the hostfile), --dtype float32, a smaller "
         "--buffer-size or no replay, or more memory (SLURM: --mem)."
     )
-    if least > left and _fits_as_rows(plan, serves + workers, left):
+    if least > left and _fits_as_rows(plan, serves + workers, hosts, left):
         return warning(
             check,
             f"too little for copies of the table: {text}",
@@ -224,6 +323,9 @@ def bytes_text(n: float) -> str:
 
 
 def _expected(plan: TrainingPlan) -> list[dict[str, Any]]:
-    """Return what ranks on this host would report, where none could be started."""
+    """Return what ranks would report, where none could be started: of other hosts no memory."""
     left = memory_left()
-    return [{"host": "this host", "rank": rank, "memory": left} for rank in range(plan.ranks)]
+    return [
+        {"host": host, "rank": rank, "memory": left if host == HERE else None}
+        for rank, host in enumerate(plan.hosts_of_ranks())
+    ]

@@ -13,7 +13,7 @@ from typing import Any
 
 from dist_classicrl._files import whole_file
 from dist_classicrl._words import nearest
-from dist_classicrl.checks import checked_path
+from dist_classicrl.checks import WholeNumber, checked_path
 from dist_classicrl.errors import ExportError
 from dist_classicrl.export import program as policy_program
 from dist_classicrl.export.table_file import OF_STATES
@@ -52,18 +52,25 @@ def export(
     calls it. The kind, by default the suffix of `path`, is one of `KINDS`: "npz" is a model file, which
     `load_model` reads, with the arrays `policy` and `values` besides `q_table` and `visits`; "csv" and "json"
     are what `table_file.read_table` reads; "py" is a program with a function `act(observation)`. ExportError
-    if the kind is not known, or there is such a file, unless `force` has it replaced. A table in csv may have
-    only so many states, those `most_visited`, the most visited first.
+    if the kind is not known, or there is such a file or link, unless `force` has it replaced: of a link, what
+    it leads to. A table in csv may have only so many states, those `most_visited`, the most visited first.
+    SettingsError where that is no number of them, or a value is not finite; EnvError where the agent has
+    learned of other observations or actions than `env` has.
     """
     target = Path(checked_path("path", path))
     write = _writer(target, kind)
-    if most_visited is not None and write is not _write_csv:
-        raise ExportError("Only csv can hold a part of the states. Leave out how many, or write csv.")
-    if target.exists() and not force:
+    if most_visited is not None:
+        most_visited = WholeNumber(1)("most_visited", most_visited)
+        if write is not _write_csv:
+            raise ExportError("Only csv can hold a part of the states. Leave out how many, or write csv.")
+    if os.path.lexists(target) and not force:
         raise ExportError(f"{target} is there already. Give another name, or replace it with --force.")
-    if not target.parent.is_dir():
-        raise ExportError(f"There is no folder {target.parent}. Make it first, or write somewhere else.")
-    write(Exported(agent, policy_of(agent, env), environment, most_visited), target)
+    place = Path(os.path.realpath(target)) if target.is_symlink() else target
+    if not place.parent.is_dir():
+        raise ExportError(f"There is no folder {place.parent}. Make it first, or write somewhere else.")
+    policy = policy_of(agent, env)
+    agent.check_values()
+    write(Exported(agent, policy, environment, most_visited), place)
     return target
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl.environments.stepped.spaces import SpaceIndex
-from dist_classicrl.model.policy import Policy
+from dist_classicrl.model.policy import Policy, plain_value
 
 _PLAIN_ENTRIES = 10_000  # up to this many numbers are written as text, which can be read and edited
 _CHUNK = 1 << 14
@@ -141,7 +141,8 @@ def _parts(policy: Policy) -> list[tuple[Any, ...]]:
     if policy.observations is None:
         return [((), (), [0], [policy.n_states], [1])]
     assert isinstance(policy.observations, SpaceIndex)  # keys are not written
-    return policy.observations.parts()
+    # The keys of a Dict may be NumPy's, which the program does not know.
+    return [(plain_value(path), *others) for path, *others in policy.observations.parts()]
 
 
 def _entries(parts: list[tuple[Any, ...]]) -> dict[tuple[Any, ...], int]:

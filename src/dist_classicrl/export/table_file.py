@@ -29,8 +29,8 @@ def read_table(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray]:
     ----------
     path : str or path
         Its suffix says what it is. A table in csv needs a column `state` and a column `q:NAME` for each
-        action; columns `visits:NAME` may be there, others are passed over. One with a column `of_states` is
-        a part of a table, and refused.
+        action; columns `visits:NAME` of the same actions may be there, in any order, others are passed over.
+        One with a column `of_states` is a part of a table, and refused.
 
     Returns
     -------
@@ -73,16 +73,10 @@ def _read_csv(target: Path) -> tuple[np.ndarray, np.ndarray]:
         head, *rows = list(csv.reader(io.StringIO(text, newline=""))) or [[]]
     except (UnicodeDecodeError, csv.Error, ValueError) as error:
         raise _refused(target, f"it cannot be read ({error})") from error
-    columns = {
-        part: [i for i, name in enumerate(head) if name.startswith(part)] for part in (_VALUES, _VISITS)
-    }
-    if "state" not in head or not columns[_VALUES]:
-        raise _refused(target, f"it needs columns state and {_VALUES}NAME, and has {', '.join(head)}")
-    if columns[_VISITS] and len(columns[_VISITS]) != len(columns[_VALUES]):
-        raise _refused(
-            target, f"it has {len(columns[_VALUES])} columns of values, {len(columns[_VISITS])} of visits"
-        )
+    columns = _columns(target, head)
     rows = [row for row in rows if row]
+    if odd := next((row for row in rows if len(row) > len(head)), None):
+        raise _refused(target, f"it has {len(head)} columns, and a row of {len(odd)} cells")
     if OF_STATES in head:
         raise _refused(target, "it holds only the most visited states, as --states asked for")
     at = head.index("state")
@@ -96,6 +90,29 @@ def _read_csv(target: Path) -> tuple[np.ndarray, np.ndarray]:
         raise _refused(target, f"its {len(rows)} states are not those from 0 to {len(rows) - 1}")
     order = np.argsort(states)
     return _arrays(target, values, visits if columns[_VISITS] else None, order)
+
+
+def _columns(target: Path, head: list[str]) -> dict[str, list[int]]:
+    """Return where the values and the visits of each action are, in the order in which values are."""
+    actions = {
+        part: [name.removeprefix(part) for name in head if name.startswith(part)]
+        for part in (_VALUES, _VISITS)
+    }
+    if "state" not in head or not actions[_VALUES]:
+        raise _refused(target, f"it needs columns state and {_VALUES}NAME, and has {', '.join(head)}")
+    needed = ["state", *(part + name for part, names in actions.items() for name in names)]
+    if twice := [name for name in dict.fromkeys(needed) if head.count(name) > 1]:
+        raise _refused(target, f"it has more than one column {twice[0]}")
+    if actions[_VISITS] and set(actions[_VISITS]) != set(actions[_VALUES]):
+        raise _refused(
+            target,
+            f"it has values of the actions {', '.join(actions[_VALUES])}, and visits of "
+            f"{', '.join(actions[_VISITS])}",
+        )
+    return {
+        part: [head.index(part + name) for name in actions[_VALUES]] if names else []
+        for part, names in actions.items()
+    }
 
 
 def _read_json(target: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -134,11 +134,18 @@ class KeyedTable(LineTable):
         return self.n_known + more <= int(self._known[LIMIT])
 
     def make_room(self, more: int) -> None:
-        """See to it that so many states more can be entered, unless there may not be so many."""
+        """See to it that so many states more can be entered, unless there may not be so many.
+
+        StateLimitError where there is no memory to find them by; the table is as it was.
+        """
         wanted = self.n_known + more
         if not fits(self._slots, wanted):
-            self._slots = self._slots[:0].copy()  # what is there is given back first
-            self._slots = empty_slots(wanted, self._key_type)
+            try:
+                slots = empty_slots(wanted, self._key_type)
+            except (OSError, OverflowError) as error:
+                self._why = f"there is no memory to find more by ({error}; see `ulimit -v`)"
+                raise self.full(self.n_known) from error
+            self._slots = slots  # which takes no memory before what was there is given back
             enter_all(self._slots, as_words(self.keys))
 
     def check_room(self) -> None:

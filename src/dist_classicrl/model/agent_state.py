@@ -423,8 +423,8 @@ class AgentState:
 
     @property
     def stored_initial_value(self) -> float:
-        """The initial value as a table of this type of number has it."""
-        return float(np.dtype(self.settings.dtype).type(self.settings.initial_value))
+        """The initial value as `q_table` has it where nothing was learned."""
+        return self.shape.mean_of_equal(self.settings.initial_value, np.dtype(self.settings.dtype))
 
     def _tried(self, states: np.ndarray) -> np.ndarray:
         visits = self.rows_of(states)[1][:, :, : self.n_actions].sum(axis=0)

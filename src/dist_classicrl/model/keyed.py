@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from dist_classicrl.environments.stepped.spaces import SpaceIndex
     from dist_classicrl.tables.shape import TableShape
 
-_BATCHES = (np.ndarray, list)
 _HALF = np.dtype(np.uint64)
 
 
@@ -85,21 +84,20 @@ class KeyIndex:
             return self.packing.encode_any(given)
         if is_wide(self.keys.dtype):
             return self._checked_wide(given)
-        array = as_array(given)
-        if array.ndim == 1 and array.size == 0 and isinstance(given, _BATCHES):
-            array = array.astype(self.keys.dtype)
-        is_batch = array.ndim == 1 and isinstance(given, _BATCHES)
-        if isinstance(given, list) and is_batch and all(type(each) is int for each in given):
-            array = np.array(given, object)  # NumPy would make floats of small and large ones together
-        bounds = np.iinfo(self.keys.dtype)
-        if (array.ndim == 0 or is_batch) and (array.dtype.kind in "iu" or array.dtype == object):
+        bounds = bounds_of(self.keys.dtype)
+        if isinstance(given, list):  # NumPy would make floats of small and large ones together
+            numbers = [as_array(each)[()] for each in given]
+            if all(_is_whole(each, bounds) for each in numbers):
+                return np.array([int(each) for each in numbers], self.keys.dtype), True
+        else:
+            array = as_array(given)
+            is_batch = array.ndim == 1 and isinstance(given, np.ndarray)
             values = np.atleast_1d(array)
-            if values.dtype == self.keys.dtype or all(
-                isinstance(each, int) and bounds.min <= each <= bounds.max for each in values.tolist()
-            ):
+            is_fine = values.dtype == self.keys.dtype or all(_is_whole(each, bounds) for each in values)
+            if is_fine and (array.ndim == 0 or is_batch):
                 return np.ascontiguousarray(values.astype(self.keys.dtype)), is_batch
         raise OutsideSpaceError(
-            f"observation must be the key of a state, a whole number from {bounds.min} to {bounds.max}, got "
+            f"observation must be the key of a state, a whole number from {bounds[0]} to {bounds[1]}, got "
             f"{given!r}. A list or an array of keys is a batch."
         )
 

@@ -15,7 +15,7 @@ from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.environments.stepped.spaces import SpaceIndex
 from dist_classicrl.errors import OutsideSpaceError
 from dist_classicrl.model.agent_state import AgentState
-from dist_classicrl.model.fit import get_to_know
+from dist_classicrl.model.fit import check_fits, look_at
 from dist_classicrl.model.keyed import KeyedLookup, KeyIndex
 from dist_classicrl.model.lookup import Lookup, tried
 
@@ -220,10 +220,14 @@ def policy_of(agent: AgentState, env: Any = None, is_copy: bool = False) -> Poli
     """Return what an agent has learned in `env`, as `train` takes it; views of its arrays, or a copy.
 
     Without it, names and observations are known only where the agent itself has trained, or was loaded with
-    it. EnvError where the environment is larger than the table, NotTrainedError where there is none yet.
+    it. EnvError where the table is of another environment, see `check_fits`; NotTrainedError where there is
+    none yet.
     """
     if env is not None:
-        get_to_know(agent, env).close()
+        source = look_at(agent, env)
+        source.close()
+        check_fits(agent, source)
+        agent.take_note_of(source)
     states, actions = agent.shape.of_table if agent.keyed is None else agent.q_table.shape
     keyed = agent.keyed
     states = states if agent.observations is None or keyed is not None else agent.observations.n
@@ -267,5 +271,5 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(plain_value(part) for part in value)
     if isinstance(value, dict):
-        return {key: plain_value(part) for key, part in value.items()}
+        return {plain_value(key): plain_value(part) for key, part in value.items()}
     return value

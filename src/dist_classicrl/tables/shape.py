@@ -68,6 +68,11 @@ class TableShape:
         mean: np.ndarray = (rows / rows.dtype.type(self.n_tables)).sum(axis=0)
         return mean
 
+    def mean_of_equal(self, value: float, dtype: np.dtype) -> float:
+        """Return what `mean_of` makes of tables that have the same value: with three, not always that."""
+        # Two actions: NumPy adds up a single column in another order.
+        return float(self.mean_of(np.full((self.n_tables, 2), value, dtype))[0])
+
     def visits(self, counts: np.ndarray) -> np.ndarray:
         """Return the visits to all tables, shape (S, A): `counts` as they are, or else read-only."""
         return counts if self.is_one_table else _read_only(self.tables(counts).sum(axis=0, dtype=np.int64))
@@ -76,6 +81,12 @@ class TableShape:
         """Return by name what files hold of `values` and `counts`, each of shape (rows, A)."""
         arrays = {"q_table": self.q_table(values), "visits": self.visits(counts)}
         return arrays if self.is_one_table else {**arrays, "tables": values, "table_visits": counts}
+
+    def bytes_of_arrays(self, dtype: np.dtype) -> int:
+        """Return the bytes of what `to_arrays` returns of values of this type."""
+        entry = dtype.itemsize + np.dtype(np.int64).itemsize
+        means = 0 if self.is_one_table else self.n_states * self.n_actions
+        return (self.size + means) * entry
 
     def from_arrays(self, arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray] | None:
         """Return `values` and `counts` from what `to_arrays` returned; None if it was for another shape."""

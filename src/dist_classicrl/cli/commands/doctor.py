@@ -65,6 +65,13 @@ def _setting(name: str, metavar: str, text: str = "", kind: Kind | None = None) 
     shown="this folder",
 )
 @option(
+    "--keep-last",
+    type=Whole(1),
+    default=TrainingPlan.keep_last,
+    metavar="N",
+    help="How many of the newest checkpoints stay.",
+)
+@option(
     "--state-dir",
     type=Text(),
     default=TrainingPlan.state_dir,
