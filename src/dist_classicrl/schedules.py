@@ -2,8 +2,8 @@
 
 `Constant`, `Linear` and `Exponential` follow the global step: the number of steps that the whole run has been
 given, over all workers and all calls of ``train``. With a `fraction` they last for a share of the first call
-of ``train``, however long it is. `PerVisit` follows the number of visits to the entry that
-is updated.
+of ``train``, however long it is. A learning rate goes on with the transitions of a call of ``learn``.
+`PerVisit` follows the number of visits to the entry that is updated.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.data.empirical import empirical_model
 from dist_classicrl.data.transitions import Transitions
 from dist_classicrl.errors import DataError, RankMismatchError, RemoteRankError
+from dist_classicrl.schedules import Linear
 
 MODEL = TabularMDP.garnet(10, 3, 2, seed=3, termination_probability=0.1)
 
@@ -44,6 +45,17 @@ def test_ranks_divide_the_data_and_come_to_the_solution(world):
     # Sweeps have the bits of a process alone, on every rank.
     agent.learn(data, method="sweeps")
     np.testing.assert_array_equal(agent.q_table, best)
+
+
+def test_ranks_follow_a_learning_rate_that_falls(world):
+    data = logged()
+    best = empirical_model(Transitions(**data), 10, 3).solve(0.8).q
+    falls = Linear(0.5, 0.0005, fraction=0.9)
+    agent = DistAsyncQLearning(seed=1, discount_factor=0.8, learning_rate=falls, comm=world, timeout=60)
+    agent.learn(data, epochs=300)
+    assert np.abs(agent.q_table - best).max() < 0.02 * np.abs(best).max()
+    for table in world.allgather(agent.q_table):
+        np.testing.assert_array_equal(table, agent.q_table)
 
 
 @pytest.mark.core

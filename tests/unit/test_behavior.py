@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,12 +13,24 @@ from dist_classicrl.errors import SettingsError
 from dist_classicrl.learning.behavior import rung
 from dist_classicrl.learning.loops import choose_actions
 from dist_classicrl.learning.memory import RuleMemory
+from dist_classicrl.learning.rules.kernel import rule_function, update
 from dist_classicrl.learning.rules.q_learning import RULE, QLearning
 from dist_classicrl.learning.supersteps.shares import share_of
-from dist_classicrl.rules import UCB, Boltzmann, EpsilonGreedy, EpsilonLadder, FixedPolicy, behaviors
+from dist_classicrl.rules import (
+    UCB,
+    Boltzmann,
+    EpsilonGreedy,
+    EpsilonLadder,
+    FixedPolicy,
+    LearningRule,
+    behaviors,
+    register,
+    unregister,
+)
 from dist_classicrl.schedules import Constant, Exponential, Linear, PerVisit
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable
+from dist_classicrl.tables.shape import TableShape
 
 pytestmark = pytest.mark.slow
 
@@ -140,6 +153,28 @@ def test_masks_that_come_with_a_state_are_respected(behavior):
         FixedPolicy: np.array([1.0, 0.0]),
     }
     assert is_drawn_from(np.bincount(actions[::2], minlength=2), expected[type(behavior)])
+
+
+class FirstCounts(NamedTuple):
+    """Has a second table, and compares actions by the first."""
+
+
+@rule_function
+def learn_first(rule, context, now, step, learned):
+    return update(context, now, step.state, step.action, step.reward, learned)
+
+
+def test_a_rule_that_compares_by_its_first_table_has_the_temperature_of_that():
+    rule = register(LearningRule("first_counts", FirstCounts, learn_first, tables=("first", "second")))
+    try:
+        table = LocalTable(1, 3, np.dtype("float64"), None, shape=TableShape(1, 3, 2))
+        table.load(np.concatenate([VALUES.reshape(-1), np.zeros(3)]), np.zeros(6, np.int64))
+        context = RuleMemory(rule, FirstCounts(), table, 0, Boltzmann(0.4)).context(table, None, 1.0)
+        actions, states = np.zeros((2, STEPS), np.int64)
+        choose_actions(FirstCounts(), context, states, None, 0.4, np.uint64(5), 0, actions)
+        assert is_drawn_from(np.bincount(actions, minlength=3), SOFT)
+    finally:
+        unregister(rule)
 
 
 def test_a_ladder_gives_each_worker_an_epsilon_of_its_own():

@@ -294,15 +294,16 @@ def step_out_of_memory(data, memory, key, action, random):
     [
         (dict(step=step_to_nothing), RewardError, "step in state 5 with action [01] gave the reward inf"),
         (dict(legal=nothing_legal_at_seven, step=step_corridor), ActionMaskError, "state 7"),
+        (dict(legal=nothing_legal_at_seven, step=step_corridor, algorithm="td"), ActionMaskError, "state 7"),
         (dict(step=step_out_of_memory, check=True), OutsideSpaceError, "in state [123] "),
     ],
 )
 def test_what_a_game_does_wrong_is_told_with_the_key(changes, error, said, monkeypatch):
     monkeypatch.setattr(interleaved, "try_out", lambda simulator: None)
+    changes = {"algorithm": "q_learning", **changes}
+    agent = DistAsyncQLearning(seed=1, epsilon=1.0, algorithm=changes.pop("algorithm"))
     with pytest.raises(error, match=said):
-        DistAsyncQLearning(seed=1, epsilon=1.0).train(
-            game(**changes, max_episode_steps=50), total_steps=100_000
-        )
+        agent.train(game(**changes, max_episode_steps=50), total_steps=100_000)
 
 
 def test_in_the_first_thousands_of_steps_indices_are_checked():

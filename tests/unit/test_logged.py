@@ -29,6 +29,7 @@ from dist_classicrl.errors import (
 from dist_classicrl.learning.logged import LoggedLearner
 from dist_classicrl.learning.rules import truths
 from dist_classicrl.rules import TD
+from dist_classicrl.schedules import Exponential, Linear
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.shape import TableShape
 
@@ -181,6 +182,65 @@ def test_ranks_divide_an_epoch_and_shuffle_the_next_one_anew():
     for epoch in shares:
         np.testing.assert_array_equal(np.sort(np.concatenate(epoch)), np.arange(len(data)))
     assert (shares[0][0] != shares[1][0]).any()
+
+
+ONE_PAIR = {
+    "states": np.zeros(300, int),
+    "actions": np.zeros(300, int),
+    "rewards": np.random.default_rng(0).normal(size=300),
+    "next_states": np.ones(300, int),
+    "terminated": np.ones(300, bool),
+}
+
+
+def moved(sizes, visits, seed=1):
+    """Move a value towards the rewards of `ONE_PAIR`, which agents shuffle so, by these step sizes."""
+    value, sizes = 0.0, iter(sizes)
+    for epoch in range(4):
+        for i in np.random.default_rng([seed, visits, epoch]).permutation(300):
+            value += next(sizes) * (ONE_PAIR["rewards"][i] - value)
+    return value
+
+
+def test_a_learning_rate_goes_on_with_the_transitions():
+    steps = np.arange(1200)
+    falls, share = Linear(1.0, 0.001, steps=1000), Exponential(1.0, 0.001, fraction=0.5)
+    for rate, sizes in (
+        (falls, np.maximum(1.0 - 0.999 * steps / 1000, 0.001)),
+        (share, np.maximum(0.001 ** (steps / 600), 0.001)),
+    ):
+        agent = DistAsyncQLearning(learning_rate=rate, seed=1, state_size=2, action_size=1)
+        agent.learn(ONE_PAIR, epochs=4)
+        assert agent.q_table[0, 0] == pytest.approx(moved(sizes, 0), rel=1e-3)
+        assert agent.steps == 0 and agent.settings.learning_rate == rate
+
+
+def test_a_learning_rate_goes_on_where_train_ended():
+    loop = TabularMDP.from_dict([{0: [(1.0, s, 0.0, False)]} for s in range(2)], [0.0, 1.0])
+    for rate, sizes in (
+        (Linear(1.0, 0.1, steps=2_000), 1.0 - 0.9 * np.arange(400, 1600) / 2_000),
+        (Linear(1.0, 0.5, fraction=0.5), np.full(1200, 0.5)),
+    ):
+        agent = DistAsyncQLearning(learning_rate=rate, seed=1)
+        agent.train(loop, total_steps=400)
+        agent.learn(ONE_PAIR, epochs=4)
+        assert agent.q_table[0, 0] == pytest.approx(moved(sizes, 400), rel=1e-12)
+
+
+def test_ranks_have_the_step_sizes_of_their_transitions(monkeypatch):
+    data, shape = Transitions(**LOGGED), TableShape(12, 3)
+    falls = Linear(0.5, 0.1, steps=4 * len(data))
+    of = [LoggedLearner(data, Settings(learning_rate=falls), shape, 7, (5, 0), rank, 3) for rank in range(3)]
+    sizes = np.full(len(data), np.nan)
+    for rank, learner in enumerate(of):
+        found = []
+        monkeypatch.setattr(learner, "_learn", lambda rule, logged, *rest: found.append(logged.step_sizes))  # noqa: B023
+        for part in range(4):
+            learner.learn(1, part, 4)
+        sizes[rank::3] = np.concatenate(found)
+    first = 7 + len(data)
+    assert sizes == pytest.approx([falls.at(first + i) for i in range(len(data))], rel=1e-12)
+    assert of[0].merges(0) > of[0].merges(3) > of[0].merges(9)
 
 
 STEPS = [(0, 1, 1.0, 1, False), (1, 0, -1.0, 0, False), (0, 0, 2.0, 1, True)]

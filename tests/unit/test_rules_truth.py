@@ -10,6 +10,7 @@ import pytest
 from made_learners import learner_of
 
 from dist_classicrl import CompiledSimulator, DistAsyncQLearning, TabularMDP, rules
+from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.errors import EnvError, SettingsError
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.memory import RuleMemory
@@ -326,6 +327,18 @@ def test_a_model_keeps_as_many_outcomes_as_a_pair_has(name):
 
 
 @numba.njit
+def many_rewards(data, state, action, number):
+    return 1 / 3, (state + action) % 9, np.float64(number), False
+
+
+@pytest.mark.parametrize("tables", [True, False], ids=["arrays", "function"])
+def test_an_outcome_of_several_rewards_is_one_of_a_model(tables):
+    model = TabularMDP.from_function(many_rewards, n_states=9, n_actions=2, n_outcomes=3, tables=tables)
+    for kind in (DynaQ, PrioritizedSweeping):
+        find(kind())[0].check_source(kind(successors=1), resolve(model, 1, None))
+
+
+@numba.njit
 def whole_row(table, row, target, touched):
     return learn_row(table, row, target, 0.25, 1, touched)
 
@@ -494,3 +507,24 @@ def test_masks_that_come_with_states_are_kept_as_long_as_a_rule_needs_them(algor
     agent = learned(algorithm, Masked, 30_000, discount_factor=0.8)
     truth = rule.truth(MASKED, parameters, agent.settings)
     assert np.abs(agent.q_table - truth)[MASK].max() < TOLERANCE
+
+
+class Entered(gym.Env):
+    """A state that only a reset leads to, in which the last action is not legal; a step from there ends."""
+
+    observation_space, action_space = gym.spaces.Discrete(2), gym.spaces.Discrete(3)
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        return 0, {"action_mask": np.array([1, 1, 0], np.int8)}
+
+    def step(self, action):
+        return 1, 0.0, True, False, {"action_mask": np.ones(3, np.int8)}
+
+
+def test_what_is_legal_where_episodes_begin_is_planned_though_it_was_never_tried():
+    always_the_first = np.eye(3)[[0, 0]]
+    agent = DistAsyncQLearning(algorithm=DynaQ(bonus=1.0), behavior=always_the_first, seed=1)
+    agent.train(Entered, total_steps=100)
+    assert agent.visits[0].tolist() == [100, 0, 0]
+    assert agent.q_table[0, 1] > 0.0 and agent.q_table[0, 2] == 0.0

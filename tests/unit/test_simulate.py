@@ -298,9 +298,10 @@ def test_a_games_mask_is_followed():
 
 
 @pytest.mark.slow
-def test_a_game_that_goes_on_where_nothing_is_legal_is_refused():
+@pytest.mark.parametrize("algorithm", ["q_learning", "td"])
+def test_a_game_that_goes_on_where_nothing_is_legal_is_refused(algorithm):
     legal = [[False, True]] * 4 + [[False, False]]  # the walk ends with a step from there
-    learner = learner_of(walk(legal=legal), Settings(learning_rate=0.5))
+    learner = learner_of(walk(legal=legal), Settings(learning_rate=0.5, algorithm=algorithm))
     learner.learn(0, Stream(np.uint64(1), 0), 4)
     with pytest.raises(ActionMaskError, match="came to state 4, where its mask forbids every action"):
         learner.learn(0, Stream(np.uint64(1), 4), 1)

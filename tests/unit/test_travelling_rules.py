@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from superstep_runs import KEY, learned, play, problem_of, shares_of
 from test_keyed_supersteps import scrambled_once
-from test_supersteps import garnet, settings_of
+from test_supersteps import garnet, settings_of, shop
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
-from dist_classicrl.errors import CheckpointError, SettingsError
+from dist_classicrl.errors import ActionMaskError, CheckpointError, SettingsError
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.rules import find
 from dist_classicrl.learning.rules.kernel import rule_function, update
-from dist_classicrl.learning.supersteps.crew import joined
+from dist_classicrl.learning.supersteps.crew import MEMORY, joined
 from dist_classicrl.rules import (
     TD,
     UCB,
@@ -82,6 +82,13 @@ def test_what_other_rules_let_wait_has_the_right_values(rule):
     check_values(rule, 1)
 
 
+@pytest.mark.parametrize("rule", [TD(), TD(n=2)], ids=str)
+def test_a_state_where_nothing_is_legal_is_told_by_whole_states_as_well(rule):
+    problem = problem_of(shop(stuck=20), settings_of(algorithm=rule, epsilon=1.0))
+    with pytest.raises(ActionMaskError, match="came to state 20"):
+        play(shares_of(problem, 1), Stream(KEY, 0), 20_000, problem.rates)
+
+
 def check_values(rule, ranks):
     """Learn the fixed point of a rule."""
     problem = problem_with(rule, small())
@@ -129,6 +136,24 @@ def test_walkers_with_steps_that_wait_are_put_only_where_they_can_be():
         walkers[3, -1] = wrong
         with pytest.raises(CheckpointError, match="have waiting steps in other states"):
             shares[0].restore({**state, "walkers": walkers})
+
+
+def test_walkers_that_remember_more_steps_than_there_are_states_go_on():
+    problem = problem_with(NStepSarsa(n=12), garnet(n_states=6))
+    one = learned(problem, 5_000, 2)
+    assert learned(problem, 5_000, 2, cuts=((2_560, 2, "hash"),)) == one
+
+
+def test_entries_that_walkers_remember_are_places_of_steps_that_wait():
+    problem = problem_with(NStepSarsa(n=3))
+    shares = shares_of(problem, 2)
+    play(shares, Stream(KEY, 0), 1500, problem.rates)
+    state = joined(share.state() for share in shares)
+    entries = MEMORY + problem.source.simulator.memory_size + 2
+    assert state["walkers"][3, entries : entries + 3].max() < 3 * 5
+    state["walkers"][3, entries] = 3 * 5  # of a state that there is
+    with pytest.raises(CheckpointError, match="the entries of the steps, goes from 0 to 15, .* 0 to 14"):
+        shares[0].restore(state)
 
 
 def agent(**more):

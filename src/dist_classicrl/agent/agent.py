@@ -475,10 +475,12 @@ class DistAsyncQLearning(LearnedTable):
             Times that "incremental" learns each transition.
         method : str
             "incremental" learns transition by transition with the agent's step sizes, in an order that the
-            seed draws anew for each epoch. Ranks divide each epoch, and merge what they have learned before
-            the entries that are learned most have forgotten what they were. "sweeps" solves the model that
-            the transitions suggest, in which the targets of a pair are averaged: exact, on rank 0, and the
-            same bits at any number of ranks.
+            seed draws anew for each epoch. A learning rate that follows the global step begins at `steps`
+            and moves on with each transition; one with a `fraction` takes that share of this call if `train`
+            was not called before, and its final value after. Ranks divide each epoch, and merge what they
+            have learned before the entries that are learned most have forgotten what they were. "sweeps"
+            solves the model that the transitions suggest, in which the targets of a pair are averaged: exact,
+            on rank 0, and the same bits at any number of ranks.
         env : str, gymnasium.Env or other, optional
             Of which the transitions are, as `train` takes it: how it counts states and actions, and which
             are legal. Not needed once it was trained in, nor where both are counted from 0 on.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from dist_classicrl.learning.logged import LoggedLearner
 from dist_classicrl.model.agent_state import AgentState
 from dist_classicrl.model.fit import learned_elsewhere, look_at
 from dist_classicrl.rules import behaviors
+from dist_classicrl.schedules import in_call
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables import large_table
 from dist_classicrl.tables.maps import PackedSums
@@ -90,6 +91,7 @@ class _Ready:
 
     told: str
     seed: int
+    steps: int  # those of the agent
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ def learn(state: AgentState, given: Any, epochs: Any, method: Any, env: Any, com
     world = find_world(comm, state.settings.allow_singletons)
     if world is None:
         task = _prepared(state, given, epochs, method, env)
-        values, counts = _learned(state, task, _seed_of(state), None)
+        values, counts = _learned(state, task, _ready(state, task), None)
         return _kept(state, task, values, counts, 1, begin)
     seconds = state.settings.timeout
     own = own_communicator(world, seconds, "call of learn")
@@ -131,10 +133,9 @@ def learn(state: AgentState, given: Any, epochs: Any, method: Any, env: Any, com
     try:
         with rooted.operation():
             task = _prepared(state, given, epochs, method, env)
-            ready = _Ready(_description(state, task), _seed_of(state))
-            everyone = rooted.share(ready, "all ranks to read their transitions")
+            everyone = rooted.share(_ready(state, task), "all ranks to read their transitions")
         _check_alike(everyone)
-        values, counts = _learned(state, task, everyone[rooted.root].seed, rooted)
+        values, counts = _learned(state, task, everyone[rooted.root], rooted)
     finally:
         rooted.close()
     return _kept(state, task, values, counts, own.Get_size(), begin)
@@ -200,8 +201,9 @@ def _check_policy(state: AgentState) -> None:
         )
 
 
-def _seed_of(state: AgentState) -> int:
-    return fresh_seed() if state.seed is None else state.seed
+def _ready(state: AgentState, task: _Task) -> _Ready:
+    seed = fresh_seed() if state.seed is None else state.seed
+    return _Ready(_description(state, task), seed, state.steps)
 
 
 def _description(state: AgentState, task: _Task) -> str:
@@ -233,10 +235,13 @@ def _check_alike(everyone: dict[int, _Ready]) -> None:
 
 
 def _learned(
-    state: AgentState, task: _Task, seed: int, rooted: RootedCollectives | None
+    state: AgentState, task: _Task, begun: _Ready, rooted: RootedCollectives | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the table, and how often its entries were visited, after all has been learned."""
-    state.seed = seed
+    """Return the table, and how often its entries were visited, after all has been learned.
+
+    `begun` is what the root has prepared: its seed counts, and its steps.
+    """
+    state.seed = begun.seed
     values, counts = state.values.reshape(-1).copy(), state.counts.reshape(-1).copy()
     if task.method == "sweeps":
         if rooted is None:
@@ -246,8 +251,8 @@ def _learned(
             told = rooted.tell(swept, _Table, "rank 0 to solve the model of the transitions")
         return told.values.copy(), told.counts.copy()
     if rooted is None:
-        return _increment(state, task, values, counts)
-    return _merged(state, task, values, counts, rooted)
+        return _increment(state, task, values, counts, begun.steps)
+    return _merged(state, task, values, counts, begun.steps, rooted)
 
 
 def _swept(
@@ -272,9 +277,9 @@ def _swept(
 
 
 def _increment(
-    state: AgentState, task: _Task, values: np.ndarray, counts: np.ndarray
+    state: AgentState, task: _Task, values: np.ndarray, counts: np.ndarray, steps: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    learner = _learner(state, task, counts, 0, 1)
+    learner = _learner(state, task, counts, steps, 0, 1)
     learner.table.load(values, counts)
     for epoch in range(task.epochs):
         learner.learn(epoch, 0, 1)
@@ -282,21 +287,31 @@ def _increment(
     return values, counts
 
 
-def _learner(state: AgentState, task: _Task, counts: np.ndarray, rank: int, ranks: int) -> LoggedLearner:
+def _learner(
+    state: AgentState, task: _Task, counts: np.ndarray, steps: int, rank: int, ranks: int
+) -> LoggedLearner:
     assert state.seed is not None
     order = (state.seed, int(counts.sum()))  # another call shuffles otherwise
-    return LoggedLearner(task.transitions, state.settings, state.shape, state.steps, order, rank, ranks)
+    updates = task.epochs * len(task.transitions)
+    step_sizes = in_call(state.settings.learning_rate, steps, updates, steps)
+    settings = replace(state.settings, learning_rate=step_sizes)
+    return LoggedLearner(task.transitions, settings, state.shape, steps, order, rank, ranks)
 
 
 def _merged(
-    state: AgentState, task: _Task, values: np.ndarray, counts: np.ndarray, rooted: RootedCollectives
+    state: AgentState,
+    task: _Task,
+    values: np.ndarray,
+    counts: np.ndarray,
+    steps: int,
+    rooted: RootedCollectives,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Let each rank learn its part, and merge what all have learned several times an epoch."""
     with rooted.operation():
         begun = rooted.tell(_Table(values, counts), _Table, "rank 0's table")
         shared = SharedTable(begun.values.copy(), begun.counts.copy())
         merge, sums = RoundMerge(shared), MapSums(shared.values.size)
-        learner = _learner(state, task, shared.counts, rooted.rank, rooted.wire.size)
+        learner = _learner(state, task, shared.counts, steps, rooted.rank, rooted.wire.size)
         learner.table.load(shared.values, shared.counts)
     for epoch in range(task.epochs):
         merges = learner.merges(epoch)

@@ -20,6 +20,7 @@ from dist_classicrl.environments.model_checks import (
     checked_start,
     positive_int,
 )
+from dist_classicrl.environments.reachability import most_different
 from dist_classicrl.environments.sampling import function_checks as checks
 from dist_classicrl.environments.sampling.alias import ModelTables, Slots, Work
 from dist_classicrl.environments.sampling.function_kernels import (
@@ -53,6 +54,9 @@ _TRIED = 1 << 24
 """Outcomes that are looked at when a model is made: some tenths of a second."""
 
 _TRIED_STARTS = 1_000
+
+_TOGETHER = 1 << 20
+"""Outcomes that are in memory at a time, where all are looked at as arrays."""
 
 _MOST_OUTCOMES = 1 << 26
 """Of a state, all actions together: to look at them takes some tenths of a second, and each thread 2 GB."""
@@ -198,6 +202,17 @@ class FunctionMDP:
         """The most outcomes that a pair has, for which all are looked at, once; raises as `check`."""
         return int(self._surveyed[:, 3].max())
 
+    @cached_property
+    def most_successors(self) -> int:
+        """The most next states, told apart by whether the episode ends, that a pair leads to; likewise."""
+        size = max(1, _TOGETHER // (self.n_actions * self.most_outcomes))
+        parts = (range(first, min(first + size, self.n_states)) for first in range(0, self.n_states, size))
+        found = 0
+        for states in parts:
+            pointer, _, follow, _, ends = self._outcomes_of(Rows(states, self.n_states))
+            found = max(found, most_different(pointer, 2 * follow + ends))
+        return found
+
     @property
     def terminates(self) -> bool:
         """Whether an outcome of a legal pair ends an episode; likewise."""
@@ -280,16 +295,20 @@ class FunctionMDP:
     def outcome_fields(self) -> dict[str, Any]:
         """Return what a `TabularMDP` is made of, checked."""
         self._rely_on_all()
-        rows, source = Rows(None, self.n_states), _Outcomes(self)
-        pointer = np.zeros(self.n_states * self.n_actions + 1, np.int64)
+        names = ("outcome_ptr", "outcome_prob", "outcome_next", "outcome_reward", "outcome_terminated")
+        return dict(zip(names, self._outcomes_of(Rows(None, self.n_states)), strict=True))
+
+    def _outcomes_of(self, rows: Rows) -> tuple[np.ndarray, ...]:
+        """Return where the outcomes of each pair begin, and their chances, next states, rewards and ends."""
+        source = _Outcomes(self)
+        pointer = np.zeros(rows.n * self.n_actions + 1, np.int64)
         in_ranges(lambda low, high: source.write_sizes(rows, low, high, pointer), rows.n)
         np.cumsum(pointer, out=pointer)
         size = int(pointer[-1])
         real, follow, ends = np.empty((2, size)), np.empty(size, np.int64), np.empty(size, bool)
         arrays = (pointer, real[0], follow, real[1], ends)
         in_ranges(lambda low, high: source.write(rows, low, high, *arrays), rows.n)
-        names = ("outcome_ptr", "outcome_prob", "outcome_next", "outcome_reward", "outcome_terminated")
-        return dict(zip(names, arrays, strict=True))
+        return arrays
 
     @cached_property
     def _digest(self) -> str:

@@ -48,3 +48,13 @@ def successors_closure(pointer: np.ndarray, target: np.ndarray, seeds: np.ndarra
 def reverse_edges(source: np.ndarray, target: np.ndarray, n_nodes: int) -> tuple[np.ndarray, np.ndarray]:
     """Turn the edges from `source` to `target` around: return the new graph's row pointer and targets."""
     return row_pointer(target, n_nodes), source[np.argsort(target, kind="stable")]
+
+
+def most_different(pointer: np.ndarray, target: np.ndarray) -> int:
+    """Return to how many different targets the edges of a node lead, of the node with the most."""
+    source = rows_of(pointer)
+    order = np.lexsort((target, source))
+    source, target = source[order], target[order]
+    is_new = np.ones(order.size, bool)
+    is_new[1:] = (source[1:] != source[:-1]) | (target[1:] != target[:-1])
+    return int(np.bincount(source[is_new]).max(initial=0))

@@ -345,10 +345,21 @@ def rung(number: int) -> float:
 # Chances that a state's values tell: the exploration rate is the temperature
 
 
-@jit_inline
 def _worth(rule, context, state, action):
-    """Return by which value an action is compared: with several tables that of their mean."""
-    return preference(rule, context, state, action) / context.table.n_tables
+    """Return by which value an action is compared: of a preference of several tables its share of a table.
+
+    Such a preference is a sum, and so temperatures and bounds are those of the tables' mean.
+    """
+    raise NotImplementedError("_worth is for jitted code")
+
+
+@overloads(_worth, inline=True)
+def _overload_worth(rule, context, state, action):
+    if _has_no_preference(rule):  # the value in the first table
+        return lambda rule, context, state, action: preference(rule, context, state, action)
+    return lambda rule, context, state, action: (
+        preference(rule, context, state, action) / context.table.n_tables
+    )
 
 
 @jit_inline

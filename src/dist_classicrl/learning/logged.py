@@ -13,7 +13,7 @@ from dist_classicrl.learning import loops, rules
 from dist_classicrl.learning.learner import Totals
 from dist_classicrl.learning.loops import Logged
 from dist_classicrl.learning.memory import RuleMemory
-from dist_classicrl.learning.rates import Rates
+from dist_classicrl.learning.rates import Rates, values_at
 from dist_classicrl.learning.rules import compiling
 from dist_classicrl.rules import LearningRule, behaviors, in_numbers
 from dist_classicrl.schedules import PerVisit, final_value
@@ -31,6 +31,8 @@ class LoggedLearner:
     In every second epoch the draws of a transition are the complement of those in the epoch before: so each
     of two tables of which a rule draws one learns every transition once in two epochs, where draws of their
     own would leave it to chance how often, which is the larger part of the noise.
+
+    Step sizes that follow the global step go on from step `steps`, one for each transition of all ranks.
     """
 
     def __init__(
@@ -55,9 +57,7 @@ class LoggedLearner:
         if not moves_rows(self._rule):
             moved = moved * n_actions + transitions.actions
         self._busiest = int(np.bincount(moved).max())
-        self._schedule = schedule = settings.learning_rate
-        size = 0.0 if isinstance(schedule, PerVisit) else schedule.at(steps)
-        self._step_size = size
+        self._schedule, self._steps = settings.learning_rate, steps
         exploration = behaviors.temperature_of(settings.behavior) or settings.epsilon
         self._epsilon = final_value(exploration)
         behavior = behaviors.in_kernels(behaviors.behavior_of(settings.behavior))
@@ -77,18 +77,27 @@ class LoggedLearner:
         The maps of all ranks together may leave exp(-4) of what an entry was before: what comes after that
         would overwrite what others have learned, see the design notes.
         """
-        size = self._step_size
-        if isinstance(self._schedule, PerVisit):
-            size = self._schedule.at_visit(self._busiest * epoch, self._ranks)
+        schedule, first = self._schedule, self._first_step(epoch)
+        if isinstance(schedule, PerVisit):
+            size = schedule.at_visit(self._busiest * epoch, self._ranks)
+        else:  # which falls or rises all the way
+            size = max(schedule.at(first), schedule.at(self._first_step(epoch + 1) - 1))
         return max(1, math.ceil(self._busiest * size / SHARED_LOAD))
+
+    def _first_step(self, epoch: int) -> int:
+        return self._steps + epoch * len(self._transitions)
 
     def learn(self, epoch: int, part: int, parts: int) -> None:
         """Learn one of so many parts of this rank's share of an epoch."""
         share = self.share_of(epoch)
-        order = share[share.size * part // parts : share.size * (part + 1) // parts]
+        begin, end = share.size * part // parts, share.size * (part + 1) // parts
+        order = share[begin:end]
+        first = self._first_step(epoch) + begin * self._ranks + self._rank
+        step_sizes = values_at(self._schedule, first, self._ranks, order.size)
         data, following = self._transitions, self._following
         if following is not None:  # one whose next action nobody knows has no target
-            order = order[data.terminated[order] | (following[order] >= 0)]
+            is_known = data.terminated[order] | (following[order] >= 0)
+            order, step_sizes = order[is_known], step_sizes[is_known]
         key = stream_key(self._seed[0], "logged", *self._seed[1:], epoch // 2)
         drawn = mixed(key + GAMMA * order.astype(np.uint64))
         logged = Logged(
@@ -98,12 +107,11 @@ class LoggedLearner:
             data.rewards[order],
             data.terminated[order],
             None if following is None else following[order],
+            step_sizes,
             unmixed(~drawn if epoch % 2 else drawn),
         )
         with compiling(self._rule):
-            self._learn(
-                self._parameters, logged, self._context, self._step_size, self._epsilon, self._totals.values
-            )
+            self._learn(self._parameters, logged, self._context, self._epsilon, self._totals.values)
 
 
 def following(transitions: Transitions) -> np.ndarray:

@@ -111,6 +111,7 @@ class Logged(NamedTuple):
     rewards: np.ndarray  # float64
     terminated: np.ndarray  # bool
     next_actions: np.ndarray | None  # int64: for rules that learn when the next action is known
+    step_sizes: np.ndarray  # float64: where they do not depend on visits
     randoms: np.ndarray  # uint64: where a rule's draws begin
 
 
@@ -290,15 +291,15 @@ def learn_batch(rule, batch, first, context, replay, stretch, totals):
 
 
 @jit
-def learn_logged(rule, logged, context, step_size, epsilon, totals):
-    """Learn logged transitions one after the other; `step_size` is that which does not depend on visits.
+def learn_logged(rule, logged, context, epsilon, totals):
+    """Learn logged transitions one after the other.
 
     The sum of the absolute temporal differences is added to the last of `totals`, float64 of shape (4,).
     """
     table = context.table
     learned = Learned(table.n_touched[0], totals[3])
     for i in range(logged.states.size):
-        now = Now(step_size, epsilon, logged.randoms[i], 0, 1)
+        now = Now(logged.step_sizes[i], epsilon, logged.randoms[i], 0, 1)
         state, action, next_state = logged.states[i], logged.actions[i], logged.next_states[i]
         step = Transition(state, action, logged.rewards[i], next_state, logged.terminated[i], False, 0)
         learned = learn(rule, context, now, step, learned)

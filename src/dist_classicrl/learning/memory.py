@@ -116,6 +116,11 @@ class RuleMemory:
         """Return what the kernels are called with."""
         return Context(table.arrays, step_sizes, discount, self._behavior, masks, *self._arrays.values())
 
+    def note_masks(self, states: np.ndarray, masks: np.ndarray | None) -> None:
+        """Let the rule know what was legal in `states`, where actions were chosen; None: nothing came."""
+        if masks is not None and self._rule.note_masks is not None:
+            self._rule.note_masks(self._arrays[_MODEL], self._size[0], states, masks)
+
     def state(self, names: Sequence[str] = RULE_ARRAYS) -> State:
         """Return copies of the arrays of these names, without empty ones."""
         return {name: self._arrays[name].copy() for name in names if self._arrays[name].size}

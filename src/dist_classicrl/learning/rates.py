@@ -42,6 +42,22 @@ class Rates:
         return step_size, exploration, min(end, other_end)
 
 
+def values_at(schedule: Schedule, first: int, every: int, count: int) -> np.ndarray:
+    """Return the values at `count` global steps, `first` and every so many after it, float64.
+
+    They are 0 where the schedule follows visits.
+    """
+    values = np.empty(count)
+    done = 0
+    while done < count:
+        at = first + done * every
+        line, end = _line(schedule, at)
+        size = min(count - done, -(-(end - at) // every))
+        values[done : done + size] = line.value + line.slope * (line.at + every * np.arange(size))
+        done += size
+    return values
+
+
 @lru_cache(maxsize=4)
 def _table(step_size: PerVisit, workers: int) -> np.ndarray:
     """Return `PerVisit.table`, kept for the next training: of a short one it takes a good part."""

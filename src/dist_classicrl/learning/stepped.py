@@ -155,12 +155,14 @@ class _Walkers:
         self._draws += env.n_envs
         first, n = self._held, env.n_envs
         batch.states[first : first + n] = env.states
+        masks = None if env.masks is None else env.masks.copy()
         env.step(self._actions)
         rows: Any = slice(None)
         if env.n_valid < n:
             rows, n = env.valid, env.n_valid
             batch.states[first : first + n] = batch.states[first : first + env.n_envs][rows]
         new = slice(first, first + n)
+        self._memory.note_masks(batch.states[new], None if masks is None else masks[rows])
         batch.walkers[new] = self._rows[rows]
         batch.actions[new] = self._actions[rows]
         batch.next_states[new] = env.next_states[rows]

@@ -142,6 +142,7 @@ class LearningRule:
         then.
     preference : callable, optional
         Returns the number by which actions are compared in a state; by default the value in the first table.
+        Of several tables it is their sum: "boltzmann" and "ucb" divide it by how many they are.
     is_by_value : callable, optional
         Returns whether in a state `preference` is surely the value in the first table: what the table knows
         of each row's best is then taken, and nothing compared.
@@ -183,8 +184,14 @@ class LearningRule:
         walker carries along, or for several together, in their order. Compiled code does not look whether an
         index is inside of an array: a rule that takes one of them as an index, or as a state or an action,
         says here what it may be, and a checkpoint with another number is refused. Without, any is taken.
+        In supersteps it is asked for as many states as steps may wait: there a step that waits has its place
+        among these as its `state`.
     model_ranges : callable, optional
         Returns likewise what the numbers of `model` may be.
+    note_masks : callable, optional
+        Changes `model` where environments that are stepped tell masks: gets the model, how many states there
+        are, those in which actions were chosen, int64 of shape (B,), and what was legal there, bool of shape
+        (B, actions). In `learn` a rule sees the masks of next states alone, and none of where episodes begin.
     check_model : callable, optional
         Returns, for hyper-parameters, states, actions and a model whose numbers are in their ranges, which of
         them contradict each other, as the end of a sentence; "" where none do.
@@ -212,6 +219,7 @@ class LearningRule:
     on_target: Any = None
     whole_ranges: Callable[[Any, int, int], Sequence[Range]] | None = None
     model_ranges: Callable[[Any, int, int], Sequence[Range]] | None = None
+    note_masks: Callable[[np.ndarray, int, np.ndarray, np.ndarray], None] | None = None
     check_model: Callable[[Any, int, int, np.ndarray], str] | None = None
 
     @property

@@ -74,12 +74,20 @@ def check(parameters: DynaQ) -> None:
         raise SettingsError(f"DynaQ: bonus must be at least 0, got {parameters.bonus:g}.")
 
 
+def truth(model, parameters, settings):
+    """Return Q*: with a bonus values stay above it, by what that adds to planned rewards.
+
+    So it is near what they come to only where ``bonus * sqrt(tau)`` is small beside the rewards.
+    """
+    return optimal_values(model, parameters, settings)
+
+
 RULE = register(
     LearningRule(
         name="dyna_q",
         parameters=DynaQ,
         learn=learn,
-        truth=optimal_values,
+        truth=truth,
         check=check,
         check_source=lambda parameters, source: learned_model.check_source(
             "DynaQ", parameters.successors, False, source

@@ -373,8 +373,12 @@ def update_row(context, now, row, action, target, learned):
     if send(table, row, actions_of(table), target):
         return learned
     alpha = step_size(context, now, row, action)
-    error = abs(target - value_of(table, row, action))
+    worth = value_of(table, row, action)
+    error = abs(target - worth)
     touched = learn_row(table, row, target, alpha, now.counts_as, learned.touched)
+    if worth == -np.inf:  # nothing is legal there: who looks for that sees the visit, and no number
+        touched = count(table, row, action, now.counts_as, touched)
+        learn_target(table, row, action, target, alpha)
     return Learned(touched, learned.error + error if now.counts_as == 1 else learned.error)
 
 

@@ -16,6 +16,7 @@ from dist_classicrl._jit import jit, jit_inline
 from dist_classicrl._random import GAMMA, below, mix
 from dist_classicrl.environments.function_model import FunctionMDP
 from dist_classicrl.environments.model import TabularMDP
+from dist_classicrl.environments.reachability import most_different
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.learning.rules.kernel import is_legal
@@ -139,7 +140,15 @@ def declared(queue: bool) -> dict[str, Any]:
         "check_model": lambda parameters, states, actions, model: contradiction(
             model, parameters.successors, states, actions, queue
         ),
+        "note_masks": note_masks,
     }
+
+
+def note_masks(model: np.ndarray, n_states: int, states: np.ndarray, masks: np.ndarray) -> None:
+    """Keep which actions are allowed in some states."""
+    n_pairs = n_states * masks.shape[1]
+    allowed = model[_FIRST + _ALLOWED * n_pairs :][:n_pairs]
+    allowed.reshape(n_states, -1)[states] = masks
 
 
 def check_source(name: str, successors: int, queue: bool, source: Source) -> None:
@@ -157,17 +166,21 @@ def check_source(name: str, successors: int, queue: bool, source: Source) -> Non
             'take a rule such as "q_learning".'
         )
     model = None if source.simulator is None else source.simulator.model
-    if isinstance(model, FunctionMDP):
-        most = model.most_outcomes
-    elif isinstance(model, TabularMDP):
-        most = int(np.diff(model.outcome_ptr).max(initial=0))
-    else:
-        return
+    most = _most_successors(model, successors)
     if most > successors:
         raise SettingsError(
             f"{name}: successors={successors} are fewer outcomes than a pair of {source.name} has, {most}. "
             f"Write successors={most}."
         )
+
+
+def _most_successors(model: Any, enough: int) -> int:
+    """Return how many different outcomes a pair of a model has at most, or a number up to `enough`."""
+    if isinstance(model, FunctionMDP):
+        return 0 if model.most_outcomes <= enough else model.most_successors
+    if isinstance(model, TabularMDP):
+        return most_different(model.outcome_ptr, 2 * model.outcome_next + model.outcome_terminated)
+    return 0
 
 
 def check_numbers(name: str, parameters: Any) -> None:

@@ -13,7 +13,7 @@ from dist_classicrl.rules import LearningRule, register
 class SarsaLambda(NamedTuple):
     """Q(s, a) moves towards the lambda-return of the actions that are played, truncated after n steps.
 
-    G_t = r + gamma ((1 - lambda) Q(s', a') + lambda G_t+1), equation 12.18, which after n steps ends with
+    G_t = r + gamma ((1 - lambda) Q(s', a') + lambda G_t+1), equation 12.19, which after n steps ends with
     r + gamma Q(s', a') (equation 12.9, a forward view: nothing is kept per state). It converges to what SARSA
     converges to.
 

@@ -148,3 +148,6 @@ def move_state(context, now, row, target, first, errors):
                 size = step_size(context, now, row, action)
                 count(table, row, action, 1, 0)
                 learn_target_as(table, row, action, target, size, np.uint64(first + action))
+    if is_first:  # nothing is legal there: who looks for that sees the visit, and no number
+        count(table, row, 0, 1, 0)
+        learn_target_as(table, row, 0, target, step_size(context, now, row, 0), np.uint64(first))

@@ -547,7 +547,10 @@ class Share(MessageSteps):
 
     def _check_remembered(self, whole: np.ndarray) -> None:
         rule, parameters = self._problem.rule, self._problem.parameters
-        ranges = declared(rule, parameters, self._whole.n_states or _ANY_KEY, self._whole.n_actions)
+        n_states = self._whole.n_states or _ANY_KEY
+        if self._waits is not None:
+            n_states = max(1, self._waits)  # a step has its place as its state, see `letters`
+        ranges = declared(rule, parameters, n_states, self._whole.n_actions)
         check_ranges("walkers", whole, ranges[RULE_ARRAYS[0]])
 
     def _count_on(self, counted: np.ndarray) -> None:
