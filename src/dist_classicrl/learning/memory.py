@@ -116,8 +116,13 @@ class RuleMemory:
         """Return what the kernels are called with."""
         return Context(table.arrays, step_sizes, discount, self._behavior, masks, *self._arrays.values())
 
+    @property
+    def notes_masks(self) -> bool:
+        """Whether the rule wants to know what is legal in states where actions were chosen."""
+        return self._rule.note_masks is not None
+
     def note_masks(self, states: np.ndarray, masks: np.ndarray | None) -> None:
-        """Let the rule know what was legal in `states`, where actions were chosen; None: nothing came."""
+        """Let it know that; None: nothing came."""
         if masks is not None and self._rule.note_masks is not None:
             self._rule.note_masks(self._arrays[_MODEL], self._size[0], states, masks)
 

@@ -155,7 +155,7 @@ class _Walkers:
         self._draws += env.n_envs
         first, n = self._held, env.n_envs
         batch.states[first : first + n] = env.states
-        masks = None if env.masks is None else env.masks.copy()
+        masks = None if env.masks is None or not self._memory.notes_masks else env.masks.copy()
         env.step(self._actions)
         rows: Any = slice(None)
         if env.n_valid < n:
