@@ -14,7 +14,7 @@ import numpy as np
 from dist_classicrl.comm.collectives import duplicate, finish
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import decode_stamped, encode, message
-from dist_classicrl.comm.transport import SMALL_PIECE_BYTES, Channel, Wire
+from dist_classicrl.comm.transport import SMALL_PIECE_BYTES, Channel, Unfinished, Wire
 from dist_classicrl.membership.events import EventLog
 from dist_classicrl.membership.view import View
 
@@ -102,6 +102,7 @@ class Group:
         self._links: dict[int, Channel] = {}
         self._waiting: deque[tuple[int, int, Any]] = deque()  # sender, call and message
         self._early: list[tuple[int, int, Any]] = []
+        self._unfinished: dict[int, Unfinished] = {}  # what had come of a message when a call was over
         self._polled = -1.0
 
     @property
@@ -134,7 +135,9 @@ class Group:
         self.call += 1
         for peer in range(self.wire.size):
             if peer != self.rank and peer not in self.dead:
-                self._links[peer] = self.wire.channel(peer, _CONTROL_TAG, SMALL_PIECE_BYTES)
+                self._links[peer] = link = self.wire.channel(peer, _CONTROL_TAG, SMALL_PIECE_BYTES)
+                # The tag is that of the last call: what is left of its last message comes first.
+                link.unfinished = self._unfinished.pop(peer, None)
 
     def end_call(self, linger: float) -> None:
         """Close the control links."""
@@ -142,6 +145,8 @@ class Group:
             link.close(linger)
             if link.late is not None:
                 self._waiting.append((peer, *decode_stamped(link.late)))
+            if link.unfinished is not None:
+                self._unfinished[peer] = link.unfinished
         self._links.clear()
 
     def tag(self, term: int, admission: int = 0) -> int:
