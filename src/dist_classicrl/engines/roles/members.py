@@ -23,7 +23,7 @@ from dist_classicrl.membership.election import Base, Deposed, Prepare, answer
 from dist_classicrl.membership.group import Group, NewView, Release
 from dist_classicrl.membership.phi_accrual import Arrivals
 from dist_classicrl.membership.spawn import Replacements
-from dist_classicrl.membership.view import Announced, View, confirmed
+from dist_classicrl.membership.view import Announced, confirmed
 from dist_classicrl.tables.shared import SharedTable
 
 logger = logging.getLogger(__name__)
@@ -128,6 +128,7 @@ class Members(Generic[Client]):
         if self._known_dead and peer.rank not in self._witnesses:
             self._witnesses.add(peer.rank)
             self._announced.settle(self._died_for_sure())
+        self._note_view(peer, (self.group.view.term, 0))  # else it would not have this channel
 
     def _died_for_sure(self) -> set[int]:
         """Return who has died beyond doubt: MPI says so, and the host it was on is still heard.
@@ -147,6 +148,9 @@ class Members(Generic[Client]):
             peer.progressed_at = group.wire.now()
             if peer.is_untried and self.service.waiting([peer.rank]):
                 self.note_push(peer)  # it has begun, which is all it is to do
+        self._note_view(peer, view)
+
+    def _note_view(self, peer: Peer[Client], view: tuple[int, int]) -> None:
         if self._announced.awaits(peer.rank, view):
             self._announced.echo(peer.rank, view, self._died_for_sure())
 
@@ -172,6 +176,8 @@ class Members(Generic[Client]):
         self.take_in_control()
         for rank, why in self.judge(now).items():
             self.lose(rank, why)
+        if self._announced.is_outdated:  # so that the others elect by the newest view alone
+            self._change_members(set(self.group.view.members))
         if self._replacements is not None:
             self._replace(self._replacements, now)
 
@@ -325,10 +331,7 @@ class Members(Generic[Client]):
             self._change_members(set(self.group.view.members) - {peer.rank})
 
     def _change_members(self, members: set[int], *others: int) -> None:
-        group = self.group
-        view = View(group.view.term, group.view.revision + 1, group.rank, tuple(sorted(members)))
-        self._announced.add(view)
-        group.announce(view, *others)
+        self.group.announce(self._announced.change(tuple(sorted(members))), *others)
 
     def _admit(self, rank: int) -> None:
         """Let `rank` take part from now on."""
