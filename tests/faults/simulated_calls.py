@@ -967,6 +967,9 @@ class Takeovers(Calls):
         """Return 0: no earlier job."""
         return 0
 
+    def _check_records(self, records: _Records, episodes_of_all: int) -> None:
+        """Nothing: whoever is cut off begins to serve and records what it does until it misses the others."""
+
 
 class Trees(Calls):
     """Calls in which ranks compose the maps of others: of groups of three, and of groups of these."""
