@@ -78,6 +78,7 @@ class Members(Generic[Client]):
         self._announced = Announced(group.view)
         self.lost_before: list[tuple[int, str]] = []  # before this rank began to serve, and why
         self._joining: set[int] = set()  # ranks that have voted for this one, and are about to ask to join
+        self._is_backed = True  # whether enough of those who voted for this rank have come to follow it
         self._known_dead: set[int] = set()
         self._witnesses: set[int] = set()  # ranks heard since MPI last said that one has died
         self._requests: dict[int, int] = {}  # the last one to take part of each rank
@@ -217,6 +218,14 @@ class Members(Generic[Client]):
                 if now - peer.progressed_at > timing.stuck:
                     stuck[rank] = f"its main loop made no progress for {now - peer.progressed_at:.1f} s"
         lost = {**silent, **stuck}
+        if not self._is_backed:
+            self._is_backed = self.may_serve(group.view.members)
+            if not self._is_backed and now > self.begun + 2.0 * timing.silence:
+                raise CutOffError(
+                    f"Rank {group.rank} was elected to serve, and too few of those who voted follow it: the "
+                    "network may be cut, and the others may go on without it. Start the job again, best with "
+                    "`python -m dist_classicrl launch`: it goes on from the last checkpoint."
+                )
         if not lost:
             return lost
         group.dead.update(dead.intersection(group.view.members))
@@ -303,6 +312,7 @@ class Members(Generic[Client]):
             self.note("excluded", rank, detail=why)
         self.lost_before += [(rank, why) for rank in missing]
         self._joining.update(group.joining)
+        self._is_backed = False
         self.note("failover", group.rank, detail=f"term {group.view.term}")
         self._change_members(set(group.view.members))
 
