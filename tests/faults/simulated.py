@@ -28,6 +28,7 @@ from simulated_calls import (
     RoundEnds,
     Rounds,
     Supersteps,
+    Takeovers,
     Trees,
 )
 from simulated_rows import Divided, SameRows, SharedRows
@@ -39,6 +40,7 @@ KINDS = (
     Ends,
     RoundEnds,
     Cuts,
+    Takeovers,
     Trees,
     Decentralized,
     Supersteps,

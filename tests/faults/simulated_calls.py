@@ -939,6 +939,38 @@ class Cuts(Calls):
             network.at(time, lambda cut=cut, seconds=seconds: network.cut(cut, seconds, True))
 
 
+class Takeovers(Calls):
+    """Calls whose server dies, and who holds the vote for another one is cut off while some still think."""
+
+    name = "takeovers"
+    sizes = (4, 4, 5, 6)
+
+    def __init__(self, seed: int, log: bool = False) -> None:
+        super().__init__(seed, log)
+        self.calls, self.steps = 1, 800
+
+    def plan(self, rng: random.Random, until: float) -> None:
+        """Kill the server, let others be in a long step, and cut off the lowest of those that are left."""
+        network, conditions = self.network, self.network.conditions
+        network.hosts[:] = [0, 1, *(rng.choice([0, 0, 1]) for _ in range(network.size - 3)), 0]
+        conditions.has_word, conditions.detection = True, 0.05 * SILENCE
+        conditions.longest, conditions.tail, conditions.delay = 0.1 * SILENCE, 0.0, 1e-3
+        died = 0.2 + 0.3 * rng.random()
+        network.at(died, lambda: network.kill(0))
+        for rank in range(3, network.size):
+            if rng.random() < 0.7:
+                network.at(died, lambda rank=rank: network.stop(rank, 0.8 * SILENCE))
+        cut_at = died + 0.6 * SILENCE * rng.random()
+        network.at(cut_at, lambda: network.cut(frozenset([1]), None, False))
+
+    def random_earlier(self, rng: random.Random) -> int:
+        """Return 0: no earlier job."""
+        return 0
+
+    def _check_records(self, records: _Records, episodes_of_all: int) -> None:
+        """Nothing: whoever is cut off begins to serve and records what it does until it misses the others."""
+
+
 class Trees(Calls):
     """Calls in which ranks compose the maps of others: of groups of three, and of groups of these."""
 

@@ -473,7 +473,7 @@ class SimChannel:
         self.peer = peer
         self.lost: str | None = None
         self.peer_failed = False
-        self.late = None
+        self.late = self.unfinished = None
         self.last_heard = self.last_sent = network.now
         self._network = network
         self._rank = rank

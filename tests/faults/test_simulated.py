@@ -33,6 +33,7 @@ from dist_classicrl.membership.group import Timing
         ("ends", 20),
         ("round-ends", 10),
         ("cuts", 30),
+        ("takeovers", 20),
         ("trees", 15),
         ("decentralized", 15),
         ("supersteps", 8),
@@ -53,6 +54,11 @@ def test_whatever_happens_to_ranks_and_network_no_rule_is_broken(name, histories
     [
         # A coordinator counted the promises of ranks that were dead by MPI's word since, beyond a cut.
         ("cuts", 795382133),
+        # Who had held the vote was cut off before it named the server, and served alone beside another one.
+        ("takeovers", 7),
+        ("takeovers", 14),
+        # One that had voted for it, and was to join it, was cut off: those who were left were too few.
+        ("takeovers", 99015),
         # Rounds of one step over a slow network, which took long and were no hang.
         ("decentralized", 739165768),
         # Who coordinated was lost before the others knew how far the run was.

@@ -8,7 +8,7 @@ import pytest
 from timed_channel import RELEASE, TimedChannel, beats, done, group_of, stop_clock
 
 from dist_classicrl.comm.envelope import Kind
-from dist_classicrl.comm.messages import encode
+from dist_classicrl.comm.messages import Bye, encode
 from dist_classicrl.comm.remote_errors import Failed
 from dist_classicrl.compression import SEND_ALL
 from dist_classicrl.engines.outcome import Tally
@@ -157,6 +157,20 @@ def test_a_worker_that_gave_up_a_silent_server_is_lost_and_no_error(async_update
     with pytest.raises(raised):
         serve(async_updates, channel, None)
     assert channel.events == [("excluded", 1)] * (raised is NobodyLeft)
+
+
+def test_a_worker_that_gives_up_when_all_steps_are_made_ends_no_run():
+    """Not even where any loss is one too many: nothing is lost with it."""
+    gave_up = [encode(Failed.of(CutOffError("few"), 1))] * 2
+    channels = TimedChannel(1, *((0.0, each) for each in gave_up)), TimedChannel(2, (1.0, encode(Bye())))
+    tally, table = Tally(total_steps=100), SharedTable(np.zeros(4), np.zeros(4, np.int64))
+    policy = LossPolicy("abort")
+    serving = Server(
+        group(0, *channels), table, policy, tally, Reporter(tally), leases=LeaseBook(0, 100, [1, 2], 10)
+    )
+    serving.finish({})
+    assert [event["kind"] for event in serving.group.events.entries] == ["excluded"]
+    assert channels[1].kinds_sent[-1] is Kind.RELEASE
 
 
 # A worker of the reproducible mode

@@ -9,7 +9,7 @@ from dist_classicrl.comm import envelope, messages
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.remote_errors import Failed, raise_remote
 from dist_classicrl.engines.roles import shutdown as partings
-from dist_classicrl.errors import RemoteRankError
+from dist_classicrl.errors import RemoteRankError, TrainingStopped
 
 TIMEOUT = 60.0
 TOLD = Failed(2, "here", "OSError: no map", "Traceback", False)
@@ -17,6 +17,8 @@ TOLD = Failed(2, "here", "OSError: no map", "Traceback", False)
 
 class Peer:
     """A channel whose peer takes what was sent only once all that it has sent itself was polled."""
+
+    peer = 5
 
     def __init__(self, *incoming, takes=True, silent_for=0.0):
         self.incoming = list(incoming)
@@ -57,6 +59,17 @@ def test_all_are_told_what_failed_and_where():
         told = messages.decode(peer.sent[0])
         assert isinstance(told, Failed)
         assert (told.rank, told.summary) == (3, "ZeroDivisionError: thin ice")
+
+
+def test_a_rank_that_fails_when_all_are_to_stop_does_not_hide_one_that_hangs(monkeypatch, caplog):
+    registered = []
+    monkeypatch.setattr(partings.atexit, "register", lambda *what: registered.append(what))
+    failed, hanging, ended = Peer(messages.encode(TOLD)), Peer(), Peer(envelope.encode(Kind.BYE))
+    stopped = TrainingStopped(143, "SIGTERM came", "here", 5)
+    partings.tell_stopped(None, [failed, hanging, ended], stopped, 0.0)
+    assert [late for _, _, late, _ in registered] == [[hanging]]
+    assert "A rank did not stop in order: rank 2" in caplog.text
+    assert all(len(peer.sent) == 1 for peer in (failed, hanging, ended))
 
 
 def test_messages_that_block_the_way_are_taken(clock):

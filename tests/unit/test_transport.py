@@ -5,14 +5,18 @@ import gc
 import sys
 import threading
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from dist_classicrl.comm import envelope
 from dist_classicrl.comm.envelope import Kind
+from dist_classicrl.comm.messages import Bye, decode, encode
 from dist_classicrl.comm.transport import Backoff, Channel, Wire
 from dist_classicrl.errors import ProtocolError
+from dist_classicrl.membership.group import Group, NewView, Timing
+from dist_classicrl.membership.view import View
 
 PR_GET_TIMERSLACK = 30  # of Linux
 
@@ -51,6 +55,44 @@ def test_pieces_that_do_not_make_a_message_are_refused_by_name(claimed, first, t
         channel._add(message[:first])
         channel._add(message[first : first + then])
     channel.close()
+
+
+def test_what_comes_while_a_channel_is_closed_is_there_when_it_is_open_again():
+    """The goodbye of a rank that stopped late must not be missed: the job would be aborted."""
+    from mpi4py import MPI
+
+    channel = Channel(MPI.COMM_SELF, 0, 7)
+    channel.send(encode(Bye()))
+    channel.close()
+    assert channel.poll() is None
+    channel.reopen()
+    assert decode(channel.poll()) == Bye()
+    assert channel.poll() is None
+    channel.close()
+
+
+def test_a_control_message_whose_pieces_come_before_and_after_the_end_of_a_call_is_read_to_its_end():
+    from mpi4py import MPI
+
+    wire = Wire(MPI.COMM_SELF)
+    two = SimpleNamespace(
+        rank=1, size=2, tag_limit=wire.tag_limit, receive=wire.receive, now=wire.now,
+        channel=lambda _, *more: Channel(MPI.COMM_SELF, 0, *more),
+    )  # fmt: skip
+    mine = Group(two, ["here", "here"])
+    events = [{"kind": "excluded", "rank": rank, "detail": "silent for 30.0 s"} for rank in range(300)]
+    mine.begin_call(Timing(1.0, 30.0, 600.0))
+    mine.send(0, NewView(View(0, 1, 0, (0, 1)), events))
+    mine.send(0, NewView(View(0, 2, 0, (0, 1)), events), 2)  # of a rank that has begun the next call
+    mine.end_call(1.0)
+    mine.begin_call(mine.timing)
+    came = []
+    for _ in range(1000):
+        came += mine.poll()
+        if came:
+            break
+    mine.end_call(0.0)
+    assert came == [(0, NewView(View(0, 2, 0, (0, 1)), events))]
 
 
 def test_a_wait_whose_length_is_known_is_not_slept_through():

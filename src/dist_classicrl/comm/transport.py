@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -157,13 +158,21 @@ class Wire:
                 message = channel._received(status)
                 if message is not None:
                     arrived.append((channel, message))
-                unfinished = unfinished or channel._partial is not None
+                unfinished = unfinished or channel.unfinished is not None
         return arrived
 
     def abort(self, code: int) -> None:
         """End all ranks with exit status `code`, this one too."""
         process_exit.limit_seconds()  # where mpirun cannot be reached, MPI_Abort never returns
         self._comm.Abort(code)
+
+
+@dataclass
+class Unfinished:
+    """A message of which some pieces have come."""
+
+    message: np.ndarray
+    filled: int = 0  # bytes
 
 
 class Channel:
@@ -184,14 +193,14 @@ class Channel:
         self.lost: str | None = None
         self.peer_failed = False  # as it said itself: it takes nothing any more
         self.late: np.ndarray | None = None  # a message that came while the channel was closed
+        #: What has come of the next one. The next channel of the same tag needs it: its rest is on the way.
+        self.unfinished: Unfinished | None = None
         self._tag = tag
         self._piece = piece_bytes
         self._buffer = np.empty(piece_bytes, np.uint8)
         self._status = MPI.Status()
         self._sending: deque[tuple[list[Any], np.ndarray]] = deque()
         self._guard = threading.Lock()  # a thread of this process may say that it is there, between messages
-        self._partial: np.ndarray | None = None
-        self._filled = 0
         self.last_heard = self.last_sent = time.monotonic()  # of the last message
         self._request: Any = None
         self._post()
@@ -250,6 +259,9 @@ class Channel:
 
     def poll(self) -> np.ndarray | None:
         """Return the next whole message, or None if none is there yet. Never waits."""
+        if self.late is not None and self._request is not None:  # it is open again
+            late, self.late = self.late, None
+            return late
         try:
             while self._request is not None and self._request.Test(self._status):
                 message = self._received(self._status)
@@ -267,30 +279,29 @@ class Channel:
         return message
 
     def _add(self, piece: np.ndarray) -> np.ndarray | None:
-        partial = self._partial
-        left = envelope.total_bytes(piece) if partial is None else partial.size - self._filled
+        begun = self.unfinished
+        left = envelope.total_bytes(piece) if begun is None else begun.message.size - begun.filled
         if piece.size != min(self._piece, left):
             raise ProtocolError(
                 f"A piece of {piece.size} bytes came from rank {self.peer}, where {left} are left of the "
                 "message. Do all ranks run the same version?"
             )
-        if partial is None:
+        if begun is None:
             if piece.size == left:
                 return piece.copy()
             try:
-                partial = self._partial = np.empty(left, np.uint8)
+                begun = self.unfinished = Unfinished(np.empty(left, np.uint8))
             except (MemoryError, ValueError) as error:
                 raise ProtocolError(
                     f"A message came from rank {self.peer} that claims to have {left} bytes, for which there "
                     "is no memory. Do all ranks run the same version?"
                 ) from error
-            self._filled = 0
-        partial[self._filled : self._filled + piece.size] = piece
-        self._filled += piece.size
-        if self._filled < partial.size:
+        begun.message[begun.filled : begun.filled + piece.size] = piece
+        begun.filled += piece.size
+        if begun.filled < begun.message.size:
             return None
-        self._partial = None
-        return partial
+        self.unfinished = None
+        return begun.message
 
     def reopen(self) -> None:
         """Take messages again, after `close`."""

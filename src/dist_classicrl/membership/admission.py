@@ -76,6 +76,7 @@ def join(group: Group) -> Entry:
         for sender, control in group.poll():
             match control:
                 case Welcome(view=view) if view.term >= group.promised:
+                    group.hear_of_lives([sender])
                     group.adopt(view)
                     channel = wire.channel(view.server, group.tag(view.term, control.admission))
                     return Entry(channel, control.sequence, control.told)

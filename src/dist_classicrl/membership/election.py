@@ -115,7 +115,6 @@ class Election:
         self._base = base
         self._begun = group.wire.now()
         self._lost = group.view.server
-        group.unheard.clear()
         self._ballot: _Ballot | None = None
         self._next_try = self._begun
         self._promised_at = self._begun
@@ -159,13 +158,15 @@ class Election:
                 if answer(group, sender, control, self._base, lambda: True):
                     self._promised_at = group.wire.now()
             case Promise():
-                group.dead.update(control.dead)
                 self._adopt_if_newer(control.view)
+                group.hear_of_deaths(control.dead)
                 if ballot is not None and control.number == ballot.number:
                     ballot.bases[sender] = control.base
             case Refuse():
                 self._highest = max(self._highest, control.promised)
                 self._adopt_if_newer(control.view)
+                if sender not in group.view.members:
+                    return None  # it is asked because it may vote elsewhere, and does not have to agree
                 if control.promised < control.number:
                     self._followed = group.wire.now(), control.view
                 if ballot is not None and control.number == ballot.number:
@@ -204,16 +205,18 @@ class Election:
             self._drop(ballot)
             self._next_try = now + _RETRY_SHARE * patience * (1.0 + group.rank / group.wire.size)
             return None
-        complete = electorate <= ballot.bases.keys()
-        if not complete and now - ballot.begun < patience:
+        is_over = now - ballot.begun >= patience
+        if not is_over and not electorate <= ballot.bases.keys():
             return None
         # Who answered, and is dead by MPI's word since, may live beyond a cut and follow somebody else: it
         # does not count, and does not show that this side reaches its host.
         present = {*(ballot.bases.keys() - group.dead), group.rank}
         if may_elect(group.view, present, group.dead, group.host_of):
             return self._decide(ballot)
-        if complete:  # nobody else is left to answer
-            raise self._cut_off()
+        if group.view.voters - {self._lost, group.rank} - group.dead <= ballot.bases.keys():
+            raise self._cut_off()  # nobody else is left to answer
+        if not is_over:
+            return None
         self._drop(ballot)
         self._next_try = now
         return None
@@ -240,13 +243,11 @@ class Election:
 
     def _begin(self, now: float) -> None:
         group = self._group
-        size = group.wire.size
-        highest = max(self._highest, group.promised, group.view.term, group.tried)
-        number = (highest // size + 1) * size + group.rank  # no other rank has this one
+        number = group.new_term(self._highest)
         self._ballot = _Ballot(number, now, group.promised)
-        group.promised = group.tried = number
+        group.promised = number
         prepare = Prepare(number, tuple(sorted(group.dead)))
-        for rank in set(group.view.members) - {group.rank}:
+        for rank in group.view.voters - {group.rank}:
             group.send(rank, prepare)
 
     def _decide(self, ballot: _Ballot) -> View:
@@ -260,7 +261,7 @@ class Election:
         # Who has no base cannot go on with those that have one, but it may join them.
         members = sorted(rank for rank, base in bases.items() if base.is_some == best.is_some)
         server = min(rank for rank in members if bases[rank] == best)
-        view = View(ballot.number, 0, server, tuple(members))
+        view = group.view.followed_by(ballot.number, server, tuple(members))
         others = {*group.view.members, *ballot.bases} - set(members)
         group.announce(view, *others, joining=tuple(sorted(bases.keys() - members)))
         return view
@@ -288,7 +289,7 @@ def answer(
     group: Group, sender: int, prepare: Prepare, base: Base, has_lost_server: Callable[[], bool]
 ) -> bool:
     """Answer the question of `sender`, and return whether this rank has promised to follow it."""
-    group.dead.update(set(prepare.dead) & set(group.view.members) - {group.rank})
+    group.hear_of_deaths(prepare.dead)
     no_server = sender == group.view.server or group.view.server in group.dead
     is_due = sender in group.view.members and (no_server or has_lost_server())
     if prepare.number <= group.promised or not is_due:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from dist_classicrl.comm.collectives import duplicate, finish
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import decode_stamped, encode, message
-from dist_classicrl.comm.transport import SMALL_PIECE_BYTES, Channel, Wire
+from dist_classicrl.comm.transport import SMALL_PIECE_BYTES, Channel, Unfinished, Wire
 from dist_classicrl.membership.events import EventLog
 from dist_classicrl.membership.view import View
 
@@ -94,14 +94,13 @@ class Group:
         self.timing = Timing(1.0, 30.0, 600.0)
         self.is_replacement = False
         self.events = EventLog()  # what happened to the ranks in this call
-        #: Earlier views that this rank announced as a server, while the others may know nothing newer.
-        self.unheard: list[View] = []
         self.joining: tuple[int, ...] = ()  # who is to join the newest view, see `NewView`
-        self.tried = 0  # the highest term for which this rank has held a vote
+        self.tried = 0  # the highest term that this rank has taken, see `new_term`
         self.joins = 0  # how often this rank has had to ask to take part
         self._links: dict[int, Channel] = {}
         self._waiting: deque[tuple[int, int, Any]] = deque()  # sender, call and message
         self._early: list[tuple[int, int, Any]] = []
+        self._unfinished: dict[int, Unfinished] = {}  # what had come of a message when a call was over
         self._polled = -1.0
 
     @property
@@ -134,7 +133,9 @@ class Group:
         self.call += 1
         for peer in range(self.wire.size):
             if peer != self.rank and peer not in self.dead:
-                self._links[peer] = self.wire.channel(peer, _CONTROL_TAG, SMALL_PIECE_BYTES)
+                self._links[peer] = link = self.wire.channel(peer, _CONTROL_TAG, SMALL_PIECE_BYTES)
+                # The tag is that of the last call: what is left of its last message comes first.
+                link.unfinished = self._unfinished.pop(peer, None)
 
     def end_call(self, linger: float) -> None:
         """Close the control links."""
@@ -142,6 +143,8 @@ class Group:
             link.close(linger)
             if link.late is not None:
                 self._waiting.append((peer, *decode_stamped(link.late)))
+            if link.unfinished is not None:
+                self._unfinished[peer] = link.unfinished
         self._links.clear()
 
     def tag(self, term: int, admission: int = 0) -> int:
@@ -180,9 +183,10 @@ class Group:
         view = new.view
         if view.term < self.promised or view.key <= self.view.key:
             return None
+        is_elected = view.term > self.view.term
+        self.hear_of_lives(set(view.members) - set(() if is_elected else self.view.members))
         self.adopt(view)
         self.joining = new.joining
-        self.unheard.clear()
         self.events.take(new.events)
         return view
 
@@ -195,6 +199,13 @@ class Group:
         """Take `view` as the newest."""
         self.view = view
         self.promised = max(self.promised, view.term)
+
+    def new_term(self, *known: int) -> int:
+        """Return a term later than all that this rank knows, and those given; no other rank ever takes it."""
+        size = self.wire.size
+        highest = max(self.promised, self.view.term, self.tried, *known)
+        self.tried = (highest // size + 1) * size + self.rank
+        return self.tried
 
     def withdraw(self) -> None:
         """Take back promises to follow somebody newer than the server of the view.
@@ -234,6 +245,14 @@ class Group:
                 self._early.append((sender, call, control))
             elif isinstance(control, Question):
                 self.send(sender, Over(), call)
+
+    def hear_of_deaths(self, dead: Collection[int]) -> None:
+        """Believe another rank's word that these have died: they may count in an election."""
+        self.dead.update(self.view.voters.intersection(dead) - {self.rank})
+
+    def hear_of_lives(self, ranks: Collection[int]) -> None:
+        """Hear that these have spoken since: of who has died, only MPI's word to this rank itself counts."""
+        self.dead -= {rank for rank in ranks if rank in self._links}
 
     def note_death(self, peer: int, why: str) -> None:
         """Take note of MPI's word that `peer` has died."""

@@ -22,7 +22,7 @@ from dist_classicrl.comm.rooted import RootedCollectives, Waiting
 from dist_classicrl.errors import CutOffError, RankMismatchError, RankTimeoutError
 from dist_classicrl.membership.election import Base, Deposed, Election, Prepare, answer
 from dist_classicrl.membership.group import Group, NewView
-from dist_classicrl.membership.view import View, may_serve
+from dist_classicrl.membership.view import may_serve
 
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ class Setup:
 
     def __init__(self, group: Group, timeout: float) -> None:
         self._group = group
-        view = group.view
+        self._view = view = group.view
         self.rank = group.rank
         self.ranks = group.wire.size  # of the job
         self.members = view.members  # in whose order stands what was last gathered
@@ -95,8 +95,8 @@ class Setup:
         """Return what every member gives, in their order."""
         self._rooted.begin_step()
         everyone = self._rooted.share(own, what)
-        if self.is_head:
-            self._group.unheard.clear()
+        if self._group.view == self._view:
+            self._group.view = self._view = self._view.known_to(everyone)
         # The head may have excluded somebody, and this rank have not heard of it.
         self.members = tuple(everyone)
         return list(everyone.values())
@@ -136,18 +136,15 @@ class Setup:
         group.dead.update(lost)
         members = tuple(rank for rank in group.view.members if rank not in lost)
         # MPI gives up the ranks of a host that is cut off one by one.
-        views = [*group.unheard, group.view]
-        if not all(may_serve(view, members, group.dead, group.host_of) for view in views):
+        if not may_serve(group.view, members, group.dead, group.host_of):
             raise CutOffError(
                 f"The ranks {', '.join(map(str, sorted(lost)))} are gone, with their hosts, before training "
                 "began: the network may be cut. Start the job again, best with `python -m dist_classicrl "
                 "launch`."
             )
-        term = group.view.term + group.wire.size  # still this rank's
-        view = View(term, 0, group.rank, members)
+        view = group.view.followed_by(group.new_term(), group.rank, members)
         for rank in sorted(lost):
             group.events.add("excluded", rank, 0.0, detail="before training began")
-        group.unheard = views
         group.announce(view)
         raise Deposed(view)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -14,6 +14,8 @@ class View:
     revision: int  # counts changes of the membership within the term
     server: int  # rank
     members: tuple[int, ...]  # ranks in ascending order, the server's included
+    #: The members of each earlier view that a majority of them may not know to be over.
+    before: tuple[tuple[int, ...], ...] = ()
 
     @property
     def key(self) -> tuple[int, int]:
@@ -24,6 +26,34 @@ class View:
     def workers(self) -> list[int]:
         """The members without the server."""
         return [rank for rank in self.members if rank != self.server]
+
+    @property
+    def memberships(self) -> tuple[tuple[int, ...], ...]:
+        """The members of each view in which there may be an election: of this one, and those before it."""
+        return *self.before, self.members
+
+    @property
+    def voters(self) -> set[int]:
+        """All ranks that may take part in an election."""
+        return set().union(*self.memberships)
+
+    def followed_by(self, term: int, server: int, members: tuple[int, ...]) -> View:
+        """Return the first view of a later term, before anybody knows it."""
+        before = dict.fromkeys(each for each in self.memberships if each != members)
+        return View(term, 0, server, members, tuple(before))
+
+    def known_to(self, ranks: Collection[int]) -> View:
+        """Return it without those before it of which no majority is left, as half are among the `ranks`.
+
+        These know this view.
+        """
+        before = [each for each in self.before if 2 * len(set(each).intersection(ranks)) < len(each)]
+        return replace(self, before=tuple(before))
+
+
+def _is_over(members: Collection[int], known_by: Collection[int], dead: Collection[int]) -> bool:
+    """Whether a majority of the `members` knows a later view; the `dead`, beyond doubt, never will."""
+    return 2 * len(set(members).intersection(known_by)) > len(set(members).difference(dead))
 
 
 HostOf = Callable[[int], str]
@@ -41,34 +71,53 @@ def confirmed(dead: Collection[int], present: Collection[int], host_of: HostOf) 
 
 
 def may_elect(view: View, present: Collection[int], dead: Collection[int], host_of: HostOf) -> bool:
-    """Whether the ranks `present`, without the server, are a strict majority of those that may be alive."""
-    living = set(view.members) - confirmed(dead, present, host_of)
-    return 2 * len(living.intersection(present)) > len(living)
+    """Whether the ranks `present`, without the server, are a strict majority of those that may be alive.
+
+    Of those before the view as well: whoever has not heard of it may hold an election there.
+    """
+    gone = confirmed(dead, present, host_of)
+    living = [set(members) - gone for members in view.memberships]
+    return all(2 * len(each.intersection(present)) > len(each) for each in living)
 
 
 def may_serve(view: View, present: Collection[int], dead: Collection[int], host_of: HostOf) -> bool:
-    """Whether the ranks `present`, the server among them, are at least half of those that may be alive."""
-    living = set(view.members) - confirmed(dead, present, host_of)
-    return 2 * len(living.intersection(present)) >= len(living)
+    """Whether the ranks `present`, the server among them, are at least half of those that may be alive.
+
+    Of those before the view as well.
+    """
+    gone = confirmed(dead, present, host_of)
+    living = [set(members) - gone for members in view.memberships]
+    return all(2 * len(each.intersection(present)) >= len(each) for each in living)
 
 
 class Announced:
-    """The last view of a server that a majority of the one before has heard of, and all later ones.
+    """The newest view of a server, and which of those before it most of their members know to be over.
 
-    A server that lost more than half of any of them may have been replaced.
+    A server that lost more than half of any other may have been replaced.
     """
 
     def __init__(self, view: View) -> None:
-        self._views = [view]
+        self.view = view
+        #: Members of earlier views, and the key from which on a view tells that theirs is over.
+        self._before = dict.fromkeys(view.before, view.key)
         self._heard: dict[int, tuple[int, int]] = {}
 
-    def add(self, view: View) -> None:
-        """Take note of a new view."""
-        self._views.append(view)
+    def change(self, members: tuple[int, ...]) -> View:
+        """Return the next view, in which these are the members."""
+        old = self.view
+        self._before[old.members] = old.term, old.revision + 1
+        self._before.pop(members, None)
+        self.view = View(old.term, old.revision + 1, old.server, members, tuple(self._before))
+        return self.view
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the newest view tells of some before it that are known to be over by now."""
+        return len(self._before) < len(self.view.before)
 
     def awaits(self, rank: int, key: tuple[int, int]) -> bool:
         """Whether it matters that `rank` knows the view with this key."""
-        return len(self._views) > 1 and self._heard.get(rank) != key
+        return bool(self._before) and self._heard.get(rank, (-1, -1)) < key
 
     def echo(self, rank: int, key: tuple[int, int], dead: Collection[int] = ()) -> None:
         """Hear that `rank` knows the view with this key, and `settle`."""
@@ -77,13 +126,12 @@ class Announced:
 
     def settle(self, dead: Collection[int]) -> None:
         """Forget the views that a majority knows to be over; the `dead`, beyond doubt, never will."""
-        while len(self._views) > 1:
-            old, new = self._views[:2]
-            known = [m for m in old.members if m == old.server or self._heard.get(m, (-1, -1)) >= new.key]
-            if 2 * len(known) <= len(set(old.members) - set(dead)):
-                return
-            del self._views[0]
+        for members, key in tuple(self._before.items()):
+            known_by = {self.view.server, *(rank for rank, heard in self._heard.items() if heard >= key)}
+            if _is_over(members, known_by, dead):
+                del self._before[members]
 
     def may_serve(self, present: Collection[int], dead: Collection[int], host_of: HostOf) -> bool:
         """Whether the ranks `present` are enough to go on."""
-        return all(may_serve(view, present, dead, host_of) for view in self._views)
+        view = replace(self.view, before=tuple(self._before))
+        return may_serve(view, present, dead, host_of)

@@ -23,7 +23,7 @@ from dist_classicrl.membership.election import Base, Deposed, Prepare, answer
 from dist_classicrl.membership.group import Group, NewView, Release
 from dist_classicrl.membership.phi_accrual import Arrivals
 from dist_classicrl.membership.spawn import Replacements
-from dist_classicrl.membership.view import Announced, View, confirmed
+from dist_classicrl.membership.view import Announced, confirmed
 from dist_classicrl.tables.shared import SharedTable
 
 logger = logging.getLogger(__name__)
@@ -78,6 +78,7 @@ class Members(Generic[Client]):
         self._announced = Announced(group.view)
         self.lost_before: list[tuple[int, str]] = []  # before this rank began to serve, and why
         self._joining: set[int] = set()  # ranks that have voted for this one, and are about to ask to join
+        self._is_backed = True  # whether enough of those who voted for this rank have come to follow it
         self._known_dead: set[int] = set()
         self._witnesses: set[int] = set()  # ranks heard since MPI last said that one has died
         self._requests: dict[int, int] = {}  # the last one to take part of each rank
@@ -128,6 +129,7 @@ class Members(Generic[Client]):
         if self._known_dead and peer.rank not in self._witnesses:
             self._witnesses.add(peer.rank)
             self._announced.settle(self._died_for_sure())
+        self._note_view(peer, (self.group.view.term, 0))  # else it would not have this channel
 
     def _died_for_sure(self) -> set[int]:
         """Return who has died beyond doubt: MPI says so, and the host it was on is still heard.
@@ -147,6 +149,9 @@ class Members(Generic[Client]):
             peer.progressed_at = group.wire.now()
             if peer.is_untried and self.service.waiting([peer.rank]):
                 self.note_push(peer)  # it has begun, which is all it is to do
+        self._note_view(peer, view)
+
+    def _note_view(self, peer: Peer[Client], view: tuple[int, int]) -> None:
         if self._announced.awaits(peer.rank, view):
             self._announced.echo(peer.rank, view, self._died_for_sure())
 
@@ -172,6 +177,8 @@ class Members(Generic[Client]):
         self.take_in_control()
         for rank, why in self.judge(now).items():
             self.lose(rank, why)
+        if self._announced.is_outdated:  # so that the others elect by the newest view alone
+            self._change_members(set(self.group.view.members))
         if self._replacements is not None:
             self._replace(self._replacements, now)
 
@@ -211,6 +218,14 @@ class Members(Generic[Client]):
                 if now - peer.progressed_at > timing.stuck:
                     stuck[rank] = f"its main loop made no progress for {now - peer.progressed_at:.1f} s"
         lost = {**silent, **stuck}
+        if not self._is_backed:
+            self._is_backed = self.may_serve(group.view.members)
+            if not self._is_backed and now > self.begun + 2.0 * timing.silence:
+                raise CutOffError(
+                    f"Rank {group.rank} was elected to serve, and too few of those who voted follow it: the "
+                    "network may be cut, and the others may go on without it. Start the job again, best with "
+                    "`python -m dist_classicrl launch`: it goes on from the last checkpoint."
+                )
         if not lost:
             return lost
         group.dead.update(dead.intersection(group.view.members))
@@ -297,6 +312,7 @@ class Members(Generic[Client]):
             self.note("excluded", rank, detail=why)
         self.lost_before += [(rank, why) for rank in missing]
         self._joining.update(group.joining)
+        self._is_backed = False
         self.note("failover", group.rank, detail=f"term {group.view.term}")
         self._change_members(set(group.view.members))
 
@@ -325,10 +341,7 @@ class Members(Generic[Client]):
             self._change_members(set(self.group.view.members) - {peer.rank})
 
     def _change_members(self, members: set[int], *others: int) -> None:
-        group = self.group
-        view = View(group.view.term, group.view.revision + 1, group.rank, tuple(sorted(members)))
-        self._announced.add(view)
-        group.announce(view, *others)
+        self.group.announce(self._announced.change(tuple(sorted(members))), *others)
 
     def _admit(self, rank: int) -> None:
         """Let `rank` take part from now on."""

@@ -34,6 +34,8 @@ _COPY_SHARE = 0.02
 """Ranks are told all the table, from which they could go on without this one, so often, or less often where
 that takes more than this share of the time."""
 
+_GAVE_UP = "it heard too few others to go on, and gave up"
+
 
 class NobodyLeft(Exception):
     """The server has no workers any more."""
@@ -199,7 +201,7 @@ class Serving(Service[Client]):
         """
         match told:
             case Failed(is_cut_off=True):
-                self.members.lose(peer.rank, "it heard too few others to go on, and gave up")
+                self.members.lose(peer.rank, _GAVE_UP)
             case Failed():
                 raise_remote(peer.channel, told)
             case Beat():
@@ -289,6 +291,9 @@ class Serving(Service[Client]):
         while (answer := peer.channel.poll()) is not None:
             self.members.heard(peer, now)
             match decode(answer):
+                case Failed(is_cut_off=True):
+                    self.members.drop(peer.rank, f"{_GAVE_UP}, at the end")
+                    return False
                 case Failed() | Beat() as told:
                     self.take_in_common(peer, told)
                 case Bye():

@@ -38,12 +38,7 @@ def tell_stopped(wire: Wire, channels: list[Channel], error: TrainingStopped, wa
     """
     stop = Stop(int(error.code or 0), error.reason)
     stopped = encode(Stopped(stop, error.checkpoint, error.steps))
-    try:
-        late = _take_leave(channels, stopped, _BYE_SECONDS)
-    except RemoteRankError as trouble:
-        logger.warning("A rank did not stop in order: %s", trouble)
-        return
-    if late:
+    if late := _take_leave(channels, stopped, _BYE_SECONDS):
         logger.warning(
             "Rank %s did not stop within %g s: it is in a long step of its environment, or hangs. What it "
             "had not pushed is not in the checkpoint, and it is ended with this process.",
@@ -67,9 +62,11 @@ def _end_job(wire: Wire, late: list[Channel], code: int) -> None:
 
 
 def _has_ended(channel: Channel) -> bool:
+    """Whether the peer said goodbye, or died, or failed, of which a warning is logged."""
     try:
         return _said_goodbye(channel)
-    except RemoteRankError:
+    except RemoteRankError as trouble:
+        logger.warning("A rank did not stop in order: %s", trouble)
         return True
 
 
@@ -91,7 +88,7 @@ def await_ends(wire: Wire, ranks: list[int], seconds: float) -> None:
 
 
 def _take_leave(channels: list[Channel], message: np.ndarray, seconds: float) -> list[Channel]:
-    """Send a last `message` on all `channels`, and wait until each peer has said goodbye.
+    """Send a last `message` on all `channels`, and wait until each peer has said goodbye, or failed.
 
     Return those that have not done so within `seconds`.
     """
@@ -101,7 +98,7 @@ def _take_leave(channels: list[Channel], message: np.ndarray, seconds: float) ->
     deadline = time.monotonic() + seconds
     backoff = Backoff()
     while True:
-        waiting = [channel for channel in waiting if not _said_goodbye(channel)]
+        waiting = [channel for channel in waiting if not _has_ended(channel)]
         if not waiting or time.monotonic() > deadline:
             return waiting
         backoff.wait()

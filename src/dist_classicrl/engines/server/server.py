@@ -310,9 +310,14 @@ class Server(Serving[Client]):
 
     def _take_hand_in(self, peer: Peer[Client], size: int, handed_in: HandIn) -> None:
         """Apply a push that the server before this one may have had: pushes of survivors count."""
-        rank = peer.rank
-        if handed_in.pushed is not None:
-            self.apply_if_lacking(rank, handed_in.pushed, size)
+        rank, pushed = peer.rank, handed_in.pushed
+        if pushed is not None:
+            is_lacking = pushed.sequence > self.table.applied.get(rank, 0)
+            if is_lacking and pushed.steps > self.leases.pool:
+                # A server before this one excluded it, of which nobody had heard who voted for this one.
+                self.members.drop(rank, "others have made its steps since it was excluded")
+                return
+            self.apply_if_lacking(rank, pushed, size)
         if handed_in.is_last:
             # What it forgot when it came back, before its base had caught up, is not missing here.
             self.table.applied[rank] = max(self.table.applied.get(rank, 0), handed_in.last_sequence)

@@ -1,0 +1,214 @@
+"""Which side of a cut goes on, whoever has heard of which views; and what ranks believe of each other."""
+
+from types import SimpleNamespace
+
+import pytest
+from timed_channel import TimedChannel, group_of, stop_clock
+
+from dist_classicrl.comm.messages import decode_stamped
+from dist_classicrl.engines.outcome import Tally
+from dist_classicrl.engines.roles.members import Members
+from dist_classicrl.engines.run import LossPolicy
+from dist_classicrl.errors import CutOffError
+from dist_classicrl.membership import handshake
+from dist_classicrl.membership.election import Base, Deposed, Election, Prepare, Promise, Refuse, answer
+from dist_classicrl.membership.group import Group, NewView, Timing
+from dist_classicrl.membership.handshake import Setup
+from dist_classicrl.membership.view import Announced, View, may_elect, may_serve
+
+INTERVAL, SILENCE, STUCK = 1.0, 30.0, 600.0
+ALL = View(0, 0, 0, (0, 1, 2, 3))
+
+
+def host_of(rank):
+    return "elsewhere" if rank == 1 else "here"
+
+
+class Link:
+    """A channel that keeps what is sent."""
+
+    lost = unfinished = late = None
+
+    def __init__(self, peer):
+        self.peer, self.sent = peer, []
+
+    def send(self, message):
+        self.sent.append(decode_stamped(message)[1])
+
+    def reap(self):
+        return True
+
+    def close(self, linger=0.0):
+        pass
+
+
+def group(rank, size=5):
+    """Return a group in a call, each rank on a host of its own, to which nobody says anything."""
+    wire = SimpleNamespace(
+        rank=rank, size=size, tag_limit=32767, now=lambda: 0.0, sleep=None,
+        channel=lambda peer, *_: Link(peer), receive=lambda _: [],
+    )  # fmt: skip
+    made = Group(wire, [f"host {each}" for each in range(size)])
+    made.begin_call(Timing(INTERVAL, SILENCE, STUCK))
+    return made
+
+
+def test_a_new_server_needs_half_of_those_who_may_not_have_heard_of_its_election():
+    """They may have promised another rank since, and follow it."""
+    announced = Announced(ALL.followed_by(5, 1, (1, 2)))
+    announced.change((1, 2))
+    assert announced.may_serve({1, 2}, {0}, host_of)
+    assert not announced.may_serve({1}, {0}, host_of)
+    announced.echo(2, (5, 1))
+    assert not announced.may_serve({1}, {0}, host_of)  # half of the four; the others may be two and be served
+    announced.settle({0})
+    assert announced.may_serve({1}, {0}, host_of)
+
+
+def test_who_hears_of_an_election_counts_for_the_view_before_it_as_well():
+    """Of six, three are in the new view; two others and one of the three may have elected another server."""
+    elected = View(0, 0, 0, tuple(range(6))).followed_by(7, 1, (1, 2, 3))
+    dead = {0, 1, 3}  # the two others live
+    assert not may_elect(elected, {2}, dead, lambda _: "here")
+    assert may_elect(elected, {2, 4}, dead, lambda _: "here")
+    assert may_elect(elected.known_to((1, 2, 3)), {2}, dead, lambda _: "here")
+    assert not may_elect(elected.known_to((1, 2)), {2}, dead, lambda _: "here")
+
+
+def test_a_change_of_members_counts_only_once_a_majority_knows_it():
+    """Of seven, the server excluded three, which a fourth joined that had not heard of that."""
+    announced = Announced(View(0, 3, 0, tuple(range(7))))
+    view = announced.change((0, 1, 2, 3))
+    assert not may_elect(view, {1, 2}, {0}, lambda _: "here")
+    assert not may_serve(view, {0, 1, 2}, (), lambda _: "here")
+    for rank in (1, 2, 3):
+        assert not announced.is_outdated
+        announced.echo(rank, view.key)
+    assert announced.is_outdated
+    view = announced.change((0, 1, 2, 3))
+    assert may_elect(view, {1, 2}, {0}, lambda _: "here") and not announced.is_outdated
+
+
+def test_views_before_are_told_until_those_with_the_same_members_are_the_newest():
+    announced = Announced(ALL)
+    assert announced.change((0, 1, 2)).before == (ALL.members,)
+    assert announced.change((0, 1, 2, 3)).before == ((0, 1, 2),)
+    assert announced.change((0, 1, 2, 3)).before == ((0, 1, 2),)
+    elected = announced.change((0, 1)).followed_by(5, 1, (1, 2))
+    assert set(elected.before) == {(0, 1, 2), ALL.members, (0, 1)}
+    assert Announced(elected).change((1,)).before == (*elected.before, (1, 2))
+
+
+def test_the_server_tells_when_the_views_before_are_over(monkeypatch):
+    stop_clock(monkeypatch)
+    channels = [TimedChannel(rank) for rank in (1, 2)]
+    serving = group_of(0, channels, INTERVAL, SILENCE, STUCK)
+    told = []
+    monkeypatch.setattr(serving, "send", lambda rank, control: told.append((rank, control.view)))
+    serving.adopt(View(0, 1, 0, (0, 1, 2), ((0, 1, 2, 3),)))
+    service = SimpleNamespace(new_client=lambda _: None)
+    members = Members(serving, None, LossPolicy(), Tally(total_steps=1), {}, service)
+    members.look(serving.wire.now())
+    assert not told
+    for peer in members.peers:
+        members.note_progress(peer, 1, (0, 1))
+    members.look(serving.wire.now())
+    assert told == [(rank, View(0, 2, 0, (0, 1, 2))) for rank in (1, 2)]
+    members.look(serving.wire.now())
+    assert len(told) == 2
+
+
+def test_whoever_is_heard_on_a_channel_of_a_new_server_knows_of_its_election(monkeypatch):
+    stop_clock(monkeypatch)
+    serving = group_of(1, [TimedChannel(rank) for rank in (0, 2, 3)], INTERVAL, SILENCE, STUCK)
+    serving.adopt(ALL.followed_by(5, 1, (1, 2, 3)))
+    members = Members(
+        serving, None, LossPolicy(), Tally(total_steps=1), {}, SimpleNamespace(new_client=lambda _: None)
+    )
+    members.begin_in_place_of(ALL.members)
+    assert not members.may_serve([])
+    for peer in members.peers:
+        assert serving.view.before == (ALL.members,)
+        members.heard(peer, serving.wire.now())
+    members.look(serving.wire.now())
+    assert serving.view == View(5, 2, 1, (1, 2, 3))
+
+
+def test_who_was_excluded_is_asked_while_it_may_take_part_in_an_election(monkeypatch):
+    mine = group(2)
+    mine.adopt(View(0, 1, 0, (0, 2, 3), (tuple(range(5)),)))
+    mine.dead.add(0)
+    election = Election(mine, Base(0, 3))
+    assert election._coordinate() is None
+    asked = {peer for peer, link in mine._links.items() if link.sent}
+    assert asked == {0, 1, 3, 4}
+    number = election._ballot.number
+    election._take_in(3, Promise(number, Base(0, 2), ALL, ()))
+    election._take_in(4, Refuse(number, 0, mine.view))
+    assert election._coordinate() is None  # two of those five: somebody else may have three
+    election._take_in(1, Promise(number, Base(0, 9), ALL, ()))
+    view = election._coordinate()
+    assert (view.server, view.members) == (2, (2, 3))  # what the excluded one has was given to others
+    assert set(view.before) == {tuple(range(5)), (0, 2, 3)}
+
+
+def test_where_all_have_answered_and_are_too_few_the_election_is_over():
+    mine = group(2)
+    mine.adopt(View(0, 1, 0, (0, 2, 3), (tuple(range(5)),)))
+    election = Election(mine, Base(0, 3))
+    election._coordinate()
+    election._take_in(3, Promise(election._ballot.number, Base(0, 2), ALL, (0, 1, 4)))
+    with pytest.raises(CutOffError):
+        election._coordinate()
+
+
+# Terms
+
+
+def test_a_setup_without_somebody_has_a_term_that_no_vote_can_have(monkeypatch):
+    """Its head may have been elected in a vote of another rank, which goes on counting from there."""
+    monkeypatch.setattr(handshake, "RootedCollectives", lambda *_: None)
+    elected = View(6, 3, 2, (1, 2, 3, 4))
+    head, other = group(2), group(1)
+    for each in (head, other):
+        each.adopt(elected)
+    with pytest.raises(Deposed) as deposed:
+        Setup(head, 60.0)._go_on_without({4})
+    election = Election(other, Base())
+    election._begin(0.0)
+    term = deposed.value.view.term
+    assert term > elected.term and term % 5 == 2
+    assert election._ballot.number != term
+    assert head.new_term() > term and head.new_term(40) == 47
+
+
+# Who has died, by the word of others
+
+
+def test_nobody_believes_that_it_has_died_itself():
+    mine = group(1)
+    election = Election(mine, Base(0, 5))
+    election._take_in(2, Promise(11, Base(0, 1), View(0, 0, 0, tuple(range(5))), (0, 1)))
+    assert mine.dead == {0}
+    answer(mine, 3, Prepare(8, (1, 3)), Base(), lambda: True)
+    assert mine.dead == {0, 3}
+
+
+def test_who_is_elected_was_heard_by_others_and_lives_unless_mpi_says_otherwise():
+    mine = group(2)
+    mine.note_death(3, "MPI says so")
+    answer(mine, 4, Prepare(9, (0, 1)), Base(), lambda: True)
+    assert mine.dead == {0, 1, 3}
+    assert mine.accept(NewView(View(11, 0, 1, (1, 2, 3, 4)), [])) is not None
+    assert mine.dead == {0, 3}
+    mine.end_call(0.0)
+    mine.begin_call(mine.timing)
+    assert sorted(mine._links) == [1, 4]
+
+
+def test_who_is_let_in_again_has_spoken_since_it_was_said_to_have_died():
+    mine = group(2)
+    mine.adopt(View(0, 1, 0, (0, 2, 3, 4), (tuple(range(5)),)))
+    mine.hear_of_deaths((1, 3))
+    assert mine.accept(NewView(View(0, 2, 0, tuple(range(5))), [])) is not None
+    assert mine.dead == {3}
