@@ -59,6 +59,7 @@ class LinkSpeed:
 
     round_trip: float  # seconds
     bytes_per_second: float  # to all other hosts together
+    ranks: int  # on these
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,7 @@ class Setup:
             seconds[size] = min(seconds[size], time.perf_counter() - begin)
         elsewhere = sum(self._group.host_of(rank) != self._group.host_of(self.head) for rank in self.members)
         passed = max(seconds[_LONG] - seconds[_SHORT], 1e-9)
-        return LinkSpeed(seconds[_SHORT], (_LONG - _SHORT) * max(1, elsewhere) / passed)
+        return LinkSpeed(seconds[_SHORT], (_LONG - _SHORT) * max(1, elsewhere) / passed, elsewhere)
 
     @property
     def here(self) -> list[int]:

@@ -16,10 +16,11 @@ logger = logging.getLogger(__name__)
 
 _KEY = "compression"
 _KINDS = ("none", "delta", "lossless")
+_ENTRY_BYTES = 28  # of a message
 _FAST = 3e8
 """Bytes per second from which a link carries what is spared in the time that sparing it takes.
 
-Zstandard spares some 12 of an entry's 28 bytes, in some 40 ns on both ends."""
+Zstandard spares some 12 of an entry's bytes, in some 40 ns on both ends."""
 
 
 def settle_compression(run: Run, group: Group, start: Setup | Entry) -> None:
@@ -65,6 +66,9 @@ def choose(link: LinkSpeed | None, entries: int, has_library: bool) -> tuple[str
     )
     if link.bytes_per_second >= _FAST:
         return "none", f"{measured}: messages go as they are, which is faster than to compress them."
+    # Of a small table the calls that compress it take longer than what they spare.
+    if link.ranks * entries * _ENTRY_BYTES / link.bytes_per_second < link.round_trip / 2.0:
+        return "none", f"{measured}: messages go as they are, as all of them together take less than one way."
     if not has_library:
         return "delta", f'{measured}: "delta", as zstandard, which "lossless" needs, is not on all ranks.'
     return "lossless", f'{measured}: "lossless".'
