@@ -5,15 +5,18 @@ from types import SimpleNamespace
 import pytest
 from timed_channel import TimedChannel, group_of, stop_clock
 
+from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import decode_stamped
 from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.engines.roles.members import Members
+from dist_classicrl.engines.roles.worker_base import Working
 from dist_classicrl.engines.run import LossPolicy
 from dist_classicrl.errors import CutOffError
 from dist_classicrl.membership import handshake
 from dist_classicrl.membership.election import Base, Deposed, Election, Prepare, Promise, Refuse, answer
 from dist_classicrl.membership.group import Group, NewView, Timing
 from dist_classicrl.membership.handshake import Setup
+from dist_classicrl.membership.heartbeat import Beat
 from dist_classicrl.membership.view import Announced, View, may_elect, may_serve
 
 INTERVAL, SILENCE, STUCK = 1.0, 30.0, 600.0
@@ -87,6 +90,56 @@ def test_a_change_of_members_counts_only_once_a_majority_knows_it():
     assert announced.is_outdated
     view = announced.change((0, 1, 2, 3))
     assert may_elect(view, {1, 2}, {0}, lambda _: "here") and not announced.is_outdated
+
+
+def test_a_change_of_members_counts_once_half_know_it_with_the_server():
+    """One of two nodes of three ranks is gone, which can elect nobody; the other one can when 0 dies, too."""
+    announced = Announced(View(0, 0, 0, tuple(range(6))))
+    view = announced.change((0, 1, 2))
+    assert not may_elect(view, {1, 2}, {0, 3, 4, 5}, lambda rank: f"node {rank // 3}")
+    for rank in (1, 2):
+        announced.echo(rank, view.key)
+    view = announced.change((0, 1, 2))
+    assert view.before == ()
+    assert may_elect(view, {1, 2}, {0, 3, 4, 5}, lambda rank: f"node {rank // 3}")
+
+
+def test_of_a_view_before_of_which_nobody_lives_nothing_is_needed():
+    """Rank 1 came back, and 0 died before most knew."""
+    assert may_elect(View(0, 3, 0, (0, 1), ((0,),)), {1}, {0}, lambda _: "here")
+
+
+def test_a_worker_says_at_once_that_it_knows_a_new_view(monkeypatch):
+    """Where it says so much else that it never beats, the server would not hear of it."""
+    stop_clock(monkeypatch)
+    made = group(1)
+    heard = [(0, NewView(View(0, 1, 0, (0, 1, 2)), (), ()))]
+    made.is_due, made.poll = lambda: True, lambda: [heard.pop()] if heard else []
+    link = TimedChannel(0)
+    worker = SimpleNamespace(
+        group=made, channel=link, beat=lambda: Beat(3, made.view.key), was_released=False, final=None,
+        _term=0, base=Base(), _has_lost_server=lambda now: False, _why_lost=lambda now, silence: None,
+    )  # fmt: skip
+    for _ in range(2):
+        Working.look_around(worker, link.last_sent)
+    assert link.kinds_sent == [Kind.BEAT]
+
+
+def test_a_death_while_others_are_about_to_join_is_waited_out(monkeypatch):
+    """Of five, 0 died, 1 and 2 voted for 3 and are to join it, and 4 dies before they have."""
+    stop_clock(monkeypatch)
+    serving = group_of(3, [TimedChannel(4)], INTERVAL, SILENCE, STUCK)
+    serving.dead.add(0)
+    serving.adopt(View(0, 0, 0, tuple(range(5))).followed_by(8, 3, (3, 4)))
+    serving.joining = (1, 2)
+    service = SimpleNamespace(new_client=lambda _: None)
+    members = Members(serving, None, LossPolicy(), Tally(total_steps=1), {}, service)
+    members.begin_in_place_of(tuple(range(5)))
+    members.peers.present[4].channel.lost = "its process ended"
+    begin = serving.wire.now()
+    assert members.judge(begin) == {}
+    with pytest.raises(CutOffError, match="too few of those who voted"):
+        members.judge(begin + 2.1 * SILENCE)
 
 
 def test_views_before_are_told_until_those_with_the_same_members_are_the_newest():

@@ -75,7 +75,7 @@ def _read_csv(target: Path) -> tuple[np.ndarray, np.ndarray]:
         raise _refused(target, f"it cannot be read ({error})") from error
     columns = _columns(target, head)
     rows = [row for row in rows if row]
-    if odd := next((row for row in rows if len(row) > len(head)), None):
+    if odd := next((row for row in rows if any(row[len(head) :])), None):
         raise _refused(target, f"it has {len(head)} columns, and a row of {len(odd)} cells")
     if OF_STATES in head:
         raise _refused(target, "it holds only the most visited states, as --states asked for")

@@ -143,8 +143,8 @@ class KeyedTable(LineTable):
             try:
                 slots = empty_slots(wanted, self._key_type)
             except (OSError, OverflowError) as error:
-                self._why = f"there is no memory to find more by ({error}; see `ulimit -v`)"
-                raise self.full(self.n_known) from error
+                why = f"there is no memory to find more by ({error}; see `ulimit -v`)"
+                raise self.full(self.n_known, why) from error
             self._slots = slots  # which takes no memory before what was there is given back
             enter_all(self._slots, as_words(self.keys))
 
@@ -154,12 +154,12 @@ class KeyedTable(LineTable):
             self._known[IS_FULL] = 0
             raise self.full()
 
-    def full(self, limit: int | None = None) -> StateLimitError:
-        """Return the error for a state that has come where there may not be more than `limit`."""
+    def full(self, limit: int | None = None, why: str | None = None) -> StateLimitError:
+        """Return the error for a state that has come where there may not be more than `limit`, and why."""
         return StateLimitError(
             f"{self._simulator.name} has come to more than {limit or int(self._known[LIMIT]):,} states, and "
-            f"{self._why}. What was learned is kept. To go on, give the agent a larger max_states= or let "
-            "it run where there is more memory; or give like states the same key, so that there are fewer."
+            f"{why or self._why}. What was learned is kept. To go on, give the agent a larger max_states= or "
+            "let it run where there is more memory; or give like states one key, so that there are fewer."
         )
 
     def check_acted(self) -> None:

@@ -6,7 +6,7 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -127,7 +127,11 @@ class Group:
         return group
 
     def begin_call(self, timing: Timing) -> None:
-        """Open the control links for another call of `train`."""
+        """Open the control links for another call of `train`.
+
+        Elections are of one call: in this one there was no view before.
+        """
+        self.view = replace(self.view, before=())
         self.timing = timing
         self.events = EventLog()
         self.call += 1

@@ -51,9 +51,17 @@ class View:
         return replace(self, before=tuple(before))
 
 
-def _is_over(members: Collection[int], known_by: Collection[int], dead: Collection[int]) -> bool:
-    """Whether a majority of the `members` knows a later view; the `dead`, beyond doubt, never will."""
-    return 2 * len(set(members).intersection(known_by)) > len(set(members).difference(dead))
+def _is_over(
+    members: Collection[int], known_by: Collection[int], dead: Collection[int], is_own: bool
+) -> bool:
+    """Whether so many of the `members` know a later view that the others may hold no election in theirs.
+
+    That takes a majority of them, and half if it is the same server's (`is_own`), as nobody else serves them
+    yet. The `dead`, beyond doubt, never will.
+    """
+    living = set(members).difference(dead)
+    lead = 2 * len(living.intersection(known_by)) - len(living)
+    return not living or lead > 0 or (is_own and lead == 0)
 
 
 HostOf = Callable[[int], str]
@@ -77,7 +85,7 @@ def may_elect(view: View, present: Collection[int], dead: Collection[int], host_
     """
     gone = confirmed(dead, present, host_of)
     living = [set(members) - gone for members in view.memberships]
-    return all(2 * len(each.intersection(present)) > len(each) for each in living)
+    return all(2 * len(each.intersection(present)) > len(each) for each in living if each)
 
 
 def may_serve(view: View, present: Collection[int], dead: Collection[int], host_of: HostOf) -> bool:
@@ -100,6 +108,7 @@ class Announced:
         self.view = view
         #: Members of earlier views, and the key from which on a view tells that theirs is over.
         self._before = dict.fromkeys(view.before, view.key)
+        self._first = view.key  # what was before that, another may have served
         self._heard: dict[int, tuple[int, int]] = {}
 
     def change(self, members: tuple[int, ...]) -> View:
@@ -128,7 +137,7 @@ class Announced:
         """Forget the views that a majority knows to be over; the `dead`, beyond doubt, never will."""
         for members, key in tuple(self._before.items()):
             known_by = {self.view.server, *(rank for rank, heard in self._heard.items() if heard >= key)}
-            if _is_over(members, known_by, dead):
+            if _is_over(members, known_by, dead, is_own=key > self._first):
                 del self._before[members]
 
     def may_serve(self, present: Collection[int], dead: Collection[int], host_of: HostOf) -> bool:

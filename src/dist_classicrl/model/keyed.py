@@ -93,7 +93,10 @@ class KeyIndex:
             array = as_array(given)
             is_batch = array.ndim == 1 and isinstance(given, np.ndarray)
             values = np.atleast_1d(array)
-            is_fine = values.dtype == self.keys.dtype or all(_is_whole(each, bounds) for each in values)
+            if values.dtype.kind in "iu" and values.size:
+                is_fine = bounds[0] <= int(values.min()) and int(values.max()) <= bounds[1]
+            else:
+                is_fine = all(_is_whole(each, bounds) for each in values)
             if is_fine and (array.ndim == 0 or is_batch):
                 return np.ascontiguousarray(values.astype(self.keys.dtype)), is_batch
         raise OutsideSpaceError(

@@ -78,7 +78,7 @@ class Members(Generic[Client]):
         self._announced = Announced(group.view)
         self.lost_before: list[tuple[int, str]] = []  # before this rank began to serve, and why
         self._joining: set[int] = set()  # ranks that have voted for this one, and are about to ask to join
-        self._is_backed = True  # whether enough of those who voted for this rank have come to follow it
+        self.is_backed = True  # whether enough of those who voted for this rank have come to follow it
         self._known_dead: set[int] = set()
         self._witnesses: set[int] = set()  # ranks heard since MPI last said that one has died
         self._requests: dict[int, int] = {}  # the last one to take part of each rank
@@ -218,9 +218,9 @@ class Members(Generic[Client]):
                 if now - peer.progressed_at > timing.stuck:
                     stuck[rank] = f"its main loop made no progress for {now - peer.progressed_at:.1f} s"
         lost = {**silent, **stuck}
-        if not self._is_backed:
-            self._is_backed = self.may_serve(group.view.members)
-            if not self._is_backed and now > self.begun + 2.0 * timing.silence:
+        if not self.is_backed:
+            self.is_backed = self.may_serve(group.view.members)
+            if not self.is_backed and now > self.begun + 2.0 * timing.silence:
                 raise CutOffError(
                     f"Rank {group.rank} was elected to serve, and too few of those who voted follow it: the "
                     "network may be cut, and the others may go on without it. Start the job again, best with "
@@ -233,6 +233,8 @@ class Members(Generic[Client]):
         if silent and not self.may_serve(present):
             if self._announced.may_serve(present, group.dead, group.host_of):
                 return {}  # hosts of the dead are to be heard again first, or to fall silent
+            if not self.is_backed:
+                return {}  # who is about to join may make up for them, and has its time, see above
             raise CutOffError(
                 f"The server, rank {group.rank}, does not hear the ranks "
                 f"{', '.join(map(str, sorted(silent)))} any more ({next(iter(silent.values()))}), which is "
@@ -312,7 +314,7 @@ class Members(Generic[Client]):
             self.note("excluded", rank, detail=why)
         self.lost_before += [(rank, why) for rank in missing]
         self._joining.update(group.joining)
-        self._is_backed = False
+        self.is_backed = False
         self.note("failover", group.rank, detail=f"term {group.view.term}")
         self._change_members(set(group.view.members))
 

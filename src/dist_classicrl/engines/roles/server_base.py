@@ -263,7 +263,11 @@ class Serving(Service[Client]):
         have_it: set[Peer[Client]] = set()
         told = set(self.peers.present.values())
         backoff = Backoff(group.wire.sleep)
-        while self.members.awaits_somebody or not have_it.issuperset(self.peers.present.values()):
+        while (
+            self.members.awaits_somebody
+            or not self.members.is_backed
+            or not have_it.issuperset(self.peers.present.values())
+        ):
             now = self.wake()
             said = {peer for peer in self.peers.present.values() if self._says_goodbye(peer, now)}
             have_it |= said

@@ -132,6 +132,7 @@ class Working(ABC):
                     case NewView() if (view := group.accept(control)) is not None:
                         if view.term > self._term or group.rank not in view.members:
                             raise Deposed(view)
+                        self.channel.send(encode(self.beat()))  # which tells that it is known
                     case Prepare() if answer(group, sender, control, self.base, has_lost_server):
                         raise ServerLost(f"rank {sender} asks to do without it")
                     case Release() | Over():

@@ -29,6 +29,7 @@ _MOST_COUNTED = 1 << 53  # up to here a float64 counts
 
 MOST_NUMBERS = 1 << 28
 MOST_SUCCESSORS = 1 << 12
+_COMPARED = 1 << 24  # outcomes of a model, which takes some seconds
 
 # Of each pair: which was tried as the n-th, how many outcomes, when last, whether a mask allowed it.
 _TRIED, _KNOWN, _LAST, _ALLOWED = 0, 1, 2, 3
@@ -175,10 +176,17 @@ def check_source(name: str, successors: int, queue: bool, source: Source) -> Non
 
 
 def _most_successors(model: Any, enough: int) -> int:
-    """Return how many different outcomes a pair of a model has at most, or a number up to `enough`."""
+    """Return how many different outcomes a pair of a model has at most, or a number up to `enough`.
+
+    Of a model with very many outcomes, which would take minutes to compare, those alike count as well.
+    """
     if isinstance(model, FunctionMDP):
-        return 0 if model.most_outcomes <= enough else model.most_successors
+        most, pairs = model.most_outcomes, model.n_states * model.n_actions
+        return most if most <= enough or most * pairs > _COMPARED else model.most_successors
     if isinstance(model, TabularMDP):
+        most = int(np.diff(model.outcome_ptr).max(initial=0))
+        if most <= enough or model.outcome_next.size > _COMPARED:
+            return most
         return most_different(model.outcome_ptr, 2 * model.outcome_next + model.outcome_terminated)
     return 0
 
