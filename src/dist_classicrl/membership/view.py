@@ -78,14 +78,19 @@ def confirmed(dead: Collection[int], present: Collection[int], host_of: HostOf) 
     return {rank for rank in dead if host_of(rank) in here}
 
 
+def _living(view: View, present: Collection[int], dead: Collection[int], host_of: HostOf) -> list[set[int]]:
+    """Return who may be alive of the view and of each before it, where anybody may."""
+    gone = confirmed(dead, present, host_of)
+    return [living for members in view.memberships if (living := set(members) - gone)]
+
+
 def may_elect(view: View, present: Collection[int], dead: Collection[int], host_of: HostOf) -> bool:
     """Whether the ranks `present`, without the server, are a strict majority of those that may be alive.
 
     Of those before the view as well: whoever has not heard of it may hold an election there.
     """
-    gone = confirmed(dead, present, host_of)
-    living = [set(members) - gone for members in view.memberships]
-    return all(2 * len(each.intersection(present)) > len(each) for each in living if each)
+    living = _living(view, present, dead, host_of)
+    return all(2 * len(each.intersection(present)) > len(each) for each in living)
 
 
 def may_serve(view: View, present: Collection[int], dead: Collection[int], host_of: HostOf) -> bool:
@@ -93,8 +98,7 @@ def may_serve(view: View, present: Collection[int], dead: Collection[int], host_
 
     Of those before the view as well.
     """
-    gone = confirmed(dead, present, host_of)
-    living = [set(members) - gone for members in view.memberships]
+    living = _living(view, present, dead, host_of)
     return all(2 * len(each.intersection(present)) >= len(each) for each in living)
 
 
