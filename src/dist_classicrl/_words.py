@@ -7,6 +7,11 @@ import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+START_AGAIN = (
+    "Start the job again, best with `python -m dist_classicrl launch`: it goes on from the last checkpoint."
+)
+"""What is to be done about a run that ended before it was through."""
+
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 

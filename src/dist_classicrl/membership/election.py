@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from dist_classicrl._words import START_AGAIN
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import message
 from dist_classicrl.comm.transport import Backoff
@@ -273,8 +274,7 @@ class Election:
             f"Rank {group.rank} lost the server, rank {self._lost}, and too few of the ranks "
             f"{', '.join(map(str, group.view.members))} answer to go on without the others "
             f"(died: {', '.join(map(str, sorted(gone))) or 'none for sure'}): the network may be cut, and "
-            "the other side may go on. Start the job again, best with `python -m dist_classicrl launch`: it "
-            "goes on from the last checkpoint."
+            f"the other side may go on. {START_AGAIN}"
         )
 
 

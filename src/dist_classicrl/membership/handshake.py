@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
+from dist_classicrl._words import START_AGAIN
 from dist_classicrl.comm.remote_errors import Failed, mark_as_told_elsewhere
 from dist_classicrl.comm.rooted import RootedCollectives, Waiting
 from dist_classicrl.errors import CutOffError, RankMismatchError, RankTimeoutError
@@ -140,8 +141,7 @@ class Setup:
         if not may_serve(group.view, members, group.dead, group.host_of):
             raise CutOffError(
                 f"The ranks {', '.join(map(str, sorted(lost)))} are gone, with their hosts, before training "
-                "began: the network may be cut. Start the job again, best with `python -m dist_classicrl "
-                "launch`."
+                f"began: the network may be cut. {START_AGAIN}"
             )
         view = group.view.followed_by(group.new_term(), group.rank, members)
         for rank in sorted(lost):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from dist_classicrl._words import START_AGAIN
 from dist_classicrl.comm.compression import codec_for
 from dist_classicrl.compression import name_of
 from dist_classicrl.engines.decentralized.messages import Cut
@@ -81,8 +82,7 @@ class DecentralizedRoles(Roles[Player, Coordinator]):
         if len(hosts) < ranks:
             return RankLostError(
                 f"The exchange pattern {name} does not suit the {there} that are left of {ranks}, as it says "
-                "itself. Start the job again, best with `python -m dist_classicrl launch`: it goes on from "
-                f"the last checkpoint. Or write {instead}."
+                f"itself. {START_AGAIN} Or write {instead}."
             )
         return SettingsError(
             f"The exchange pattern {name} does not suit {there}, as it says itself. Start as many as it "

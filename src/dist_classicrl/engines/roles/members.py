@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from dist_classicrl._words import counted
+from dist_classicrl._words import START_AGAIN, counted
 from dist_classicrl.comm.messages import encode
 from dist_classicrl.comm.transport import Channel
 from dist_classicrl.engines.outcome import Tally
@@ -223,8 +223,7 @@ class Members(Generic[Client]):
             if not self.is_backed and now > self.begun + 2.0 * timing.silence:
                 raise CutOffError(
                     f"Rank {group.rank} was elected to serve, and too few of those who voted follow it: the "
-                    "network may be cut, and the others may go on without it. Start the job again, best with "
-                    "`python -m dist_classicrl launch`: it goes on from the last checkpoint."
+                    f"network may be cut, and the others may go on without it. {START_AGAIN}"
                 )
         if not lost:
             return lost
@@ -239,8 +238,7 @@ class Members(Generic[Client]):
                 f"The server, rank {group.rank}, does not hear the ranks "
                 f"{', '.join(map(str, sorted(silent)))} any more ({next(iter(silent.values()))}), which is "
                 "more than half of the run: the network may be cut, and the others may go on without it. "
-                "Start the job again, best with `python -m dist_classicrl launch`: it goes on from the last "
-                "checkpoint."
+                + START_AGAIN
             )
         sure = not doubtful or self.may_serve(present - doubtful)
         return lost if sure else {}

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from dist_classicrl._words import START_AGAIN
 from dist_classicrl.comm.compression import Codec
 from dist_classicrl.comm.transport import Backoff
 from dist_classicrl.engines.laggards import Laggards
@@ -380,8 +381,7 @@ class RoundServer(Serving[Client]):
         if not self.may_repeat:
             raise RankLostError(
                 f"Rank {rank} is lost, and with it the state of its environments or its replay memory, which "
-                "the reproducible mode cannot do without. Start the job again, best with `python -m "
-                "dist_classicrl launch`: it goes on from the last checkpoint."
+                f"the reproducible mode cannot do without. {START_AGAIN}"
             )
         self._is_broken = True
         return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dist_classicrl._words import START_AGAIN
 from dist_classicrl.comm.messages import encode
 from dist_classicrl.comm.transport import Backoff, Channel
 from dist_classicrl.engines.roles.messages import Final
@@ -56,8 +57,7 @@ class RoundWorker(Working):
         if not self.part.may_repeat:
             raise RankLostError(
                 "The server is lost, and the state of environments or replay memories in the middle of a "
-                "round cannot be put back, which the reproducible mode cannot do without. Start the job "
-                "again, best with `python -m dist_classicrl launch`: it goes on from the last checkpoint."
+                "round cannot be put back, which the reproducible mode cannot do without. " + START_AGAIN
             )
 
     def give_up_server(self) -> None:
