@@ -97,6 +97,16 @@ def test_machine_code_of_other_types_in_its_place_is_not_taken(tmp_path, package
     assert run(tmp_path, whole) == [20, 0]
 
 
+def test_machine_code_from_before_a_change_in_its_place_is_not_taken(tmp_path, package):
+    """As where another process has written the index, and not yet the machine code."""
+    assert run(tmp_path) == [20, 0]
+    (package / "inner.py").write_text(INNER.format(how="jit_inline", number=5))
+    late = "from numba.core import caching\ncaching.IndexDataCacheFile._save_data = lambda *arguments: None\n"
+    assert run(tmp_path, late + SCRIPT) == [60, 0]
+    assert run(tmp_path) == [60, 0]
+    assert run(tmp_path) == [60, 1]
+
+
 @pytest.mark.parametrize(
     "missing, words",
     [

@@ -84,11 +84,28 @@ def kept(function: Callable[..., Any], options: dict[str, Any], may_keep: MayKee
     # kernels of other files, so the stamp on the machine code has to tell of those too.
     stamp = store._cache_file._source_stamp, _kernel_sources(), np.__version__
     name = store._impl.filename_base + suffix
-    store._cache_file = IndexDataCacheFile(store.cache_path, name, stamp)
+    store._cache_file = _Files(store.cache_path, name, stamp)
     if suffix:  # numba would tell what it is closed over by addresses
         store._py_func = SimpleNamespace(__code__=function.__code__, __closure__=None)
     _Kept(compiled, store, may_keep, Path(store.cache_path) / name, bool(suffix))
     return compiled
+
+
+class _Files(IndexDataCacheFile):
+    """The files of one function: an index, and one for each kind of arguments.
+
+    Numba numbers these anew where the source was changed, and writes the index first: until the file itself
+    is written, it is what was there before, or what another process has put there. So each says what it is.
+    """
+
+    def save(self, key: Any, data: Any) -> None:
+        """Keep `data` under `key`."""
+        super().save(key, (self._source_stamp, key, data))
+
+    def load(self, key: Any) -> Any:
+        """Return what is kept under `key`, or None."""
+        found = super().load(key)
+        return found[2] if found is not None and found[:2] == (self._source_stamp, key) else None
 
 
 class _Kept:
@@ -119,26 +136,21 @@ class _Kept:
 
     def _load_if_there(self, signature: Any, *arguments: Any) -> Any:
         _load_numba_without_scipy()
-        kinds = normalize_signature(signature)[0]
-        if not self._may_keep(kinds):
+        if not self._may_keep(normalize_signature(signature)[0]):
             _say_that_it_compiles()
             return None
-        found = self._found(signature, kinds, arguments)
+        found = self._found(signature, arguments)
         if found is None:
             _say_that_it_compiles()
             if self._turn < 0:
                 self._wait_for_turn()
-                found = self._found(signature, kinds, arguments)
+                found = self._found(signature, arguments)
         return found
 
-    def _found(self, signature: Any, kinds: Any, arguments: tuple[Any, ...]) -> Any:
+    def _found(self, signature: Any, arguments: tuple[Any, ...]) -> Any:
         store = self._store
         try:
             found = self._load(signature, *arguments)
-            if found is not None and tuple(found.signature.args) != kinds:
-                # Another process has begun the folder anew, and written something else under this number.
-                logger.debug("Compiled code in %s is of something else", store.cache_path)
-                return None
         except Exception:  # a damaged pickle may raise anything
             logger.debug("Compiled code in %s cannot be read", store.cache_path, exc_info=True)
             with suppress(OSError):
