@@ -14,7 +14,7 @@ from card_twin import MODEL, SETTINGS, SMALL, OnCore, OneOnCore, RowsOnCore, cor
 from dist_classicrl import TabularMDP
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.errors import CheckpointError, DivergenceError
-from dist_classicrl.learning.card.plan import ON_CARD, Shape, next_round, of_blocks
+from dist_classicrl.learning.card.plan import ON_CARD, Round, Shape, halves, next_round, of_blocks
 from dist_classicrl.learning.card.steps import Arrays, Moment, give_map, merge_blocks, merge_step, take_copy
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.schedules import PerVisit
@@ -113,6 +113,37 @@ def test_targets_beyond_the_bound_are_added_up_in_larger_units():
     beyond = dataclasses.replace(large, outcome_reward=large.outcome_reward * 2.0**60)
     with pytest.raises(DivergenceError, match=r"A target is beyond 1\.1259e\+15"):
         learned(made(OnCore, beyond, SETTINGS), 10)
+
+
+def test_larger_units_begin_where_they_must_wherever_calls_are_cut():
+    """In the quantum in which a target is beyond the bound, not in the call."""
+    growing = dataclasses.replace(MODEL, outcome_reward=MODEL.outcome_reward * 100_000.0)
+    whole, cut = made(OnCore, growing, SETTINGS), made(OnCore, growing, SETTINGS)
+    quantum, steps = whole.quantum, 20 * whole.quantum + 5
+    one = learned(whole, steps)
+    stream, bounds = Stream(np.uint64(7), 0), []
+    for used in range(0, steps, quantum):
+        cut.learn(0, stream, min(quantum, steps - used))
+        bounds.append(cut.state(0)["bound"][0])
+    assert bounds[2] == 2.0**20 and bounds[-1] == whole.state(0)["bound"][0] == 2.0**30
+    for name, array in one.items():
+        assert np.array_equal(array, getattr(cut.table, name)), name
+    assert np.array_equal(whole.state(0)["position"], cut.state(0)["position"])
+    assert np.array_equal(whole.totals.values[[0, 2]], cut.totals.values[[0, 2]])
+
+
+@pytest.mark.parametrize("used", [0, 24, 64])
+def test_rounds_are_halved_at_multiples_of_a_quantum_until_they_are_of_one(used):
+    def parts_of(used, rounds):
+        parts = halves(used, rounds, 64)
+        return parts if len(parts) == 1 else [each for part in parts for each in parts_of(*part)]
+
+    rounds = [Round(8, 1)] * 50
+    parts = parts_of(used, rounds)
+    assert [round_ for _, part in parts for round_ in part] == rounds
+    ends = [begin + 8 * len(part) for begin, part in parts]
+    assert [begin for begin, _ in parts] == [used, *ends[:-1]]
+    assert ends[:-1] == list(range((used // 64 + 1) * 64, used + 400, 64))
 
 
 def test_a_state_that_is_put_back_goes_on_to_the_same_bits():
