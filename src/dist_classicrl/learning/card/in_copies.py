@@ -83,7 +83,7 @@ class InCopies(CardLearner):
         what is of one quantum in larger units: so these begin there, wherever calls are cut.
         """
         self._remember(moving)
-        units = Units.for_bound(self._bound, self.shape.threads * self._letters)
+        units = Units.for_bound(self._bounds[moving.number], self.shape.threads * self._letters)
         faults = self._try(used, moving, stream, rounds, units)
         if not faults.any():
             self._held.has_changed()
@@ -92,7 +92,7 @@ class InCopies(CardLearner):
         try:
             self._raise_for(faults, moving.walkers)
             if len(parts) == 1:
-                self._widen()
+                self._widen(moving.number)
         finally:
             self._put_back()
         for begin, part in parts:
