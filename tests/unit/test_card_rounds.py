@@ -172,13 +172,13 @@ def merged(blocks, coming, step_size, visits, k, before, target, real):
     arrays.values[0] = before
     unit = 2.0**-40
     moment = Moment(np.uint64(0), 0, 1, 1, step_size, 0.0, 0.0, 0.0, 1.0, 1.0 / unit, unit)
-    values, share, shift, fresh = (np.zeros(1, kind) for kind in (real, real, real, np.int32))
+    values, *own = (np.zeros(1, kind) for kind in (real, real, real, np.int32))
     for block in range(coming):
-        take_copy.py_func(arrays, 0, values, share, shift, fresh)
+        take_copy.py_func(arrays, 0, values, *own)
         for _ in range(visits):
             total = k * round(target / unit)
-            merge_step.py_func(SimpleParts(None), moment, 0, 0, nothing, values, share, shift, fresh, k, total)
-        give_map.py_func(arrays, block, 0, share, shift, fresh)
+            merge_step.py_func(SimpleParts(None), moment, 0, 0, nothing, values, *own, k, total)
+        give_map.py_func(arrays, block, 0, *own)
     merge_blocks(arrays, blocks, True, 0)
     return arrays
 

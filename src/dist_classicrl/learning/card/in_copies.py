@@ -79,8 +79,8 @@ class InCopies(CardLearner):
     def _play_from(self, used: int, moving: Moving, stream: Stream, rounds: list[Round]) -> None:
         """Play rounds that begin `used` steps after the stream does.
 
-        Where a target is beyond the bound, the first and the second half of them are played by themselves, and
-        what is of one quantum in larger units: so these begin there, wherever calls are cut.
+        Where a target is beyond the bound, the first and the second half of them are played by themselves,
+        and what is of one quantum in larger units: so these begin there, wherever calls are cut.
         """
         self._remember(moving)
         units = Units.for_bound(self._bounds[moving.number], self.shape.threads * self._letters)
