@@ -178,13 +178,18 @@ def test_a_map_that_forgets_everything_leaves_others_their_part():
     assert after(3.0, 0.0, -5.0, 4, 4, replays=[1000]) == after(3.0, 0.0, -5.0, 4, 4)
 
 
+def is_neighbour(single, exact):
+    """Whether no float32 is between them: `single` is one of two that `exact` may be rounded to."""
+    return abs(float(single) - exact) < np.spacing(np.abs(np.float32(exact)))
+
+
 def test_the_share_of_a_float32_table_is_rounded_once():
     rng = np.random.default_rng(12)
     for _ in range(50):
         value, shift, weight = np.float32(rng.normal()), rng.normal(), 1e-3 * rng.random()
         made = after(value, weight, shift, 3, 8, "f4")
         assert made.dtype == np.float32
-        assert made == pytest.approx(limited(float(value), weight, shift, 3, 8), rel=2**-24)
+        assert is_neighbour(made, limited(float(value), weight, shift, 3, 8))
     # The other workers' visits are what the server counts more, whatever 2**32 does to the numbers.
     for known in (0, 2**32 - 1, 2**32, 5 * 2**32 - 2):
         assert after(2.0, 0.1, 9.0, 5, 5, known=known) == pytest.approx(10.0 - 8.0 * np.exp(-2.0), rel=1e-14)
@@ -258,7 +263,35 @@ def test_maps_are_float64_whatever_the_table_is():
     shared = SharedTable(np.full(SIZE, 49.0, np.float32), np.zeros(SIZE, np.int64))
     shared.apply(1, 1, table.pack())
     assert shared.values.dtype == np.float32
-    assert shared.values[3] == np.float32(expected)
+    assert is_neighbour(shared.values[3], expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["pushes", "rounds"])
+def test_small_changes_of_a_float32_table_are_not_lost(way):
+    """Each of the first is less than half of the distance between two values there."""
+    start, alpha, n = 600.0 + 3.0 * np.arange(128), 1e-4, 2_000
+    shared = SharedTable(start.astype(np.float32), np.zeros(128, np.int64))
+    merge = RoundMerge(shared)
+    assert alpha * 0.2 < np.spacing(np.float32(600.0)) / 2.0
+    for number in range(n):
+        weight, shift = np.full(128, 1.0 - alpha), alpha * (start + 0.2)
+        maps = packed(range(128), weight, shift, np.ones(128), known=[number] * 128)
+        if way == "pushes":
+            shared.apply(1, number + 1, maps)
+        else:
+            merge_maps(merge, [maps])
+    moved = shared.values - start
+    assert moved.mean() == pytest.approx(0.2 * (1.0 - (1.0 - alpha) ** n), abs=5e-4)
+    assert (np.abs(moved - moved.mean()) < 0.01).all() and moved.std() > 1e-4  # drawn for each by itself
+
+
+def test_equal_entries_of_a_float32_table_stay_equal():
+    shared = SharedTable(np.full(SIZE, 0.1, np.float32), np.zeros(SIZE, np.int64))
+    weight, shift = np.full(SIZE, 0.7), np.full(SIZE, 0.3)
+    for push in range(1, 20):
+        shared.apply(1, push, packed(range(SIZE), weight, shift, np.ones(SIZE), known=[push - 1] * SIZE))
+        assert len(set(shared.values.tolist())) == 1
 
 
 def test_applying_rounds_a_float32_table_once():
@@ -267,7 +300,9 @@ def test_applying_rounds_a_float32_table_once():
     weight, shift = rng.random(SIZE), rng.normal(size=SIZE)
     shared = SharedTable(start.copy(), np.zeros(SIZE, np.int64))
     shared.apply(1, 1, packed(range(SIZE), weight, shift, np.ones(SIZE)))
-    assert shared.values.tolist() == (weight * start.astype(np.float64) + shift).astype(np.float32).tolist()
+    exact = (weight * start.astype(np.float64) + shift).tolist()
+    assert all(map(is_neighbour, shared.values, exact))
+    assert 0 < (shared.values != np.array(exact, np.float32)).sum() < SIZE // 2  # the nearer one mostly
 
 
 # Rounds

@@ -4,16 +4,17 @@ import json
 import math
 from typing import NamedTuple
 
+import numba
 import numpy as np
 import pytest
 from superstep_runs import problem_of
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.errors import SettingsError
-from dist_classicrl.learning.behavior import rung
+from dist_classicrl.learning.behavior import Ladder, expected_value, rung
 from dist_classicrl.learning.loops import choose_actions
 from dist_classicrl.learning.memory import RuleMemory
-from dist_classicrl.learning.rules.kernel import rule_function, update
+from dist_classicrl.learning.rules.kernel import Now, Transition, rule_function, update, value
 from dist_classicrl.learning.rules.q_learning import RULE, QLearning
 from dist_classicrl.learning.supersteps.shares import share_of
 from dist_classicrl.rules import (
@@ -164,8 +165,23 @@ def learn_first(rule, context, now, step, learned):
     return update(context, now, step.state, step.action, step.reward, learned)
 
 
+class SumCounts(NamedTuple):
+    """Compares actions by the sum of its two tables."""
+
+
+@rule_function
+def sum_of_both(rule, context, state, action):
+    return value(context, state, action) + value(context, state + context.table.n_states, action)
+
+
+TWO_TABLES = (
+    LearningRule("first_counts", FirstCounts, learn_first, tables=("first", "second")),
+    LearningRule("sum_counts", SumCounts, learn_first, tables=("first", "second"), preference=sum_of_both),
+)
+
+
 def test_a_rule_that_compares_by_its_first_table_has_the_temperature_of_that():
-    rule = register(LearningRule("first_counts", FirstCounts, learn_first, tables=("first", "second")))
+    rule = register(TWO_TABLES[0])
     try:
         table = LocalTable(1, 3, np.dtype("float64"), None, shape=TableShape(1, 3, 2))
         table.load(np.concatenate([VALUES.reshape(-1), np.zeros(3)]), np.zeros(6, np.int64))
@@ -173,6 +189,39 @@ def test_a_rule_that_compares_by_its_first_table_has_the_temperature_of_that():
         actions, states = np.zeros((2, STEPS), np.int64)
         choose_actions(FirstCounts(), context, states, None, 0.4, np.uint64(5), 0, actions)
         assert is_drawn_from(np.bincount(actions, minlength=3), SOFT)
+    finally:
+        unregister(rule)
+
+
+@numba.njit
+def expected_values(rule, context, now, step):
+    """Give the mean value of the next state in each of two tables."""
+    first = expected_value(context.behavior, rule, context, now, step)
+    return first, expected_value(context.behavior, rule, context, now, step, 1)
+
+
+@pytest.mark.parametrize("behavior, exploring", [(EpsilonGreedy(), 0.3), (Ladder(2.0), 0.3**2)], ids=str)
+@pytest.mark.parametrize("rule", TWO_TABLES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("way", ["all", "state", "mask"])
+def test_the_expected_value_in_any_table_is_that_of_the_actions_that_are_chosen(
+    way, rule, behavior, exploring
+):
+    """That is (1 - e) times the mean over those of the largest preference, and e times that over all."""
+    tables = np.array([[8.0, 4.0, 4.0, 3.0], [9.0, 2.0, 1.0, 3.0]])
+    legal = np.array([way == "all", True, True, True])
+    preferences = tables.sum(axis=0) if rule.preference else tables[0]
+    best = legal & (preferences == preferences[legal].max())
+    truth = [(1.0 - exploring) * values[best].mean() + exploring * values[legal].mean() for values in tables]
+    register(rule)
+    try:
+        parameters, by_state = rule.parameters(), legal[np.newaxis] if way == "state" else None
+        table = LocalTable(1, 4, np.dtype("float64"), by_state, shape=TableShape(1, 4, 2))
+        table.load(tables.reshape(-1), np.zeros(8, np.int64))
+        context = RuleMemory(rule, parameters, table, 1, behavior).context(table, None, 1.0)
+        if way == "mask":
+            context = context._replace(masks=legal[np.newaxis])
+        now, step = Now(0.1, 0.3, np.uint64(7), 0, 1), Transition(0, 1, 0.0, 0, False, False, 0)
+        assert expected_values(parameters, context, now, step) == pytest.approx(truth, rel=1e-12)
     finally:
         unregister(rule)
 

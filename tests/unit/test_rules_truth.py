@@ -138,6 +138,15 @@ def test_the_first_episode_is_learned_as_the_formula_says(algorithm, n, decay):
     np.testing.assert_allclose(agent.q_table.max(axis=1), of_n, rtol=1e-12)
 
 
+@pytest.mark.parametrize("longest, parts", [(6, 1), (3, 2), (4, 2), (2, 3)])
+def test_first_visits_are_those_of_each_part_of_a_long_episode(longest, parts):
+    """Ten episodes of six steps each, all of them at one pair."""
+    there = TabularMDP.from_dict([{0: [(1.0, 0, 1.0, False)]}], [1.0])
+    agent = DistAsyncQLearning(algorithm=MonteCarlo(longest, first_visit=True), seed=1)
+    agent.train(replace(there, max_episode_steps=6), total_steps=60)
+    assert agent.visits.tolist() == [[10 * parts]]
+
+
 @pytest.mark.parametrize(
     "algorithm, match",
     [

@@ -334,6 +334,16 @@ def test_random_histories_merged_in_other_ways(name):
     assert met > 50 and held_back > 50
 
 
+def test_small_step_sizes_are_divided_by_staleness_and_those_of_1_count_in_full():
+    """A step size of 3/4 that is one version behind is 1 - (1/4)^(1/2)."""
+    sizes = np.array([1e-6, 0.75, 1.0])
+    maps = maps_of([0, 1, 2], weights=1.0 - sizes, shifts=3.0 * sizes)
+    found = Merging("staleness_weighted").weighted(maps, 1)
+    expected = np.array([5e-7, 0.5, 1.0])
+    np.testing.assert_allclose(1.0 - found.weight, expected, rtol=1e-6)
+    np.testing.assert_allclose(found.shift, 3.0 * expected, rtol=1e-6)
+
+
 def test_order_free_merging_does_not_ask_who_came_first():
     """Two who learned from the same base: the later one's target does not get what was left for both."""
     found = []

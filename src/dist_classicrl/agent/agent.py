@@ -127,9 +127,10 @@ class DistAsyncQLearning(LearnedTable):
     merging : str
         How the server puts a push into the table where others pushed what its worker did not know of.
         "affine": its maps are applied to what is there, within their share. "order_free": targets get
-        weights as if the maps had come in no order at all. "staleness_weighted": step sizes are divided by 1
-        and the push's staleness. "reject_stale": what is more than `max_staleness` behind is refused, and
-        nobody waits: its steps count as made, and what was learned in them, visits too, is dropped.
+        weights as if the maps had come in no order at all. "staleness_weighted": small step sizes are divided
+        by 1 and the push's staleness, larger ones by less, and those of 1 count in full. "reject_stale": what
+        is more than `max_staleness` behind is refused, and nobody waits: its steps count as made, and what
+        was learned in them, visits too, is dropped.
     dtype : str
         Of the table, "float64" or "float32". Maps and targets are float64 in either case.
     device : str

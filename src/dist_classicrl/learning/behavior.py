@@ -81,13 +81,21 @@ def measure(behavior, rule, context, state, action, known):
 
 
 def expected_value(behavior, rule, context, now, step, table=0):
-    """Return the mean value of the next state in one of the rule's tables, under the behavior."""
+    """Return the mean value of the next state in one of the rule's tables, under the behavior.
+
+    Which actions it chooses does not depend on `table`.
+    """
     raise NotImplementedError("expected_value is for jitted code")
 
 
 def _has_no_preference(rule_type: Any) -> bool:
     rule = rule_of_type(rule_type)
     return rule is None or rule.preference is None
+
+
+def _has_one_table(rule_type: Any) -> bool:
+    rule = rule_of_type(rule_type)
+    return rule is None or len(rule.tables) == 1
 
 
 @overloads(expected_value, inline=True)
@@ -297,13 +305,45 @@ def _measure_preference(behavior, rule, context, state, action, known):
     return preference(rule, context, state, action)
 
 
+class _Greedy(NamedTuple):
+    """Epsilon-greedy's behavior where it does not explore: evenly among the best actions."""
+
+
+@rule_function
+def _measure_greedy(behavior, rule, context, state, action, top):
+    return 1.0 if _worth(rule, context, state, action) == top else 0.0
+
+
+def _greedy_value(rule, context, step, table):
+    """Return the next state's mean value in a table, over its best actions; 0 where none is legal."""
+    raise NotImplementedError("_greedy_value is for jitted code")
+
+
+@overloads(_greedy_value, inline=True)
+def _overload_greedy_value(rule, context, step, table):
+    if _has_no_preference(rule):
+        if _has_one_table(rule):
+            return lambda rule, context, step, table: best_value(context, step, table)
+        return lambda rule, context, step, table: (
+            best_value(context, step) if table == 0 else _value_of_best(rule, context, step, table)
+        )
+    return lambda rule, context, step, table: _value_of_best(rule, context, step, table)
+
+
+@jit
+def _value_of_best(rule, context, step, table):
+    top = _best_worth(rule, context, step.next_state, context.masks, step.i)
+    return 0.0 if top == -np.inf else _mean_by_measure(_Greedy(), rule, context, step, table, top)
+
+
 @rule_function
 def _expected_value(behavior, rule, context, now, step, table):
-    greedy = best_value(context, step, table)
+    greedy = _greedy_value(rule, context, step, table)
     return greedy + now.epsilon * (mean_value(context, step, table) - greedy)
 
 
 BEHAVIORS[EpsilonGreedy] = Functions(_choose, _choose_masked, _expected_value, _measure_preference)
+BEHAVIORS[_Greedy] = BEHAVIORS[EpsilonGreedy]._replace(measure=_measure_greedy)
 
 
 @compared_by_class
@@ -325,7 +365,7 @@ def _choose_masked_on_rung(behavior, rule, context, state, masks, i, epsilon, ra
 
 @rule_function
 def _expected_value_on_rung(behavior, rule, context, now, step, table):
-    greedy = best_value(context, step, table)
+    greedy = _greedy_value(rule, context, step, table)
     return greedy + now.epsilon**behavior.power * (mean_value(context, step, table) - greedy)
 
 

@@ -3,7 +3,8 @@
 An entry's map (w, b) takes Q to w Q + b. Maps compose: (w2, b2) after (w1, b1) is (w2 w1, w2 b1 + b2). A
 worker's table is a `TableArrays` of R rows of A entries; a server's are `values`, ndarray(float64 or float32)
 of shape (R * A,), and `counts`, ndarray(int64) likewise. Whatever the type of the values, maps are applied in
-float64. `stamp`, ndarray(int32) of shape (R * A,), marks entries with the number `now` of a pass over them.
+float64; what comes of that becomes float32 by `dist_classicrl.tables.lines.stored_as`. `stamp`,
+ndarray(int32) of shape (R * A,), marks entries with the number `now` of a pass over them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 
 from dist_classicrl._jit import jit, jit_inline
 from dist_classicrl._random import GAMMA, mix
+from dist_classicrl.tables.lines import stored_as
 from dist_classicrl.tables.rows import VISIT_MASK, actions_of, refresh_row
 
 SHIFT_REPLAYS = 32
@@ -20,6 +22,9 @@ _LOAD_SAMPLE = 512
 
 SHARED_LOAD = 4.0
 """-ln of the weight that the maps of all who worked on an entry at once may leave to what was there."""
+
+ONE_NAME = np.uint64(0)
+"""That of all entries, by which `stored_as` draws: entries of the same value and visits stay the same."""
 
 
 @jit
@@ -230,7 +235,7 @@ def apply_maps(maps, values, counts, limit, order_free):
         weight, shift = _beside_others(maps.weight[i], maps.shift[i], own, others, order_free)
         value = weight * value + shift
         if abs(value) <= limit:
-            values[entry] = value
+            values[entry] = stored_as(values, value, ONE_NAME, counts[entry])
         else:
             lost = np.int64(entry)
     return lost

@@ -24,8 +24,8 @@ from dist_classicrl.tables.rows import (
     UNROLLED_ACTIONS,
     RowFunctions,
     actions_of,
+    count,
     is_here,
-    learn_each_of_row,
 )
 
 MOST_VISITS = np.uint32(0xFFFFFFFF)
@@ -321,6 +321,17 @@ def learn_target_as(table, row, action, target, step_size, name):
 
 
 @jit_inline
+def _learn_row(table, row, target, step_size, counts_as, touched):
+    """Learn the entries of a row, in float32 by one draw: those that are equal stay so."""
+    name = _count_at(table, row, 0)
+    for action in range(actions_of(table)):
+        if _value_of(table, row, action) > -np.inf:
+            touched = count(table, row, action, counts_as, touched)
+            learn_target_as(table, row, action, target, step_size, name)
+    return touched
+
+
+@jit_inline
 def _add_amount(table, row, action, amount):
     at = np.uint64(row * table.width + action)
     table.values[at] = _stored(table, row, action, np.float64(table.values[at]) + amount)
@@ -335,7 +346,7 @@ ROW_FUNCTIONS[LineArrays] = RowFunctions(
     _visits_of,
     _count,
     _learn_target,
-    learn_each_of_row,
+    _learn_row,
     _add_amount,
     is_here,
 )

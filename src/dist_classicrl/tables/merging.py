@@ -15,8 +15,9 @@ class Merging:
 
     "affine" applies maps one after the other, within the share limit of `tables.kernels.apply_maps`, and
     "order_free" as that says. "staleness_weighted" takes weights to the power of 1 / (1 + staleness) before,
-    which is what a step size divided by 1 + staleness comes to; targets stay. "reject_stale" refuses what is
-    more than `most_stale` versions behind.
+    which is what a small step size divided by 1 + staleness comes to; targets stay. A weight of 0, as of a
+    step size of 1, stays 0: such a map counts in full. "reject_stale" refuses what is more than `most_stale`
+    versions behind.
     """
 
     name: str = "affine"

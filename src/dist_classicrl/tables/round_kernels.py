@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dist_classicrl._jit import jit, jit_inline
-from dist_classicrl.tables.kernels import SHIFT_REPLAYS, set_identity
+from dist_classicrl.tables.kernels import ONE_NAME, SHIFT_REPLAYS, set_identity
+from dist_classicrl.tables.lines import stored_as
 from dist_classicrl.tables.maps import PackedSums
 from dist_classicrl.tables.rows import VISIT_MASK, actions_of
 
@@ -235,11 +236,11 @@ def merge_finish(sums, values, counts, limit):
             total += visits
         elif targets != 0.0:
             value += targets
+        counts[entry] += visits
         if abs(value) <= limit:
-            values[entry] = value
+            values[entry] = stored_as(values, value, ONE_NAME, counts[entry])
         else:
             lost = entry
-        counts[entry] += visits
     sums.n_seen[0] = 0
     return lost, (_LN_2 / _PARTS_OF_HALVING * load / total if total > 0 else 0.0)
 

@@ -26,7 +26,8 @@ class MonteCarlo(NamedTuple):
         Steps, from 1 to 65,536, after which an episode is learned in any case; a walker keeps 32 bytes for
         each.
     first_visit : bool
-        Whether the first visit of an episode alone counts. It compares all steps of an episode.
+        Whether the first visit of an episode alone counts. It compares all steps of an episode. Of one that
+        is longer than `longest` each part is learned by itself, and a pair's first visit in each counts.
     """
 
     longest: int = 1000

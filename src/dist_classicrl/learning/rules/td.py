@@ -9,13 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dist_classicrl._jit import jit
+from dist_classicrl._jit import jit, jit_inline
 from dist_classicrl.learning.rules import returns
-from dist_classicrl.learning.rules.kernel import (
-    best_value,
-    rule_function,
-    update_row,
-)
+from dist_classicrl.learning.rules.kernel import is_legal, rule_function, update_row, value
 from dist_classicrl.learning.rules.truths import behavior_policy
 from dist_classicrl.rules import LearningRule, register
 from dist_classicrl.tables.rows import actions_of
@@ -27,8 +23,9 @@ class TD(NamedTuple):
     G_t = r + gamma ((1 - lambda) V(s') + lambda G_t+1), which after n steps ends with r + gamma V(s'). With
     n = 1 it is TD(0), with ``trace_decay=1`` n-step TD. The policy is given as ``behavior=``, an array of
     shape (states, actions). What is learned is a value for each state: in ``q_table`` all legal actions of a
-    state have it, and each of them counts a visit of the state. So the other behaviors choose evenly among
-    the legal actions, but for "ucb", which does so in the long run.
+    state have it, up to what compression leaves behind or writers take from each other, and each of them
+    counts a visit of the state. Such differences say nothing of actions: the other behaviors choose evenly
+    among the legal ones, but for "ucb", which does so in the long run.
 
     Attributes
     ----------
@@ -64,9 +61,28 @@ def _learn_steps(rule, context, now, step, v, learned):
 
 
 @rule_function
+def preference(rule, context, state, action):
+    """Compare no actions: where their values differ that is noise, as of rounding."""
+    return 0.0 if value(context, state, action) > -np.inf else -np.inf
+
+
+@jit_inline
+def _value_ahead(context, step):
+    """Return the next state's value, that of its first legal action; 0 where none is legal.
+
+    The largest one would be biased upwards where they differ, and a mean rounded where they do not.
+    """
+    n_actions = actions_of(context.table)
+    for action in range(n_actions):
+        if is_legal(context.table.legal, context.masks, step.next_state, n_actions, action, step.i):
+            return value(context, step.next_state, action)
+    return 0.0
+
+
+@rule_function
 def learn(rule, context, now, step, learned):
     """Learn a step at once where it is one alone, and else with those that wait."""
-    v = 0.0 if step.terminated else best_value(context, step)  # as large as any
+    v = 0.0 if step.terminated else _value_ahead(context, step)
     if rule.n > 1:
         return _learn_steps(rule, context, now, step, v, learned)
     return update_row(context, now, step.state, step.action, step.reward + context.discount * v, learned)
@@ -84,6 +100,7 @@ RULE = register(
         parameters=TD,
         learn=learn,
         truth=truth,
+        preference=preference,
         **returns.declared(share="trace_decay", learns_at_once=True),
     )
 )

@@ -136,18 +136,21 @@ def move_entry(context, now, row, action, target, name, errors):
 
 @jit_inline
 def move_state(context, now, row, target, first, errors):
-    """Move the values of all legal actions of a state; the error counts once."""
-    table = context.table
+    """Move the values of all legal actions of a state; the error counts once.
+
+    In float32 all of them are drawn by one name, that of entry `first`: what is equal stays so.
+    """
+    table, name = context.table, np.uint64(first)
     is_first = True
     for action in range(actions_of(table)):
         if value_of(table, row, action) > -np.inf:
             if is_first:
-                move_entry(context, now, row, action, target, np.uint64(first + action), errors)
+                move_entry(context, now, row, action, target, name, errors)
                 is_first = False
             else:
                 size = step_size(context, now, row, action)
                 count(table, row, action, 1, 0)
-                learn_target_as(table, row, action, target, size, np.uint64(first + action))
+                learn_target_as(table, row, action, target, size, name)
     if is_first:  # nothing is legal there: who looks for that sees the visit, and no number
         count(table, row, 0, 1, 0)
-        learn_target_as(table, row, 0, target, step_size(context, now, row, 0), np.uint64(first))
+        learn_target_as(table, row, 0, target, step_size(context, now, row, 0), name)

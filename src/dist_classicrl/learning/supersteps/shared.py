@@ -19,7 +19,7 @@ from dist_classicrl._jit import jit, jit_inline
 from dist_classicrl.learning.rules.kernel import Learned, on_target, rule_of_type
 from dist_classicrl.learning.supersteps.sums import PARTS, add_exactly
 from dist_classicrl.tables.lines import LineArrays, learn_target_as
-from dist_classicrl.tables.rows import ROW_FUNCTIONS, actions_of
+from dist_classicrl.tables.rows import ROW_FUNCTIONS, actions_of, learn_each_of_row
 
 WORDS = 2 * PARTS + 1
 """Of the sums of one number: of step sizes, of targets times these, and how many there are."""
@@ -84,7 +84,9 @@ def _learn_target(table, row, action, target, step_size):
         sums[2 * PARTS] += 1
 
 
-ROW_FUNCTIONS[Summed] = ROW_FUNCTIONS[LineArrays]._replace(count=_count, learn_target=_learn_target)
+ROW_FUNCTIONS[Summed] = ROW_FUNCTIONS[LineArrays]._replace(
+    count=_count, learn_target=_learn_target, learn_row=learn_each_of_row
+)
 
 
 def learns_there(rule_type: Any) -> bool:
