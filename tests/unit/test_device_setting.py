@@ -340,6 +340,11 @@ def test_auto_takes_a_card_where_the_problem_suits_it_and_says_why_not(monkeypat
     with pytest.raises(DeviceError, match='device="cuda" cannot be had: replay_ratio=1'):
         card_for(source_of(), Settings(device="cuda", replay_ratio=1.0), "local", 1, False, 10**9)
 
+    rounds = Settings(device="auto", async_updates=False)
+    for ranks, engine in ((1, "local"), (3, "rounds")):  # who has a card must not show in the table
+        card, why = card_for(source_of(), rounds, engine, ranks, False, 10**10)
+        assert card is None and "a seed's table must not depend on who has a card" in why
+
     large = source_of(TabularMDP.garnet(9000, 2, 2, seed=1))
     assert card_for(large, auto, "local", 1, False, 10**9)[0] == CARDS[0]
     monkeypatch.setattr(choosing, "cards", lambda: [Card(0, "tiny", (9, 0), 1 << 19, 1)])

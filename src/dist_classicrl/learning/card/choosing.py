@@ -125,8 +125,8 @@ def card_for(
         return card_of_this_rank(place), 'device="cuda"'
     if why is not None:
         return None, why
-    if ranks > 1 and not settings.async_updates:
-        return None, "in the reproducible mode all ranks have to learn on the same, which only they can say"
+    if not settings.may_take_card:
+        return None, "in the reproducible mode a seed's table must not depend on who has a card"
     if serves:
         return None, "this rank serves, and learns nothing while others do"
     if steps < AUTO_STEPS:
