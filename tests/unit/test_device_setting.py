@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import math
 import os
 from types import SimpleNamespace
 
@@ -13,7 +14,9 @@ import pytest
 from dist_classicrl import CompiledSimulator, DistAsyncQLearning, TabularMDP
 from dist_classicrl.agent.session import Session
 from dist_classicrl.engines import loops
+from dist_classicrl.engines.progress import Observer
 from dist_classicrl.engines.run import Run
+from dist_classicrl.engines.server.training import AsyncRoles
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.errors import DeviceError, DeviceMemoryError, MissingExtraError, SettingsError
 from dist_classicrl.learning.card import cards as _cards
@@ -22,6 +25,8 @@ from dist_classicrl.learning.card.cards import Card
 from dist_classicrl.learning.card.choosing import card_for, letters_of, why_not
 from dist_classicrl.learning.card.plan import check_memory
 from dist_classicrl.learning.compiled import CompiledLearner
+from dist_classicrl.learning.kinds import LearnerKind, register, unregister
+from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules import find
 from dist_classicrl.membership.view import View
 from dist_classicrl.rules import NStepSarsa
@@ -319,6 +324,7 @@ def test_processes_that_train_alone_go_by_what_launchers_say(alone, monkeypatch,
 
 def test_a_task_that_sees_only_its_own_card_takes_it(alone, monkeypatch):
     monkeypatch.setattr(choosing, "cards", lambda: CARDS[:1])
+    monkeypatch.setattr(choosing, "free_memory", lambda card: card.memory)
     third = source_of(), Settings(device="auto"), "server", 4, False, 10**10, (2, 3)
     assert card_for(*third)[0] is None
     monkeypatch.setenv("SLURM_LOCALID", "3")
@@ -331,6 +337,7 @@ def test_a_task_that_sees_only_its_own_card_takes_it(alone, monkeypatch):
 @pytest.mark.slow
 def test_auto_takes_a_card_where_the_problem_suits_it_and_says_why_not(monkeypatch, caplog):
     monkeypatch.setattr(choosing, "cards", lambda: CARDS)
+    monkeypatch.setattr(choosing, "free_memory", lambda card: card.memory)
     monkeypatch.delenv("OMPI_COMM_WORLD_LOCAL_RANK", raising=False)
     auto = Settings(device="auto")
     assert card_for(source_of(), auto, "local", 1, False, 10**9)[0] == CARDS[0]
@@ -347,9 +354,16 @@ def test_auto_takes_a_card_where_the_problem_suits_it_and_says_why_not(monkeypat
 
     large = source_of(TabularMDP.garnet(9000, 2, 2, seed=1))
     assert card_for(large, auto, "local", 1, False, 10**9)[0] == CARDS[0]
-    monkeypatch.setattr(choosing, "cards", lambda: [Card(0, "tiny", (9, 0), 1 << 19, 1)])
+    monkeypatch.setattr(choosing, "free_memory", lambda card: 1 << 19)  # others have the rest
     card, why = card_for(large, auto, "local", 1, False, 10**9)
-    assert card is None and "at least, more than card 0, tiny" in why
+    assert card is None and "GiB at least, and card 0, H100" in why and "0.000488 GiB that nobody uses" in why
+
+    def taken(card):
+        raise DeviceError("A call to card 0 failed: it is another process's alone.")
+
+    monkeypatch.setattr(choosing, "free_memory", taken)
+    card, why = card_for(source_of(), auto, "local", 1, False, 10**9)
+    assert card is None and "another process's alone" in why
 
     def nothing():
         raise DeviceError("There is no card.")
@@ -358,6 +372,49 @@ def test_auto_takes_a_card_where_the_problem_suits_it_and_says_why_not(monkeypat
     with caplog.at_level(logging.INFO, "dist_classicrl"):
         choosing.say_choice(auto, *card_for(source_of(), auto, "local", 1, False, 10**9))
     assert "Learning on cores: There is no card." in caplog.text
+
+
+class _Full(CompiledLearner):
+    """Stands for a card's learner that finds no room, or cannot be compiled, once it is there."""
+
+    def add(self, number, source, seed):
+        raise DeviceMemoryError("The table needs 2 GiB, and card 0 has 1 GiB that nobody uses.")
+
+
+@pytest.fixture
+def full(monkeypatch):
+    card = Card(0, "full", (0, 0), 1 << 30, 1, is_simulated=True)
+    kind = register(LearnerKind("full", lambda problem: problem.card is not None, _Full))
+    monkeypatch.setattr(choosing, "cards", lambda: [card])
+    monkeypatch.setattr(choosing, "free_memory", lambda card: card.memory)
+    monkeypatch.setattr(choosing, "AUTO_STEPS", 1000)
+    yield card
+    unregister(kind)
+
+
+def test_a_card_that_cannot_have_the_problem_is_left_for_cores_by_auto_alone(full, caplog):
+    agent, here = DistAsyncQLearning(device="auto", seed=1), DistAsyncQLearning(seed=1)
+    assert agent.train(env=MODEL, steps=1000).device == "cpu"
+    here.train(env=MODEL, steps=1000)
+    assert np.array_equal(agent.q_table, here.q_table)
+    assert "Learning on cores, and not on card 0, full" in caplog.text and "needs 2 GiB" in caplog.text
+    with pytest.raises(DeviceMemoryError, match="needs 2 GiB"):
+        DistAsyncQLearning(device="cuda", seed=1).train(env=MODEL, steps=1000)
+
+
+def test_a_worker_leaves_such_a_card_as_well(full):
+    for device in ("auto", "cuda"):
+        settings = Settings(device=device)
+        table = np.full(12, 3.0), np.zeros(12, np.int64)
+        run = Run(settings, source_of(), *table, 0, 100, 1, Observer(), math.inf, card=full, device="cuda")
+        roles = AsyncRoles(run, SimpleNamespace(), Rates(settings, 1))
+        if device == "cuda":
+            with pytest.raises(DeviceMemoryError):
+                roles.ready_learner(1)
+        else:
+            learner = roles.ready_learner(1)
+            assert type(learner) is CompiledLearner and learner.walkers == [1]
+            assert roles.ready_learner(1) is learner and np.array_equal(learner.table.q, table[0])
 
 
 def test_too_little_memory_is_refused_by_how_much(monkeypatch):

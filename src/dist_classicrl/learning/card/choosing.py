@@ -10,7 +10,14 @@ import numpy as np
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.environments.simulate import GAMES
 from dist_classicrl.errors import DeviceError, DistClassicRLError
-from dist_classicrl.learning.card.cards import Card, card_of_rank, cards, place_among, place_on_host
+from dist_classicrl.learning.card.cards import (
+    Card,
+    card_of_rank,
+    cards,
+    free_memory,
+    place_among,
+    place_on_host,
+)
 from dist_classicrl.learning.card.plan import (
     ONE_TABLE_ON_CARD,
     bytes_of_arrays,
@@ -141,9 +148,16 @@ def card_for(
     if ranks > 1 and number >= len(found):
         return None, f"the {len(found)} cards of this host are for other ranks of the {wanting} there"
     card = card_of_rank(found, number)
+    try:  # only now, as that begins to use the card
+        free = free_memory(card)
+    except DeviceError as error:
+        return None, str(error)
     needed = _least_bytes(source, settings, engine == "local")
-    if needed > card.memory:
-        return None, f"the table and its model need {needed / 2**30:.3g} GiB at least, more than {card} has"
+    if needed > free:
+        return None, (
+            f"the table and its model need {needed / 2**30:.3g} GiB at least, and {card} has "
+            f"{free / 2**30:.3g} GiB that nobody uses"
+        )
     return card, "there is one, and the problem suits it"
 
 

@@ -223,7 +223,8 @@ class CardLearner(ABC):
         if self._bound * _NEXT_BOUND > _LAST_BOUND:
             raise DivergenceError(
                 f"A target is beyond {self._bound:g}: on a card they are added up as whole "
-                "numbers, and there is no room for such. Make the rewards smaller, in a wrapper for instance."
+                "numbers, and there is no room for such. Make the rewards smaller, in a wrapper for instance, "
+                'or write device="cpu".'
             )
         self._bound *= _NEXT_BOUND
 
