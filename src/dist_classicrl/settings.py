@@ -402,7 +402,7 @@ class Settings(Checked):
 
     @property
     def may_take_card(self) -> bool:
-        """Whether a rank may learn on a card: by "auto" none does whose table must not depend on having one."""
+        """Whether a rank may learn on a card: by "auto" none does whose table must not depend on that."""
         return self.device == "cuda" or self.device == "auto" and self.async_updates
 
     @property

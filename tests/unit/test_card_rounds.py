@@ -9,13 +9,28 @@ import pytest
 pytest.importorskip("numba_cuda", reason="the extra gpu is not installed")
 
 from card_plain import Twin, rounds_of
-from card_twin import MODEL, SETTINGS, SMALL, OnCore, OneOnCore, RowsOnCore, core_learner, learned, made
+from card_twin import (
+    MODEL,
+    NO_CARD,
+    SETTINGS,
+    SMALL,
+    OnCore,
+    OneOnCore,
+    RowsOnCore,
+    core_learner,
+    learned,
+    made,
+)
 
-from dist_classicrl import TabularMDP
+from dist_classicrl import DistAsyncQLearning, TabularMDP
+from dist_classicrl.callbacks import BaseCallback
+from dist_classicrl.engines import loops
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.errors import CheckpointError, DivergenceError
+from dist_classicrl.learning.card import choosing, plan
 from dist_classicrl.learning.card.plan import ON_CARD, Shape, next_round, of_blocks
 from dist_classicrl.learning.card.steps import Arrays, Moment, merge_blocks, merge_step
+from dist_classicrl.learning.kinds import LearnerKind, register, unregister
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
@@ -192,3 +207,65 @@ def test_the_error_of_many_blocks_is_that_of_one_learner():
     many = error(lambda: made(OnCore, lake, settings, Shape(16, 64, 32)))
     one = error(lambda: core_learner(lake, settings))
     assert 0.005 < one < 0.03 and many < 1.25 * one
+
+
+@pytest.fixture
+def agents_on_core(monkeypatch):
+    """Let agents with device="cuda" learn as a card would, on a core, in rounds of up to 32,768 steps."""
+    kind = register(LearnerKind("card on a core", lambda problem: problem.card is not None, OnCore))
+    monkeypatch.setattr(choosing, "cards", lambda: [NO_CARD])
+    monkeypatch.setattr(plan, "IN_SIMULATOR", WIDE)
+    monkeypatch.setattr(loops, "_SLICE_SECONDS", 0.0)  # a quantum at a time where nothing is due
+    yield
+    unregister(kind)
+
+
+LAKE = TabularMDP.from_gymnasium("FrozenLake-v1")
+
+
+class Notes(BaseCallback):
+    """Notes at which steps it is told of the run, and asks for each thousandth."""
+
+    def __init__(self):
+        super().__init__()
+        self.at = []
+
+    def next_step(self, steps):
+        return steps - steps % 1000 + 1000
+
+    def _on_step(self):
+        self.at.append(self.num_timesteps)
+        return True
+
+
+def test_what_is_due_at_a_step_is_there_at_the_end_of_a_round_and_changes_no_bit(agents_on_core):
+    given = {"device": "cuda", "seed": 1, "learning_rate": PerVisit(0.7), "epsilon": 0.5}
+    agent, other = (DistAsyncQLearning(**given) for _ in range(2))
+    notes = Notes()
+    agent.train(env=LAKE, total_steps=200_000, callbacks=[notes], progress_bar=False)
+    other.train(env=LAKE, total_steps=200_000, progress_bar=False)
+    assert np.array_equal(agent.q_table, other.q_table) and np.array_equal(agent.visits, other.visits)
+    ends = {0, 200_000} | {used + one.moving * one.steps for used, one in rounds_of(0, 200_000, WIDE)}
+    assert ends.issuperset(notes.at) and len(notes.at) > 40
+    for thousand in range(1000, 200_000, 1000):
+        assert any(thousand <= at <= 1.06 * thousand + 64 for at in notes.at), thousand
+
+
+def test_episodes_asked_for_end_a_run_a_round_later_at_most(agents_on_core):
+    agent = DistAsyncQLearning(device="cuda", seed=1)
+    result = agent.train(env=LAKE, total_episodes=500, progress_bar=False)
+    assert 500 <= result.episodes <= 550
+
+
+def test_a_batch_size_that_means_nothing_on_a_card_does_not_make_a_run_deaf(agents_on_core, monkeypatch):
+    calls = []
+    usual = OnCore.learn
+
+    def learn(self, number, stream, steps):
+        calls.append(steps)
+        usual(self, number, stream, steps)
+
+    monkeypatch.setattr(OnCore, "learn", learn)
+    agent = DistAsyncQLearning(device="cuda", seed=1, batch_size=999_999)
+    agent.train(env=LAKE, total_steps=4 * 32_768, progress_bar=False)
+    assert calls == 4 * [32_768]
