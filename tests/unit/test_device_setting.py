@@ -157,6 +157,10 @@ class _Library:
         return self.context
 
 
+def _without_a_library(name):
+    raise ImportError("libcudart.so")
+
+
 class _Context:
     """Has 10 GiB that were given back and not returned yet."""
 
@@ -477,6 +481,11 @@ def test_doctor_lists_cards_or_says_why_there_is_none(library, monkeypatch):
     (found,) = card.examine()
     assert found.status == "warning" and "driver is too old" in found.found
     assert "Install a newer driver" in found.remedy
+    _cards.numba_cuda.cache_clear()
+    monkeypatch.setattr(_cards, "import_module", _without_a_library)
+    (found,) = card.examine()
+    assert found.status == "warning" and "cannot be imported: libcudart.so" in found.found
+    assert "Install it anew" in found.remedy
     monkeypatch.setattr(card, "find_spec", lambda name: None)
     (found,) = card.examine()
     assert found.status == "ok" and "the extra gpu, which is not installed" in found.found
