@@ -64,8 +64,10 @@ def test_nccl_stays_refused_with_cards():
     [
         ({}, "sharded", 'rows that they share or own.*Write placement="replicated"'),
         ({}, "supersteps", "rows that they share or own"),
+        ({}, "decentralized", 'ranks without a server.*Write topology="flat"'),
+        ({}, "gossip", "the engine 'gossip' is none that knows of cards. Take one of the library's"),
         ({"replay_ratio": 1.0}, "local", "replay_ratio=1.*Write replay_ratio=0"),
-        ({"algorithm": "dyna_q"}, "local", "'dyna_q' keeps a model"),
+        ({"algorithm": "dyna_q"}, "local", "'dyna_q' keeps a model.*as each run of learn_runs has"),
         ({"algorithm": "differential_q_learning"}, "local", "'differential_q_learning' shares"),
         ({"algorithm": "ucb_q_learning"}, "local", "'ucb_q_learning' looks at the entry"),
         ({"algorithm": "td"}, "local", "'td' moves all actions of a state at once"),

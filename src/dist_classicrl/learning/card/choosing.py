@@ -41,11 +41,18 @@ def why_not(source: Source, settings: Settings, engine: str) -> str | None:
 
     It goes on from "a training on a card cannot be had: ".
     """
-    if engine not in ("local", "server", "rounds"):
+    if engine in ("sharded", "supersteps"):
         return (
             f"ranks learn in rows that they share or own (the engine {engine!r}), which lie in main memory. "
             'Write placement="replicated"'
         )
+    if engine == "decentralized":
+        return (
+            'ranks without a server merge what they learned by topology="decentralized", and do so on cores '
+            'alone. Write topology="flat"'
+        )
+    if engine not in ("local", "server", "rounds"):
+        return f"the engine {engine!r} is none that knows of cards. Take one of the library's"
     if (why := why_not_simulated(source, settings)) is not None:
         return why
     rule, parameters = find(settings.algorithm)
@@ -80,7 +87,10 @@ def why_not_simulated(source: Source, settings: Settings) -> str | None:
 def _why_not_rule(rule: LearningRule, parameters: Any) -> str | None:
     """Return why a rule cannot learn on a card: each walker has to move entries towards targets."""
     if rule.model(parameters, 1, 1):
-        return "keeps a model of the environment, of which each walker would need one"
+        return (
+            "keeps a model of the environment, of which each walker would need one, as each run of learn_runs "
+            "has"
+        )
     if rule.shared:
         return (
             f"shares {rule.shared[0].name} among all entries, and a step's walkers would all move it at once"
