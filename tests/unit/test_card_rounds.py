@@ -32,6 +32,10 @@ from dist_classicrl.learning.card.plan import ON_CARD, Shape, next_round, of_blo
 from dist_classicrl.learning.card.steps import Arrays, Moment, merge_blocks, merge_step
 from dist_classicrl.learning.kinds import LearnerKind, register, unregister
 from dist_classicrl.learning.learner import Stream
+from dist_classicrl.learning.rules.kernel import best_value, rule_function, update
+from dist_classicrl.rules import LearningRule, Shared
+from dist_classicrl.rules import register as register_rule
+from dist_classicrl.rules import unregister as unregister_rule
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
 
@@ -269,3 +273,37 @@ def test_a_batch_size_that_means_nothing_on_a_card_does_not_make_a_run_deaf(agen
     agent = DistAsyncQLearning(device="cuda", seed=1, batch_size=999_999)
     agent.train(env=LAKE, total_steps=4 * 32_768, progress_bar=False)
     assert calls == 4 * [32_768]
+
+
+class Counting(NamedTuple):
+    """Q-learning whose walkers count their steps."""
+
+
+@rule_function
+def learn_and_count(rule, context, now, step, learned):
+    context.owned[now.walker, 0] += 1.0
+    target = step.reward
+    if not step.terminated:
+        target += context.discount * best_value(context, step)
+    return update(context, now, step.state, step.action, target, learned)
+
+
+@pytest.mark.parametrize("kind", [OnCore, RowsOnCore])
+def test_numbers_that_each_walker_has_of_its_own_are_kept_on_a_card(kind):
+    own = (Shared("steps", "owner"), Shared("unused", "owner", 2))
+    rule = LearningRule("counting", Counting, learn_and_count, can_travel=True, shared=own)
+    register_rule(rule)
+    try:
+        settings = dataclasses.replace(SETTINGS, algorithm="counting")
+        assert choosing.why_not(resolve(MODEL, 1, None), settings, "local") is None
+        one, two, usual = (made(kind, MODEL, each) for each in (settings, settings, SETTINGS))
+        found = learned(one, 640)
+        assert np.array_equal(found["q"], learned(usual, 640)["q"])
+        state = one.state(0)
+        steps, unused = state["rule_owned"][:, 0], state["rule_owned"][:, 1:]
+        assert steps.sum() == 640 and (steps > 0).sum() > 1 and unused.shape == (8, 2) and not unused.any()
+        two.restore(0, state)
+        learned(two, 64, start=640)
+        assert two.state(0)["rule_owned"][:, 0].sum() == 704
+    finally:
+        unregister_rule(rule)

@@ -88,13 +88,12 @@ def _why_not_rule(rule: LearningRule, parameters: Any) -> str | None:
     """Return why a rule cannot learn on a card: each walker has to move entries towards targets."""
     if rule.model(parameters, 1, 1):
         return (
-            "keeps a model of the environment, of which each walker would need one, as each run of learn_runs "
-            "has"
+            "keeps a model of the environment, of which each walker would need one, as each run of "
+            "learn_runs has"
         )
-    if rule.shared:
-        return (
-            f"shares {rule.shared[0].name} among all entries, and a step's walkers would all move it at once"
-        )
+    for one in rule.shared:
+        if one.merge != "owner":  # else each walker has its own
+            return f"shares {one.name} among all entries, and a step's walkers would all move it at once"
     if rule.on_target is not None:
         return "looks at the entry that it moves, which a step's other walkers move at the same time"
     if rule.name == "td":
