@@ -302,13 +302,20 @@ def test_the_place_of_a_rank_among_those_of_its_host_that_learn_is_the_groups_to
         for rank in members:
             group = SimpleNamespace(rank=rank, view=view, host_of=hosts.__getitem__)
             session = SimpleNamespace(group=group)
-            found.append(Session._place_on_host(session, SimpleNamespace(name=engine)))
+            found.append(Session._place_on_host(session, SimpleNamespace(name=engine), len(hosts)))
         return found
 
     assert places("server")[1:] == [(0, 2), (0, 2), (1, 2), (1, 2)]  # rank 0 serves, on its own host alone
     assert places("rounds") == [(0, 3), (1, 3), (0, 2), (1, 2), (2, 3)]
-    assert places("server", server=3, members=(1, 2, 3, 4)) == [(0, 2), (0, 1), (1, 2), (1, 2)]
-    assert Session._place_on_host(SimpleNamespace(group=None), None) is None
+    assert Session._place_on_host(SimpleNamespace(group=None), None, 1) is None
+    # A loss leaves all others where they are, and who replaces a rank has its number.
+    assert places("server", server=3, members=(1, 2, 3, 4)) == [(0, 2), (0, 2), (1, 2), (1, 2)]
+    assert places("server", members=(0, 2, 3))[1:] == [(0, 2), (1, 2)]
+    assert places("server", members=(0, 2, 3, 4))[1:] == [(0, 2), (1, 2), (1, 2)]
+    # Rank 0, which served first, comes back, and learns where the rank did that serves now, if that is there.
+    assert places("server", server=1, members=(0, 1, 2, 3, 4))[0] == (0, 2)
+    assert places("server", server=4, members=(0, 1, 2, 3, 4))[0] == (1, 2)
+    assert places("server", server=2, members=(0, 1, 2, 3, 4))[0] == (2, 3)
 
 
 @pytest.mark.parametrize(
