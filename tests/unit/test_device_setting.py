@@ -17,6 +17,7 @@ from dist_classicrl.engines import loops
 from dist_classicrl.engines.progress import Observer
 from dist_classicrl.engines.run import Run
 from dist_classicrl.engines.server.training import AsyncRoles
+from dist_classicrl.engines.server.worker import Worker
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.errors import DeviceError, DeviceMemoryError, MissingExtraError, SettingsError
 from dist_classicrl.learning.card import cards as _cards
@@ -428,6 +429,25 @@ def test_a_worker_leaves_such_a_card_as_well(full):
             learner = roles.ready_learner(1)
             assert type(learner) is CompiledLearner and learner.walkers == [1]
             assert roles.ready_learner(1) is learner and np.array_equal(learner.table.q, table[0])
+
+
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        (DeviceError("gone"), "learns no more, as its card failed."),
+        (ValueError("odd"), "learns no more, as its environment raised an exception."),
+    ],
+)
+def test_a_worker_that_gives_up_says_what_failed(caplog, error, what):
+    def learn():
+        raise error
+
+    said = []
+    table = SimpleNamespace(pack=lambda: None, undo=lambda packed: None)
+    worker = SimpleNamespace(survives_errors=True, _learn=learn, group=SimpleNamespace(rank=3), _table=table)
+    worker.__dict__.update(_leases=[], _made={}, _say_passive=said.append)
+    Worker._learn_or_give_up(worker)
+    assert f"Rank 3 {what}" in caplog.text and said == [f"{type(error).__name__}: {error}"]
 
 
 def test_too_little_memory_is_refused_by_how_much(monkeypatch):

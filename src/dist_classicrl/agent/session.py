@@ -224,7 +224,7 @@ class Session:
         """Return the number of this rank among those of its host that learn, and how many these are.
 
         None for a process alone. Of all `ranks`, so that a loss changes nobody's number, and no replacement
-        gets that of a rank that goes on. Rank 0 serves first; where it learns, it has the number of the server.
+        gets that of a rank that goes on. Rank 0 serves first; where it learns, it has the server's number.
         """
         group = self.group
         if group is None:
