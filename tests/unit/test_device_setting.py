@@ -431,6 +431,18 @@ def test_a_worker_leaves_such_a_card_as_well(full):
             assert roles.ready_learner(1) is learner and np.array_equal(learner.table.q, table[0])
 
 
+def test_a_number_of_steps_between_pushes_that_is_too_small_for_a_card_is_told(caplog):
+    for frequency, card, is_told in ((64, CARDS[0], True), (64, None, False), ("auto", CARDS[0], False)):
+        settings = Settings(device="cuda", sync_frequency=frequency, batch_size=2)
+        run = SimpleNamespace(settings=settings, card=card, source=source_of())
+        roles = AsyncRoles(run, SimpleNamespace(rank=3), Rates(settings, 1))
+        caplog.clear()
+        for interval in (128, 1 << 24):
+            roles.say_short_pushes(interval, 1 << 24)
+        assert caplog.text.count("sync_frequency=64 lets rank 3 push after 128 steps") == is_told
+        assert len(caplog.records) == is_told
+
+
 @pytest.mark.parametrize(
     ("error", "what"),
     [
