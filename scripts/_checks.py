@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import sys
 import tempfile
@@ -74,8 +75,10 @@ class Checks:
         environment = launch_environment()
         # Else each of some thousand processes would compile the package and the tests from their text.
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        before = processor_seconds()
         job = run_job(command, timeout=limit, env=environment, cwd=ROOT, keep_output=False)
         ending = f"did not end within {limit:g} s and was killed" if job.timed_out else f"{job.seconds:.0f} s"
+        ending += f" ({processor_seconds() - before:.0f} s of processor time)"
         nothing = self.choosing and job.returncode == NO_TESTS_CHOSEN and not job.timed_out
         late = job.returncode == ENDED_IN_FINALIZE and not job.timed_out and is_done()
         if late:
@@ -140,6 +143,12 @@ class Checks:
         verdict = "FAILED: " + "; ".join(self.failed) if self.failed else "everything passed"
         print(f"==> {verdict} ({seconds:.0f} s)", flush=True)
         return 1 if self.failed else 0
+
+
+def processor_seconds() -> float:
+    """Return for how long all that this process started, and that has ended, was at work on processors."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -39,6 +39,21 @@ def set_up(extras: tuple[str, ...] = ()) -> Path:
         sys.exit(f"This failed with exit status {error.returncode}: {' '.join(map(str, error.cmd))}")
 
 
+def add_if_possible(extra: str, without: str) -> None:
+    """Add what one more extra brings to `.venv`. Where it cannot be had, say what is done `without` it."""
+    with _alone():
+        stamp = _read_stamp()
+        if extra in stamp["extras"]:
+            return
+        say(f"adding {extra} to .venv")
+        try:
+            _install(f"{ROOT}[{extra}]")
+        except subprocess.CalledProcessError:
+            say(f"{extra} cannot be installed here: {without}")
+        else:
+            STAMP.write_text(json.dumps({**stamp, "extras": [*stamp["extras"], extra]}))
+
+
 def say(text: str) -> None:
     """Tell the user what is being done, in one line."""
     print(f"==> {text}", flush=True)

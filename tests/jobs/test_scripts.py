@@ -1,4 +1,5 @@
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -53,14 +54,43 @@ def test_a_number_of_ranks_that_is_none_is_refused_before_anything_is_done(ranks
     assert done.stdout == ""
 
 
+def script_named(monkeypatch, name):
+    """Return one of the scripts as a module, which has done nothing yet."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    loader = SourceFileLoader(f"{name}_script", str(SCRIPTS / name))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    script = importlib.util.module_from_spec(spec)
+    loader.exec_module(script)
+    return script
+
+
+def test_what_the_environment_can_do_without_ends_no_set_up(monkeypatch, tmp_path, capsys):
+    script_named(monkeypatch, "test")
+    setup = sys.modules["_setup"]
+    stamp = {"about": ["3.11"], "extras": ["test"], "mpi": "Open MPI"}
+    monkeypatch.setattr(setup, "STAMP", tmp_path / "stamp.json")
+    setup.STAMP.write_text(json.dumps(stamp))
+    asked = []
+
+    def install(package):
+        asked.append(package)
+        if len(asked) == 1:
+            raise subprocess.CalledProcessError(1, ["pip"])
+
+    monkeypatch.setattr(setup, "_install", install)
+    setup.add_if_possible("ptx", "nothing is compiled.")
+    assert "ptx cannot be installed here: nothing is compiled." in capsys.readouterr().out
+    assert json.loads(setup.STAMP.read_text()) == stamp
+    for _ in range(2):
+        setup.add_if_possible("ptx", "nothing is compiled.")
+    assert asked == [f"{SCRIPTS.parent}[ptx]"] * 2
+    assert json.loads(setup.STAMP.read_text()) == {**stamp, "extras": ["test", "ptx"]}
+
+
 @pytest.fixture
 def typed(monkeypatch):
     """Give a function that calls scripts/train without set-up: what it would become, and the extras."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    loader = SourceFileLoader("train_script", str(SCRIPTS / "train"))
-    spec = importlib.util.spec_from_loader("train_script", loader)
-    script = importlib.util.module_from_spec(spec)
-    loader.exec_module(script)
+    script = script_named(monkeypatch, "train")
 
     def call(*arguments, ranks=""):
         monkeypatch.setenv("RANKS", ranks)

@@ -35,8 +35,8 @@ MASKED = dataclasses.replace(
 
 
 def kernels_make_the_table_of_a_core():
-    for shared in (True, False):
-        here, there = (made(kind, MODEL, Settings(**GIVEN)) for kind in (OnCore, InCopies))
+    for shared, dtype in ((True, np.float64), (False, np.float64), (True, np.float32)):
+        here, there = (made(kind, MODEL, Settings(**GIVEN), dtype=dtype) for kind in (OnCore, InCopies))
         if not shared:
             there._shared_bytes, there._room = 0, None
             there._launchers.clear()

@@ -85,7 +85,7 @@ class Twin:
 
     def block(self, block, key, used, one, sizes):
         q = [list(row) for row in self.q]
-        maps = [[(1.0, 0.0, 0) for _ in range(2)] for _ in self.q]
+        maps = [[(0.0, 0.0, 0) for _ in range(2)] for _ in self.q]
         threads = self.shape.threads
         for i in range(one.steps):
             found = {}
@@ -94,24 +94,33 @@ class Twin:
                 state, action, target = self.step(w, counter, q)
                 found.setdefault((state, action), []).append(target)
             for (s, a), targets in found.items():
-                weight, shift, fresh = maps[s][a]
+                share, shift, fresh = maps[s][a]
                 fresh += len(targets)
                 keep, mean = self.towards(targets, sizes[self.known[s][a] + fresh], threads)
                 q[s][a] = keep * q[s][a] + (1.0 - keep) * mean
-                maps[s][a] = max(keep * weight, 2.0**-100), keep * shift + (1.0 - keep) * mean, fresh
+                maps[s][a] = self.share(share, keep), keep * shift + (1.0 - keep) * mean, fresh
         return maps
 
     def merge(self, s, a, maps):
         weight, targets, count = 1.0, 0.0, 0
-        for one, shift, fresh in maps:
+        for share, shift, fresh in maps:
             if fresh:
-                targets += fresh * (shift / (1.0 - one))
-                count, weight = count + fresh, weight * one
+                targets += fresh * (shift / (share if share >= 0.0 else 1.0 + share))
+                count, weight = count + fresh, weight * (1.0 - share if share >= 0.0 else -share)
         for _ in range(len(maps).bit_length() - 1):  # the root of the product, by square roots
             weight = math.sqrt(weight)
         if count:
             self.known[s][a] += count
             self.q[s][a] = weight * self.q[s][a] + (1.0 - weight) * (targets / count)
+
+    def share(self, before, keep):
+        """Return 1 - W after some more targets, or -W from a half on."""
+        if before >= 0.0:
+            after, weight = before + (1.0 - keep) * (1.0 - before), (1.0 - before) * keep
+        else:
+            weight = -before * keep
+            after = 1.0 - weight
+        return after if after < 0.5 else -max(weight, 2.0**-100)
 
     def towards(self, targets, alpha, most):
         """Return W and the mean of targets; below 8192 visits each has a step size of its own."""

@@ -60,7 +60,7 @@ class _Unlaunched:
     """Has all that kernels are called with, and compiles nothing for a core."""
 
     def add(self, number, source, seed):
-        self._crews[number] = self._crew(number)
+        self._crews[number], self._bounds[number] = self._crew(number), self._first_bound
 
 
 class _UnlaunchedRound(_Unlaunched, OnCore):

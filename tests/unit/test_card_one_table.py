@@ -105,7 +105,7 @@ def test_other_rules_come_to_their_truths(algorithm):
 @pytest.mark.parametrize(("by", "bound"), [(2.0**33, 2.0**40), (160.0, 2.0**20)], ids=["at once", "later"])
 def test_targets_beyond_the_bound_are_added_up_in_larger_units_and_no_step_is_made_twice(by, bound):
     one, other = (made(OneOnCore, scaled(by), SETTINGS) for _ in range(2))
-    other._bound = bound  # no target is beyond that
+    other._bounds[0] = bound  # no target is beyond that
     found, in_one_go = learned(one, 1000), learned(other, 1000)
     assert one.state(0)["bound"][0] == bound
     assert np.array_equal(found["updates"], in_one_go["updates"]) and found["updates"].sum() == 1000
@@ -149,6 +149,36 @@ def test_crews_take_turns_on_the_card():
     alone.learn(0, again, 80)
     assert np.array_equal(both.table.q, alone.table.q)
     assert (both.state(1)["position"] != both.state(0)["position"]).any()
+
+
+@pytest.mark.parametrize("kind", [OnCore, OneOnCore])
+def test_what_a_crew_learns_does_not_depend_on_the_targets_of_others_here(kind):
+    """Each has its own units: in reproducible rounds another rank may carry it."""
+
+    def learner_of_two():
+        learner = made(kind, scaled(first / 10.5), SETTINGS)
+        learner.add(1, resolve(MODEL, 1, None), 0)
+        return learner
+
+    def learn(learner, number, value, used=0):
+        learner.table.load(np.full(12, value), np.zeros(12, np.int64))
+        learner.learn(number, Stream(np.uint64(8), 0, used), 64)
+        return [learner.state(each)["bound"][0] for each in (0, 1)]
+
+    first = kind._first_bound
+    both, apart = learner_of_two(), learner_of_two()
+    assert learn(both, 0, 2.0 * first) == [first * 2.0**10, first]
+    assert learn(both, 1, 0.0) == [first * 2.0**10, first]
+    assert learn(apart, 1, 0.0) == [first, first]
+    assert np.array_equal(both.table.q, apart.table.q)
+    after = learner_of_two()
+    for number in (1, 0):
+        after.restore(number, both.state(number))
+    assert learn(after, 1, 0.0, 64) == [first * 2.0**10, first]
+    assert learn(apart, 1, 0.0, 64) == [first, first]
+    assert np.array_equal(after.table.q, apart.table.q)
+    after.add(0, resolve(MODEL, 1, None), 0)
+    assert learn(after, 1, 0.0, 128) == [first, first]  # it begins anew
 
 
 @pytest.mark.parametrize("kind", [OnCore, OneOnCore, RowsOnCore])

@@ -28,8 +28,8 @@ from dist_classicrl.engines import loops
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.errors import CheckpointError, DivergenceError
 from dist_classicrl.learning.card import choosing, plan
-from dist_classicrl.learning.card.plan import ON_CARD, Shape, next_round, of_blocks
-from dist_classicrl.learning.card.steps import Arrays, Moment, merge_blocks, merge_step
+from dist_classicrl.learning.card.plan import ON_CARD, Round, Shape, halves, next_round, of_blocks
+from dist_classicrl.learning.card.steps import Arrays, Moment, give_map, merge_blocks, merge_step, take_copy
 from dist_classicrl.learning.kinds import LearnerKind, register, unregister
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.rules.kernel import best_value, rule_function, update
@@ -134,6 +134,37 @@ def test_targets_beyond_the_bound_are_added_up_in_larger_units():
         learned(made(OnCore, beyond, SETTINGS), 10)
 
 
+def test_larger_units_begin_where_they_must_wherever_calls_are_cut():
+    """In the quantum in which a target is beyond the bound, not in the call."""
+    growing = dataclasses.replace(MODEL, outcome_reward=MODEL.outcome_reward * 100_000.0)
+    whole, cut = made(OnCore, growing, SETTINGS), made(OnCore, growing, SETTINGS)
+    quantum, steps = whole.quantum, 20 * whole.quantum + 5
+    one = learned(whole, steps)
+    stream, bounds = Stream(np.uint64(7), 0), []
+    for used in range(0, steps, quantum):
+        cut.learn(0, stream, min(quantum, steps - used))
+        bounds.append(cut.state(0)["bound"][0])
+    assert bounds[2] == 2.0**20 and bounds[-1] == whole.state(0)["bound"][0] == 2.0**30
+    for name, array in one.items():
+        assert np.array_equal(array, getattr(cut.table, name)), name
+    assert np.array_equal(whole.state(0)["position"], cut.state(0)["position"])
+    assert np.array_equal(whole.totals.values[[0, 2]], cut.totals.values[[0, 2]])
+
+
+@pytest.mark.parametrize("used", [0, 24, 64])
+def test_rounds_are_halved_at_multiples_of_a_quantum_until_they_are_of_one(used):
+    def parts_of(used, rounds):
+        parts = halves(used, rounds, 64)
+        return parts if len(parts) == 1 else [each for part in parts for each in parts_of(*part)]
+
+    rounds = [Round(8, 1)] * 50
+    parts = parts_of(used, rounds)
+    assert [round_ for _, part in parts for round_ in part] == rounds
+    ends = [begin + 8 * len(part) for begin, part in parts]
+    assert [begin for begin, _ in parts] == [used, *ends[:-1]]
+    assert ends[:-1] == list(range((used // 64 + 1) * 64, used + 400, 64))
+
+
 def test_a_state_that_is_put_back_goes_on_to_the_same_bits():
     one, other = made(OnCore, MODEL, SETTINGS), made(OnCore, MODEL, SETTINGS)
     one.learn(0, Stream(np.uint64(7), 0), 640)
@@ -151,23 +182,48 @@ def test_a_state_that_is_put_back_goes_on_to_the_same_bits():
         other.restore(0, {name: array for name, array in one.state(0).items() if name != "bound"})
 
 
+def merged(blocks, coming, step_size, visits, k, before, target, real):
+    """Return an entry to which some of all blocks came, so often each, with `k` walkers at a time."""
+    nothing = np.zeros(1, np.int64)
+    one = np.zeros(1), nothing.copy(), np.ones(1), np.zeros(1)
+    maps = np.zeros(blocks), np.zeros(blocks), np.zeros(blocks, np.int32)
+    arrays = Arrays(*one, *maps, np.zeros(5, np.int64))
+    arrays.values[0] = before
+    unit = 2.0**-40
+    moment = Moment(np.uint64(0), 0, 1, 1, step_size, 0.0, 0.0, 0.0, 1.0, 1.0 / unit, unit)
+    values, *own = (np.zeros(1, kind) for kind in (real, real, real, np.int32))
+    for block in range(coming):
+        take_copy.py_func(arrays, 0, values, *own)
+        for _ in range(visits):
+            total = k * round(target / unit)
+            merge_step.py_func(SimpleParts(None), moment, 0, 0, nothing, values, *own, k, total)
+        give_map.py_func(arrays, block, 0, *own)
+    merge_blocks(arrays, blocks, True, 0)
+    return arrays
+
+
+@pytest.mark.parametrize("real", [np.float64, np.float32])
+@pytest.mark.parametrize("step_size", [0.3, 1e-3, 1e-5, 1e-7, 1e-9])
+@pytest.mark.parametrize("k", [1, 8])
+def test_small_steps_of_blocks_go_as_far_as_they_should_and_towards_their_targets(step_size, k, real):
+    """In 128 steps of each of two blocks, of whose weights the root is due."""
+    rtol = 1e-5 if real is np.float32 else max(1e-7, 1e-15 / step_size)
+    moved = -np.expm1(max(128 * k * np.log1p(-step_size), np.log(2.0**-100)))
+    arrays = merged(2, 2, step_size, 128, k, 0.0, 0.7, real)
+    assert np.isclose(arrays.values[0], 0.7 * moved, rtol=rtol, atol=0.0)
+    assert np.isclose(1.0 - arrays.weight[0], moved, rtol=rtol, atol=0.0)
+    there = merged(2, 2, step_size, 128, k, 0.7, 0.7, real)
+    assert np.isclose(there.values[0], 0.7, rtol=rtol * moved, atol=0.0)
+
+
 @pytest.mark.parametrize("real", [np.float64, np.float32])
 @pytest.mark.parametrize(("step_size", "visits"), [(1e-4, 1), (1e-4, 200), (0.05, 1), (0.05, 20), (1.0, 3)])
 @pytest.mark.parametrize("coming", [1, 5, 64])
 def test_blocks_that_come_to_an_entry_move_it_as_one_learner_would(step_size, visits, coming, real):
     """Some of 64 blocks, so often each, towards the same target of 1; they have a limit for each visit."""
-    blocks, nothing = 64, np.zeros(1, np.int64)
+    blocks = 64
     (own,) = of_blocks(np.array([step_size]), blocks)
-    weight, shift, fresh = np.ones(blocks, real), np.zeros(blocks, real), np.zeros(blocks, np.int32)
-    moment = Moment(np.uint64(0), 0, 1, 1, own, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0)
-    parts = SimpleParts(None)
-    for block in range(coming):
-        one = weight[block : block + 1], shift[block : block + 1], fresh[block : block + 1]
-        for _ in range(visits):
-            merge_step.py_func(parts, moment, 0, 0, nothing, np.zeros(1, real), *one, 1, 1)
-    table = np.zeros(1), np.zeros(1, np.int64), np.ones(1), np.zeros(1)
-    arrays = Arrays(*table, weight.astype(float), shift.astype(float), fresh, np.zeros(5, np.int64))
-    merge_blocks(arrays, blocks, True, 0)
+    arrays = merged(blocks, coming, own, visits, 1, 0.0, 1.0, real)
     kept = max(1.0 - step_size, 2.0 ** (-40 / blocks)) ** visits
     expected = 1.0 - max(kept, 2.0 ** (-100 / blocks)) ** coming
     assert np.isclose(arrays.values[0], expected, rtol=0.01) and arrays.known[0] == visits * coming

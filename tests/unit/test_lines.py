@@ -1,9 +1,13 @@
 """Rows of whole cache lines: what the kernels find in them, against NumPy."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from dist_classicrl._jit import jit
+from dist_classicrl.learning import behavior
+from dist_classicrl.tables import lines
 from dist_classicrl.tables.line_table import LineTable
 from dist_classicrl.tables.rows import any_greedy_action, greedy_action, row_maximum
 from dist_classicrl.tables.shape import TableShape
@@ -56,3 +60,36 @@ def test_rows_without_numbers_to_compare_do_no_harm(n_actions):
     maxima, greedy, _ = searched(table)
     assert maxima[0] == 0.0 and greedy[0] == -1
     assert -1 <= greedy[1] < n_actions
+
+
+@jit
+def place_of(table, row, top):
+    first = np.uint64(row * table.width)
+    return lines._only_place(table.values, first, table.row_shape, table.n_actions, top)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_actions", [3, 40])
+def test_where_the_maximum_was_changed_meanwhile_by_another_writer_no_place_is_found(n_actions):
+    table = LineTable(TableShape(2, n_actions), np.dtype(np.float64))
+    table.values[:] = np.arange(n_actions)
+    assert place_of(table.arrays, 1, float(n_actions)) == -1  # not one that may be illegal
+    assert place_of(table.arrays, 1, 2.0) == 2
+
+
+def test_where_the_maximum_was_changed_meanwhile_a_legal_action_is_taken(monkeypatch):
+    """The first one is illegal: a target for it would make it NaN."""
+    reads = iter([-np.inf, 5.0, 3.0, -np.inf, 4.0, 3.0])
+    monkeypatch.setattr(lines, "_value_of", lambda table, row, action: next(reads))
+    monkeypatch.setattr(lines, "actions_of", lambda table: 3)
+    assert lines._any_greedy_action.py_func(None, 0, np.uint64(0)) == 1
+    assert next(reads, None) is None
+
+
+def test_the_same_holds_where_actions_are_compared_by_a_measure(monkeypatch):
+    reads = iter([5.0, 3.0, 4.0, 3.0])
+    monkeypatch.setattr(behavior, "measure", lambda *arguments: next(reads))
+    monkeypatch.setattr(behavior, "actions_of", lambda table: 3)
+    context, masks = SimpleNamespace(table=None), np.array([[False, True, True]])
+    assert behavior._largest.py_func(None, None, context, 0, masks, 0, 0.0, np.uint64(0)) == 1
+    assert next(reads, None) is None

@@ -14,7 +14,7 @@ from dist_classicrl import (
     TrainingResult,
 )
 from dist_classicrl.callbacks import MetricsCallback
-from dist_classicrl.evaluation.exact import exact_value
+from dist_classicrl.evaluation.exact import ExactValue, exact_value
 from dist_classicrl.monitoring import read_metrics
 from dist_classicrl.schedules import PerVisit
 
@@ -68,6 +68,9 @@ def test_each_is_shown_in_a_line_with_what_matters(shown, kind, words):
 
 def test_what_has_nothing_to_show_is_shown_as_well():
     assert re.fullmatch(r"DistAsyncQLearning\(0 steps, algorithm=.*, seed=None\)", repr(DistAsyncQLearning()))
+    assert repr(ExactValue(0.9, 1.0 + 1e-9, 1.0)) == (
+        "ExactValue(1, the best is 1, 0.00% below it, discount factor 0.9)"
+    )
     assert repr(TrainingResult()) == "TrainingResult(0 steps, 0 episodes, 0 s, 0 steps/s, 0 workers)"
     lost = repr(TrainingResult(steps=5, workers=2, lost_workers=(1, 3), resumed_from="saved/agent-0/f1"))
     assert lost.endswith("2 workers, lost 1, 3, resumed from saved/agent-0/f1)")

@@ -206,6 +206,20 @@ def test_mlflow_that_cannot_be_reached_says_so_at_the_beginning_and_costs_no_tra
     assert run.info.status == "FINISHED" and list(history["time/fps"]) == [400]
 
 
+def test_a_run_whose_settings_mlflow_does_not_take_is_closed(folder, store, monkeypatch):
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    def lose(*_, **__):
+        raise MlflowException("no room for parameters")
+
+    monkeypatch.setattr(MlflowClient, "log_batch", lose)
+    callback = MlflowCallback("lakes", tracking_uri=store)
+    with pytest.raises(MetricsError, match="no room for parameters"):
+        Reports(callback).start()
+    assert read_mlflow(store, callback)[0].info.status == "FAILED"
+
+
 def test_a_name_that_mlflow_does_not_take_costs_no_other_number(folder, store, caplog):
     callback = MlflowCallback("lakes", tracking_uri=store)
     run = Reports([lambda told: run.callbacks.record("loss [%]", told["num_timesteps"]), callback]).start()

@@ -89,6 +89,7 @@ class MlflowCallback(TrackingCallback):
         else:
             client.update_run(self.run_id, status="RUNNING")
             run = client.get_run(self.run_id)
+        self._run = run  # to be closed if its parameters are not taken
         known = run.data.params
         params = [Param(name, text) for name, text in _flat(config) if name not in known]
         for first in range(0, len(params), _AT_ONCE):

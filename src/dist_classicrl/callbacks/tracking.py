@@ -56,6 +56,7 @@ class TrackingCallback(ScalarsCallback):
         try:
             self._run = self._open(self._config())
         except self._errors() as error:
+            self._close()
             what = f"{self._service} cannot begin a run"
             refuse_or_warn(error, what, type(self).__name__, self.num_timesteps, self._remedy)
             return

@@ -23,7 +23,8 @@ class ExactValue:
     optimum: float  # the largest that any policy has
 
     def __repr__(self) -> str:
-        share = "" if self.relative_gap is None else f", {self.relative_gap:.2%} below it"
+        # Rounding may leave the best policy above the optimum.
+        share = "" if self.relative_gap is None else f", {max(self.relative_gap, 0.0):.2%} below it"
         discount = f"discount factor {self.discount_factor:g}"
         return f"ExactValue({self.value:.4g}, the best is {self.optimum:.4g}{share}, {discount})"
 

@@ -193,11 +193,12 @@ def _allows(masks, i, action):
 def _largest(behavior, rule, context, state, masks, i, known, random):
     """Return one of the allowed actions of the largest `measure`, each with the same chance."""
     n_actions = actions_of(context.table)
-    top, n_best = -np.inf, 0
+    top, first, n_best = -np.inf, 0, 0
     for action in range(n_actions):
         if _allows(masks, i, action):
             worth = measure(behavior, rule, context, state, action, known)
             n_best = 1 if worth > top else n_best + (worth == top)
+            first = action if worth > top else first
             top = max(top, worth)
     pick = below(random, n_best)
     for action in range(n_actions):
@@ -206,7 +207,7 @@ def _largest(behavior, rule, context, state, masks, i, known, random):
                 if pick == 0:
                     return action
                 pick -= 1
-    return 0
+    return first  # another writer has changed the row meanwhile
 
 
 @jit_inline

@@ -207,8 +207,8 @@ def _greedy_action(table, row):
 def _only_place(values, first, row_shape, n_actions, top):
     if row_shape is not None:
         places = places_of(values, first, row_shape, top)
-        # Where there is NaN there may be none; that is found later.
-        return np.int64(-1) if places & (places - 1) != 0 else min(lowest_bit(places), len(row_shape) - 1)
+        # There is none where another writer has changed the row meanwhile, or where there is NaN.
+        return lowest_bit(places) if number_of_bits(places) == 1 else np.int64(-1)
     where = np.int64(0)
     n_found = 0
     for block in range(_n_blocks(n_actions)):
@@ -222,10 +222,11 @@ def _only_place(values, first, row_shape, n_actions, top):
 
 @jit
 def _any_greedy_action(table, row, random):
-    top, n_best = -np.inf, 0
+    top, first, n_best = -np.inf, 0, 0
     for action in range(actions_of(table)):
         value = _value_of(table, row, action)
         n_best = 1 if value > top else n_best + (value == top)
+        first = action if value > top else first
         top = max(top, value)
     pick = below(random, n_best)
     for action in range(actions_of(table)):
@@ -233,7 +234,7 @@ def _any_greedy_action(table, row, random):
             if pick == 0:
                 return action
             pick -= 1
-    return 0  # another writer has changed the row meanwhile
+    return first  # another writer has changed the row meanwhile, but not what is legal
 
 
 @jit_inline

@@ -16,6 +16,7 @@ from dist_classicrl.learning.card.plan import (
     blocks_of,
     bytes_of_arrays,
     bytes_with_copies,
+    halves,
 )
 from dist_classicrl.learning.card.steps import FAULTS, Arrays, Moments
 from dist_classicrl.learning.learner import Problem, Stream
@@ -59,7 +60,7 @@ class InCopies(CardLearner):
 
     def _compile(self, number: int) -> None:
         moving = self._crew_there(number)
-        self._try(moving, Stream(np.uint64(0), 0), [Round(1, 0)], Units.for_bound(1.0, 1))
+        self._try(0, moving, Stream(np.uint64(0), 0), [Round(1, 0)], Units.for_bound(1.0, 1))
         self._take_sums(moving)
 
     def _bytes(self, crew: int, constant: int) -> int:
@@ -70,21 +71,32 @@ class InCopies(CardLearner):
         )
 
     def _play(self, number: int, stream: Stream, rounds: list[Round]) -> np.ndarray:
-        """See `CardLearner`: where a target is beyond the bound, all is played again in larger units."""
+        """See `CardLearner`."""
         moving = self._crew_there(number)
-        self._remember(moving)
-        while True:
-            units = Units.for_bound(self._bound, self.shape.threads * self._letters)
-            faults = self._try(moving, stream, rounds, units)
-            if not faults.any():
-                break
-            try:
-                self._raise_for(faults, moving.walkers)
-                self._widen()
-            finally:
-                self._put_back()
-        self._held.has_changed()
+        self._play_from(stream.used, moving, stream, rounds)
         return self._take_sums(moving)
+
+    def _play_from(self, used: int, moving: Moving, stream: Stream, rounds: list[Round]) -> None:
+        """Play rounds that begin `used` steps after the stream does.
+
+        Where a target is beyond the bound, the first and the second half of them are played by themselves,
+        and what is of one quantum in larger units: so these begin there, wherever calls are cut.
+        """
+        self._remember(moving)
+        units = Units.for_bound(self._bounds[moving.number], self.shape.threads * self._letters)
+        faults = self._try(used, moving, stream, rounds, units)
+        if not faults.any():
+            self._held.has_changed()
+            return
+        parts = halves(used, rounds, self.quantum)
+        try:
+            self._raise_for(faults, moving.walkers)
+            if len(parts) == 1:
+                self._widen(moving.number)
+        finally:
+            self._put_back()
+        for begin, part in parts:
+            self._play_from(begin, moving, stream, part)
 
     def _remember(self, moving: Moving) -> None:
         """Copy a crew on the card, so that it can be put back."""
@@ -104,12 +116,13 @@ class InCopies(CardLearner):
         for kept, array in zip(self._before, self._crew_arrays, strict=True):
             self.memory.write(array, kept)
 
-    def _try(self, moving: Moving, stream: Stream, rounds: list[Round], units: Units) -> np.ndarray:
+    def _try(
+        self, used: int, moving: Moving, stream: Stream, rounds: list[Round], units: Units
+    ) -> np.ndarray:
         """Play rounds on the card, from the table as it is here on; return what is wrong with them."""
         arrays, copies = self._there()
         tile, lanes = kernels.merge_shape()
         merging = -(-self.table.q.size // tile), tile * lanes
-        used = stream.used
         for first in range(0, len(rounds), MOST_MOMENTS):
             now = rounds[first : first + MOST_MOMENTS]
             moments = []

@@ -62,14 +62,14 @@ class InOneTable(CardLearner):
 
     def _compile(self, number: int) -> None:
         moving, table = self._crew_there(number), self._table()
-        moment = self._moment(Stream(np.uint64(0), 0), 0, Round(0, 0), self._units())
+        moment = self._moment(Stream(np.uint64(0), 0), 0, Round(0, 0), self._units(number))
         steps = self._steps(moving, table, self._moments([moment]))
         steps.make(0, 0, is_again=False)
         steps.make(0, 0, is_again=True)
         self._take_sums(moving)
 
-    def _units(self) -> Units:
-        return Units.for_bound(self._bound, self.shape.walkers * self._letters)
+    def _units(self, number: int) -> Units:
+        return Units.for_bound(self._bounds[number], self.shape.walkers * self._letters)
 
     def _play(self, number: int, stream: Stream, rounds: list[Round]) -> np.ndarray:
         """See `CardLearner`.
@@ -82,19 +82,19 @@ class InOneTable(CardLearner):
         with changing(self._held):
             while made < len(rounds):
                 self.memory.write(table.faults, np.zeros(FAULTS, np.int64))
-                units = self._units()
+                units = self._units(number)
                 moments = [self._moment(stream, *one, units) for one in self._from(stream, rounds, made)]
                 there = self._moments(moments)
                 if STEPPING not in self._launchers:
                     self._launchers[STEPPING] = self._steps(moving, table, there)
-                for number, moment in enumerate(moments):
-                    self._launchers[STEPPING].make(number, moment.moving, is_again)
+                for at, moment in enumerate(moments):
+                    self._launchers[STEPPING].make(at, moment.moving, is_again)
                     is_again = False
                 faults = self.memory.get(table.faults)
                 self._raise_for(faults, moving.walkers)
                 made += int(faults[MADE])
                 if faults[TOO_LARGE]:
-                    self._widen()
+                    self._widen(number)
                     is_again = True
         return self._take_sums(moving)
 

@@ -44,7 +44,7 @@ cuda: Any = numba_cuda()
 
 
 def bytes_of_copy(entries: int, itemsize: int) -> int:
-    """Return what the copy of a block takes: sums, values, weights and shifts, counts and hits."""
+    """Return what the copy of a block takes: sums, values, shares and shifts, counts and hits."""
     return entries * (8 + 3 * itemsize + 8)
 
 
@@ -98,7 +98,7 @@ def python_of_round(most: int, itemsize: int, in_shared: bool) -> Any:
     ) -> None:
         moment = moment_in(moments, number)
         entries = arrays.values.size
-        sums, values, weight, shift, fresh, hits = copy_of_block(copies, entries)
+        sums, values, share, shift, fresh, hits = copy_of_block(copies, entries)
         seen = Seen(values, arrays.known, fresh)
         letters = cuda.local.array(most, types.int64)
         targets = cuda.local.array(most, types.float64)
@@ -109,7 +109,7 @@ def python_of_round(most: int, itemsize: int, in_shared: bool) -> Any:
         # Loops over entries are written out: a range with a step would divide in each of them.
         entry = thread
         while entry < entries:
-            begin(arrays, entry, values, weight, shift, fresh)
+            begin(arrays, entry, values, share, shift, fresh)
             clear(sums, entry, entries)
             hits[entry] = 0
             entry += size
@@ -142,12 +142,12 @@ def python_of_round(most: int, itemsize: int, in_shared: bool) -> Any:
                 if k > 0:
                     hits[entry] = 0
                     total = take(sums, entry, entries)
-                    merge(parts, moment, i, entry, arrays.known, values, weight, shift, fresh, k, total)
+                    merge(parts, moment, i, entry, arrays.known, values, share, shift, fresh, k, total)
                 entry += size
             cuda.syncthreads()
         entry = thread
         while entry < entries:
-            tell(arrays, block, entry, weight, shift, fresh)
+            tell(arrays, block, entry, share, shift, fresh)
             entry += size
         if w < moment.moving:
             keep(walkers, w, at)

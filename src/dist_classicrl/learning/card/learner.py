@@ -94,7 +94,7 @@ class CardLearner(ABC):
         self._simulator = simulator
         self._stuck = stuck_states(simulator)
         self._crews: dict[int, Crew] = {}
-        self._bound = self._first_bound
+        self._bounds: dict[int, float] = {}  # of the targets of each crew, whoever else is here
         self._letters = letters_of(problem.rule, problem.parameters)
         self._told: Moments | None = None  # on the card
         self._constants: Any = None  # on the card: the simulation, and what is legal
@@ -127,6 +127,7 @@ class CardLearner(ABC):
         """
         crew = self._crew(number)
         self._forget(number)
+        self._bounds[number] = self._first_bound
         if self.table.shape.n_states != self._simulator.n_states:  # there is only compiled, by whoever learns
             self._crews[number] = crew
             return
@@ -234,15 +235,16 @@ class CardLearner(ABC):
                 'added to one. Correct its waits, or write device="cpu".'
             )
 
-    def _widen(self) -> None:
-        """Let larger targets be added up; DivergenceError where there is no room for such."""
-        if self._bound * _NEXT_BOUND > _LAST_BOUND:
+    def _widen(self, number: int) -> None:
+        """Let larger targets of a crew be added up; DivergenceError where there is no room for such."""
+        bound = self._bounds[number]
+        if bound * _NEXT_BOUND > _LAST_BOUND:
             raise DivergenceError(
-                f"A target is beyond {self._bound:g}: on a card they are added up as whole "
+                f"A target is beyond {bound:g}: on a card they are added up as whole "
                 "numbers, and there is no room for such. Make the rewards smaller, in a wrapper for "
                 'instance, or write device="cpu".'
             )
-        self._bound *= _NEXT_BOUND
+        self._bounds[number] = bound * _NEXT_BOUND
 
     def _parts(self, memory: RuleMemory) -> tuple[Any, Parts, Any]:
         """Return the simulation and the parts of a round on the card, and what the rule remembers there."""
@@ -365,7 +367,7 @@ class CardLearner(ABC):
                 self._bring_crew()
         crew, memory = self._crews[walker]
         position = np.concatenate([np.stack([crew.states, crew.elapsed], 1), crew.memory], 1)
-        bound = np.array([self._bound])
+        bound = np.array([self._bounds[walker]])
         return {"position": position, "running": crew.collected.copy(), "bound": bound, **memory.state()}
 
     def restore(self, walker: int, state: State) -> None:
@@ -378,7 +380,7 @@ class CardLearner(ABC):
         crew.states[:], crew.elapsed[:], crew.memory[:] = position[:, 0], position[:, 1], position[:, 2:]
         crew.collected[:] = running
         bound = 2.0 ** round(math.log2(max(state["bound"][0], 1.0)))
-        self._bound = min(max(self._first_bound, bound), _LAST_BOUND)
+        self._bounds[walker] = min(max(self._first_bound, bound), _LAST_BOUND)
         self._forget(walker)
 
     def _forget(self, walker: int) -> None:

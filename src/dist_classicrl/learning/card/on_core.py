@@ -36,16 +36,16 @@ def play_round(
 ):
     """Do what a card's kernel of the same name does with so many blocks of so many threads.
 
-    `copies` has room for one block: sums, values, weights, shifts, fresh visits and hits, of shape (entries,)
+    `copies` has room for one block: sums, values, shares, shifts, fresh visits and hits, of shape (entries,)
     each. `letters`, `targets` and `n` are those of a walker.
     """
     moment = moment_of(moments, number)
-    sums, values, weight, shift, fresh, hits = copies
+    sums, values, share, shift, fresh, hits = copies
     entries = arrays.values.size
     seen = Seen(values, arrays.known, fresh)
     for block in range(blocks):
         for entry in range(entries):
-            take_copy(arrays, entry, values, weight, shift, fresh)
+            take_copy(arrays, entry, values, share, shift, fresh)
             sums[entry], hits[entry] = 0, 0
         for i in range(moment.steps):
             for thread in range(threads):
@@ -75,9 +75,9 @@ def play_round(
                 k, total = np.int64(hits[entry]), sums[entry]
                 if k > 0:
                     sums[entry], hits[entry] = 0, 0
-                    merge_step(parts, moment, i, entry, arrays.known, values, weight, shift, fresh, k, total)
+                    merge_step(parts, moment, i, entry, arrays.known, values, share, shift, fresh, k, total)
         for entry in range(entries):
-            give_map(arrays, block, entry, weight, shift, fresh)
+            give_map(arrays, block, entry, share, shift, fresh)
     for entry in range(entries):
         merge_blocks(arrays, blocks, parts.step_sizes is not None, entry)
 

@@ -93,6 +93,21 @@ def next_round(start: int, used: int, left: int, shape: Shape) -> Round:
     return Round(moving, steps)
 
 
+def halves(used: int, rounds: list[Round], quantum: int) -> list[tuple[int, list[Round]]]:
+    """Return the first and the second half of rounds, each with the steps of the stream before it.
+
+    They are cut at a multiple of `quantum`, at which calls may be cut; all are returned where there is none.
+    """
+    begins = [used]
+    for one in rounds:
+        begins.append(begins[-1] + one.moving * one.steps)
+    middle = (used // quantum - (-begins[-1] // quantum)) // 2 * quantum
+    if middle <= used:
+        return [(used, rounds)]
+    first = begins.index(middle)
+    return [(used, rounds[:first]), (middle, rounds[first:])]
+
+
 def blocks_of(moving: int, shape: Shape) -> int:
     """Return on how many blocks so many walkers are."""
     return max(1, -(-moving // shape.threads))

@@ -87,7 +87,7 @@ class Arrays(NamedTuple):
     known: np.ndarray  # int64, shape (E,): visits
     weight: np.ndarray  # float64, shape (E,): the map of all that was learned, as in `TableArrays`
     shift: np.ndarray
-    block_weight: np.ndarray  # float64, shape (B * E,): the maps of the blocks in a round
+    block_share: np.ndarray  # float64, shape (B * E,): the maps of the blocks in a round, see `_with_more`
     block_shift: np.ndarray
     block_updates: np.ndarray  # int32, shape (B * E,)
     faults: np.ndarray  # int64, shape (5,)
@@ -342,15 +342,15 @@ def of_words(low, high):
 
 
 @jit
-def take_copy(arrays, entry, values, weight, shift, fresh):
+def take_copy(arrays, entry, values, share, shift, fresh):
     """Begin a round with an entry, in the copy of a block."""
     values[entry] = arrays.values[entry]
-    weight[entry], shift[entry] = 1.0, 0.0
+    share[entry], shift[entry] = 0.0, 0.0
     fresh[entry] = 0
 
 
 @jit
-def merge_step(parts, moment, i, entry, known, values, weight, shift, fresh, k, total):
+def merge_step(parts, moment, i, entry, known, values, share, shift, fresh, k, total):
     """Move an entry of a block towards the mean of the `k` targets that its walkers found in step `i`.
 
     `total` is their sum. That is the order-free form, W Q + (1 - W) (sum of y) / k with W = (1 - a)^k, of all
@@ -359,9 +359,31 @@ def merge_step(parts, moment, i, entry, known, values, weight, shift, fresh, k, 
     count = np.int64(fresh[entry]) + k
     keep, moved = _towards_mean(parts.step_sizes, moment, i, known[entry] + count, k, total)
     values[entry] = keep * values[entry] + moved
-    weight[entry] = max(keep * weight[entry], SMALLEST_OF_BLOCK)
+    share[entry] = _with_more(np.float64(share[entry]), keep)
     shift[entry] = keep * shift[entry] + moved
     fresh[entry] = count
+
+
+@jit_inline
+def _with_more(share, keep):
+    """Return the share that a block's targets have in an entry, after some that leave `keep` of what was.
+
+    With a weight W that is 1 - W, and -W from a half on. So float32 knows both, the one that is small, to its
+    last bit: what an entry moves towards is the shift divided by 1 - W, and of W a root may be due.
+    """
+    weight = _weight_of(share) * keep
+    after = share + (1.0 - keep) * (1.0 - share) if share >= 0.0 else 1.0 - weight
+    return after if after < 0.5 else -max(weight, SMALLEST_OF_BLOCK)
+
+
+@jit_inline
+def _weight_of(share):
+    return 1.0 - share if share >= 0.0 else -share
+
+
+@jit_inline
+def _moved_of(share):
+    return share if share >= 0.0 else 1.0 + share
 
 
 @jit_inline
@@ -387,10 +409,10 @@ def _due(step_sizes, step_size, visits):
 
 
 @jit
-def give_map(arrays, block, entry, weight, shift, fresh):
+def give_map(arrays, block, entry, share, shift, fresh):
     """Tell what a block learned of an entry in a round."""
     at = block * arrays.values.size + entry
-    arrays.block_weight[at] = weight[entry]
+    arrays.block_share[at] = share[entry]
     arrays.block_shift[at] = shift[entry]
     arrays.block_updates[at] = fresh[entry]
 
@@ -402,9 +424,10 @@ def learned_by(arrays, block, entry):
     A weight of 1 says that the entry did not move.
     """
     at = block * arrays.values.size + entry
-    k, weight, shift = np.int64(arrays.block_updates[at]), arrays.block_weight[at], arrays.block_shift[at]
+    k, share, shift = np.int64(arrays.block_updates[at]), arrays.block_share[at], arrays.block_shift[at]
+    weight = _weight_of(share)
     if k > 0 and weight < 1.0:
-        return k, weight, np.float64(k) * (shift / (1.0 - weight))
+        return k, weight, np.float64(k) * (shift / _moved_of(share))
     return k, 1.0, 0.0
 
 
