@@ -135,7 +135,7 @@ def test_targets_beyond_the_bound_are_added_up_in_larger_units():
 
 
 def test_larger_units_begin_where_they_must_wherever_calls_are_cut():
-    """In the quantum in which a target is beyond the bound, not in the call."""
+    """In the round in which a target is beyond the bound, not in the call."""
     growing = dataclasses.replace(MODEL, outcome_reward=MODEL.outcome_reward * 100_000.0)
     whole, cut = made(OnCore, growing, SETTINGS), made(OnCore, growing, SETTINGS)
     quantum, steps = whole.quantum, 20 * whole.quantum + 5
@@ -145,24 +145,28 @@ def test_larger_units_begin_where_they_must_wherever_calls_are_cut():
         cut.learn(0, stream, min(quantum, steps - used))
         bounds.append(cut.state(0)["bound"][0])
     assert bounds[2] == 2.0**20 and bounds[-1] == whole.state(0)["bound"][0] == 2.0**30
-    for name, array in one.items():
-        assert np.array_equal(array, getattr(cut.table, name)), name
-    assert np.array_equal(whole.state(0)["position"], cut.state(0)["position"])
-    assert np.array_equal(whole.totals.values[[0, 2]], cut.totals.values[[0, 2]])
+    by_rounds, stream, least = made(OnCore, growing, SETTINGS), Stream(np.uint64(7), 0), set()
+    while stream.used < steps:
+        least.add(stream.used % quantum)
+        by_rounds.learn(0, stream, by_rounds.first_end(stream, steps - stream.used, 1))
+    assert len(least) > 3  # within quanta, as where something is due
+    for other in (cut, by_rounds):
+        for name, array in one.items():
+            assert np.array_equal(array, getattr(other.table, name)), name
+        assert np.array_equal(whole.state(0)["position"], other.state(0)["position"])
+        assert np.array_equal(whole.totals.values[[0, 2]], other.totals.values[[0, 2]])
 
 
-@pytest.mark.parametrize("used", [0, 24, 64])
-def test_rounds_are_halved_at_multiples_of_a_quantum_until_they_are_of_one(used):
+def test_rounds_are_halved_until_they_are_by_themselves():
     def parts_of(used, rounds):
-        parts = halves(used, rounds, 64)
+        parts = halves(used, rounds)
         return parts if len(parts) == 1 else [each for part in parts for each in parts_of(*part)]
 
-    rounds = [Round(8, 1)] * 50
-    parts = parts_of(used, rounds)
-    assert [round_ for _, part in parts for round_ in part] == rounds
-    ends = [begin + 8 * len(part) for begin, part in parts]
-    assert [begin for begin, _ in parts] == [used, *ends[:-1]]
-    assert ends[:-1] == list(range((used // 64 + 1) * 64, used + 400, 64))
+    rounds = [Round(8, 1), Round(4, 2), Round(2, 1)] * 7
+    parts = parts_of(100, rounds)
+    assert [part for _, part in parts] == [[one] for one in rounds]
+    ends = [begin + one.moving * one.steps for begin, (one,) in parts]
+    assert [begin for begin, _ in parts] == [100, *ends[:-1]] and ends[-1] == 100 + 7 * 18
 
 
 def test_a_state_that_is_put_back_goes_on_to_the_same_bits():
