@@ -401,6 +401,11 @@ class Settings(Checked):
         return data
 
     @property
+    def may_take_card(self) -> bool:
+        """Whether a rank may learn on a card: by "auto" none does whose table must not depend on that."""
+        return self.device == "cuda" or self.device == "auto" and self.async_updates
+
+    @property
     def schedules(self) -> dict[str, Schedule]:
         """Those of the settings that are schedules, by name, and the temperature of the behavior."""
         found = {name: getattr(self, name) for name in _SCHEDULES}

@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("numba_cuda", reason="the extra gpu is not installed")
 
+import gymnasium
 import numba
 from card_twin import MODEL, NO_CARD, OnCore, OneOnCore, RowsOnCore, learned, made, run_in_simulator
 
@@ -668,9 +669,25 @@ def test_the_benchmark_refuses_to_measure_where_no_card_is(tmp_path):
         ([1], Settings(state_size=100), SettingsError, "state_size=100.* Leave state_size out"),
         ([1], Settings(behavior=np.full((4, 4), 0.25)), SettingsError, "behavior"),
         ([1], Settings(algorithm="differential_q_learning"), EnvError, "end"),
+        ([1], Settings(min_workers=2), DeviceError, "min_workers=2 asks for more.*Write min_workers=0"),
     ],
 )
 def test_what_train_refuses_many_runs_refuse(seeds, settings, error, says):
     lake = TabularMDP.from_gymnasium("FrozenLake-v1")
     with pytest.raises(error, match=says):
         learn_runs(lake, seeds, 10, settings, NO_CARD)
+
+
+def test_many_runs_close_the_environment_that_they_make():
+    closed = []
+
+    class Stepped(gymnasium.Env):
+        observation_space = gymnasium.spaces.Discrete(3)
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def close(self):
+            closed.append(self)
+
+    with pytest.raises(DeviceError, match="is stepped through Gymnasium"):
+        learn_runs(Stepped, [1], 10, None, NO_CARD)
+    assert len(closed) == 1

@@ -9,14 +9,33 @@ import pytest
 pytest.importorskip("numba_cuda", reason="the extra gpu is not installed")
 
 from card_plain import Twin, rounds_of
-from card_twin import MODEL, SETTINGS, SMALL, OnCore, OneOnCore, RowsOnCore, core_learner, learned, made
+from card_twin import (
+    MODEL,
+    NO_CARD,
+    SETTINGS,
+    SMALL,
+    OnCore,
+    OneOnCore,
+    RowsOnCore,
+    core_learner,
+    learned,
+    made,
+)
 
-from dist_classicrl import TabularMDP
+from dist_classicrl import DistAsyncQLearning, TabularMDP
+from dist_classicrl.callbacks import BaseCallback
+from dist_classicrl.engines import loops
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.errors import CheckpointError, DivergenceError
+from dist_classicrl.learning.card import choosing, plan
 from dist_classicrl.learning.card.plan import ON_CARD, Round, Shape, halves, next_round, of_blocks
 from dist_classicrl.learning.card.steps import Arrays, Moment, give_map, merge_blocks, merge_step, take_copy
+from dist_classicrl.learning.kinds import LearnerKind, register, unregister
 from dist_classicrl.learning.learner import Stream
+from dist_classicrl.learning.rules.kernel import best_value, rule_function, update
+from dist_classicrl.rules import LearningRule, Shared
+from dist_classicrl.rules import register as register_rule
+from dist_classicrl.rules import unregister as unregister_rule
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
 
@@ -111,12 +130,12 @@ def test_targets_beyond_the_bound_are_added_up_in_larger_units():
     assert np.allclose(found["q"] / by, small["q"], rtol=1e-6)
     assert other.state(0)["bound"][0] > 2.0**30
     beyond = dataclasses.replace(large, outcome_reward=large.outcome_reward * 2.0**60)
-    with pytest.raises(DivergenceError, match=r"A target is beyond 1\.1259e\+15"):
+    with pytest.raises(DivergenceError, match=r'A target is beyond 1\.1259e\+15.*device="cpu"'):
         learned(made(OnCore, beyond, SETTINGS), 10)
 
 
 def test_larger_units_begin_where_they_must_wherever_calls_are_cut():
-    """In the quantum in which a target is beyond the bound, not in the call."""
+    """In the round in which a target is beyond the bound, not in the call."""
     growing = dataclasses.replace(MODEL, outcome_reward=MODEL.outcome_reward * 100_000.0)
     whole, cut = made(OnCore, growing, SETTINGS), made(OnCore, growing, SETTINGS)
     quantum, steps = whole.quantum, 20 * whole.quantum + 5
@@ -126,24 +145,28 @@ def test_larger_units_begin_where_they_must_wherever_calls_are_cut():
         cut.learn(0, stream, min(quantum, steps - used))
         bounds.append(cut.state(0)["bound"][0])
     assert bounds[2] == 2.0**20 and bounds[-1] == whole.state(0)["bound"][0] == 2.0**30
-    for name, array in one.items():
-        assert np.array_equal(array, getattr(cut.table, name)), name
-    assert np.array_equal(whole.state(0)["position"], cut.state(0)["position"])
-    assert np.array_equal(whole.totals.values[[0, 2]], cut.totals.values[[0, 2]])
+    by_rounds, stream, least = made(OnCore, growing, SETTINGS), Stream(np.uint64(7), 0), set()
+    while stream.used < steps:
+        least.add(stream.used % quantum)
+        by_rounds.learn(0, stream, by_rounds.first_end(stream, steps - stream.used, 1))
+    assert len(least) > 3  # within quanta, as where something is due
+    for other in (cut, by_rounds):
+        for name, array in one.items():
+            assert np.array_equal(array, getattr(other.table, name)), name
+        assert np.array_equal(whole.state(0)["position"], other.state(0)["position"])
+        assert np.array_equal(whole.totals.values[[0, 2]], other.totals.values[[0, 2]])
 
 
-@pytest.mark.parametrize("used", [0, 24, 64])
-def test_rounds_are_halved_at_multiples_of_a_quantum_until_they_are_of_one(used):
+def test_rounds_are_halved_until_they_are_by_themselves():
     def parts_of(used, rounds):
-        parts = halves(used, rounds, 64)
+        parts = halves(used, rounds)
         return parts if len(parts) == 1 else [each for part in parts for each in parts_of(*part)]
 
-    rounds = [Round(8, 1)] * 50
-    parts = parts_of(used, rounds)
-    assert [round_ for _, part in parts for round_ in part] == rounds
-    ends = [begin + 8 * len(part) for begin, part in parts]
-    assert [begin for begin, _ in parts] == [used, *ends[:-1]]
-    assert ends[:-1] == list(range((used // 64 + 1) * 64, used + 400, 64))
+    rounds = [Round(8, 1), Round(4, 2), Round(2, 1)] * 7
+    parts = parts_of(100, rounds)
+    assert [part for _, part in parts] == [[one] for one in rounds]
+    ends = [begin + one.moving * one.steps for begin, (one,) in parts]
+    assert [begin for begin, _ in parts] == [100, *ends[:-1]] and ends[-1] == 100 + 7 * 18
 
 
 def test_a_state_that_is_put_back_goes_on_to_the_same_bits():
@@ -248,3 +271,99 @@ def test_the_error_of_many_blocks_is_that_of_one_learner():
     many = error(lambda: made(OnCore, lake, settings, Shape(16, 64, 32)))
     one = error(lambda: core_learner(lake, settings))
     assert 0.005 < one < 0.03 and many < 1.25 * one
+
+
+@pytest.fixture
+def agents_on_core(monkeypatch):
+    """Let agents with device="cuda" learn as a card would, on a core, in rounds of up to 32,768 steps."""
+    kind = register(LearnerKind("card on a core", lambda problem: problem.card is not None, OnCore))
+    monkeypatch.setattr(choosing, "cards", lambda: [NO_CARD])
+    monkeypatch.setattr(plan, "IN_SIMULATOR", WIDE)
+    monkeypatch.setattr(loops, "_SLICE_SECONDS", 0.0)  # a quantum at a time where nothing is due
+    yield
+    unregister(kind)
+
+
+LAKE = TabularMDP.from_gymnasium("FrozenLake-v1")
+
+
+class Notes(BaseCallback):
+    """Notes at which steps it is told of the run, and asks for each thousandth."""
+
+    def __init__(self):
+        super().__init__()
+        self.at = []
+
+    def next_step(self, steps):
+        return steps - steps % 1000 + 1000
+
+    def _on_step(self):
+        self.at.append(self.num_timesteps)
+        return True
+
+
+def test_what_is_due_at_a_step_is_there_at_the_end_of_a_round_and_changes_no_bit(agents_on_core):
+    given = {"device": "cuda", "seed": 1, "learning_rate": PerVisit(0.7), "epsilon": 0.5}
+    agent, other = (DistAsyncQLearning(**given) for _ in range(2))
+    notes = Notes()
+    agent.train(env=LAKE, total_steps=200_000, callbacks=[notes], progress_bar=False)
+    other.train(env=LAKE, total_steps=200_000, progress_bar=False)
+    assert np.array_equal(agent.q_table, other.q_table) and np.array_equal(agent.visits, other.visits)
+    ends = {0, 200_000} | {used + one.moving * one.steps for used, one in rounds_of(0, 200_000, WIDE)}
+    assert ends.issuperset(notes.at) and len(notes.at) > 40
+    for thousand in range(1000, 200_000, 1000):
+        assert any(thousand <= at <= 1.06 * thousand + 64 for at in notes.at), thousand
+
+
+def test_episodes_asked_for_end_a_run_a_round_later_at_most(agents_on_core):
+    agent = DistAsyncQLearning(device="cuda", seed=1)
+    result = agent.train(env=LAKE, total_episodes=500, progress_bar=False)
+    assert 500 <= result.episodes <= 550
+
+
+def test_a_batch_size_that_means_nothing_on_a_card_does_not_make_a_run_deaf(agents_on_core, monkeypatch):
+    calls = []
+    usual = OnCore.learn
+
+    def learn(self, number, stream, steps):
+        calls.append(steps)
+        usual(self, number, stream, steps)
+
+    monkeypatch.setattr(OnCore, "learn", learn)
+    agent = DistAsyncQLearning(device="cuda", seed=1, batch_size=999_999)
+    agent.train(env=LAKE, total_steps=4 * 32_768, progress_bar=False)
+    assert calls == 4 * [32_768]
+
+
+class Counting(NamedTuple):
+    """Q-learning whose walkers count their steps."""
+
+
+@rule_function
+def learn_and_count(rule, context, now, step, learned):
+    context.owned[now.walker, 0] += 1.0
+    target = step.reward
+    if not step.terminated:
+        target += context.discount * best_value(context, step)
+    return update(context, now, step.state, step.action, target, learned)
+
+
+@pytest.mark.parametrize("kind", [OnCore, RowsOnCore])
+def test_numbers_that_each_walker_has_of_its_own_are_kept_on_a_card(kind):
+    own = (Shared("steps", "owner"), Shared("unused", "owner", 2))
+    rule = LearningRule("counting", Counting, learn_and_count, can_travel=True, shared=own)
+    register_rule(rule)
+    try:
+        settings = dataclasses.replace(SETTINGS, algorithm="counting")
+        assert choosing.why_not(resolve(MODEL, 1, None), settings, "local") is None
+        one, two, usual = (made(kind, MODEL, each) for each in (settings, settings, SETTINGS))
+        found = learned(one, 640)
+        assert np.array_equal(found["q"], learned(usual, 640)["q"])
+        state = one.state(0)
+        steps, unused = state["rule_owned"][:, 0], state["rule_owned"][:, 1:]
+        assert steps.sum() == 640 and (steps > 0).sum() > 1 and unused.shape == (8, 2) and not unused.any()
+        two.restore(0, state)
+        learned(two, 64, start=640)
+        assert two.state(0)["rule_owned"][:, 0].sum() == 704
+    finally:
+        unregister_rule(rule)

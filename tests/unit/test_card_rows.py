@@ -261,3 +261,38 @@ def test_a_large_table_is_saved_while_the_card_learns_on(on_core, tmp_path, monk
     again = DistAsyncQLearning(seed=4, learning_rate=PerVisit(0.7))
     assert again.train(env=MODEL, steps=30_000_000, progress_bar=False, **saving).steps == 30_000_000
     assert np.array_equal(again.q_table, agent.q_table)  # it was all made before
+
+
+@pytest.mark.parametrize(("first", "then"), [("sharded", "auto"), ("auto", "sharded")])
+def test_a_small_table_goes_on_in_copies_that_was_begun_in_rows_and_the_other_way(
+    monkeypatch, tmp_path, first, then
+):
+    """New episodes begin there: copies and rows have other numbers of walkers."""
+    kinds = [
+        register(LearnerKind("copies", lambda problem: problem.card and problem.rows is None, OnCore)),
+        register(LearnerKind("rows", lambda problem: problem.card and problem.rows is not None, RowsOnCore)),
+    ]
+    monkeypatch.setattr(choosing, "cards", lambda: [NO_CARD])
+    monkeypatch.setattr(plan, "IN_SIMULATOR", plan.Shape(2, 4, 8))
+
+    saving = {"checkpoint_dir": tmp_path, "checkpoint_interval": 1000, "progress_bar": False}
+    given = {"device": "cuda", "seed": 4, "learning_rate": PerVisit(0.7)}
+
+    class Breaks(BaseCallback):
+        def _on_step(self):
+            if self.num_timesteps >= 2000:
+                raise LookupError  # after which all is saved
+            return True
+
+    try:
+        agent = DistAsyncQLearning(**given)
+        with pytest.raises(LookupError):
+            agent.train(env=MODEL, steps=4000, placement=first, callbacks=[Breaks()], **saving)
+        places._agents.clear()  # so that another one goes on where this one has saved
+        again = DistAsyncQLearning(**given)
+        result = again.train(env=MODEL, steps=4000, placement=then, **saving)
+    finally:
+        for kind in kinds:
+            unregister(kind)
+    assert result.resumed_from is not None and again.steps == 4000
+    assert again.visits.sum() == 4000

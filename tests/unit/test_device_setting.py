@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import math
 import os
 from types import SimpleNamespace
 
@@ -13,7 +14,10 @@ import pytest
 from dist_classicrl import CompiledSimulator, DistAsyncQLearning, TabularMDP
 from dist_classicrl.agent.session import Session
 from dist_classicrl.engines import loops
+from dist_classicrl.engines.progress import Observer
 from dist_classicrl.engines.run import Run
+from dist_classicrl.engines.server.training import AsyncRoles
+from dist_classicrl.engines.server.worker import Worker
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.errors import DeviceError, DeviceMemoryError, MissingExtraError, SettingsError
 from dist_classicrl.learning.card import cards as _cards
@@ -22,6 +26,8 @@ from dist_classicrl.learning.card.cards import Card
 from dist_classicrl.learning.card.choosing import card_for, letters_of, why_not
 from dist_classicrl.learning.card.plan import check_memory
 from dist_classicrl.learning.compiled import CompiledLearner
+from dist_classicrl.learning.kinds import LearnerKind, register, unregister
+from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules import find
 from dist_classicrl.membership.view import View
 from dist_classicrl.rules import NStepSarsa
@@ -59,8 +65,10 @@ def test_nccl_stays_refused_with_cards():
     [
         ({}, "sharded", 'rows that they share or own.*Write placement="replicated"'),
         ({}, "supersteps", "rows that they share or own"),
+        ({}, "decentralized", 'ranks without a server.*Write topology="flat"'),
+        ({}, "gossip", "the engine 'gossip' is none that knows of cards. Take one of the library's"),
         ({"replay_ratio": 1.0}, "local", "replay_ratio=1.*Write replay_ratio=0"),
-        ({"algorithm": "dyna_q"}, "local", "'dyna_q' keeps a model"),
+        ({"algorithm": "dyna_q"}, "local", "'dyna_q' keeps a model.*as each run of learn_runs has"),
         ({"algorithm": "differential_q_learning"}, "local", "'differential_q_learning' shares"),
         ({"algorithm": "ucb_q_learning"}, "local", "'ucb_q_learning' looks at the entry"),
         ({"algorithm": "td"}, "local", "'td' moves all actions of a state at once"),
@@ -150,6 +158,10 @@ class _Library:
 
     def current_context(self):
         return self.context
+
+
+def _without_a_library(name):
+    raise ImportError("libcudart.so")
 
 
 class _Context:
@@ -291,13 +303,20 @@ def test_the_place_of_a_rank_among_those_of_its_host_that_learn_is_the_groups_to
         for rank in members:
             group = SimpleNamespace(rank=rank, view=view, host_of=hosts.__getitem__)
             session = SimpleNamespace(group=group)
-            found.append(Session._place_on_host(session, SimpleNamespace(name=engine)))
+            found.append(Session._place_on_host(session, SimpleNamespace(name=engine), len(hosts)))
         return found
 
     assert places("server")[1:] == [(0, 2), (0, 2), (1, 2), (1, 2)]  # rank 0 serves, on its own host alone
     assert places("rounds") == [(0, 3), (1, 3), (0, 2), (1, 2), (2, 3)]
-    assert places("server", server=3, members=(1, 2, 3, 4)) == [(0, 2), (0, 1), (1, 2), (1, 2)]
-    assert Session._place_on_host(SimpleNamespace(group=None), None) is None
+    assert Session._place_on_host(SimpleNamespace(group=None), None, 1) is None
+    # A loss leaves all others where they are, and who replaces a rank has its number.
+    assert places("server", server=3, members=(1, 2, 3, 4)) == [(0, 2), (0, 2), (1, 2), (1, 2)]
+    assert places("server", members=(0, 2, 3))[1:] == [(0, 2), (1, 2)]
+    assert places("server", members=(0, 2, 3, 4))[1:] == [(0, 2), (1, 2), (1, 2)]
+    # Rank 0, which served first, comes back, and learns where the rank did that serves now, if that is there.
+    assert places("server", server=1, members=(0, 1, 2, 3, 4))[0] == (0, 2)
+    assert places("server", server=4, members=(0, 1, 2, 3, 4))[0] == (1, 2)
+    assert places("server", server=2, members=(0, 1, 2, 3, 4))[0] == (2, 3)
 
 
 @pytest.mark.parametrize(
@@ -319,6 +338,7 @@ def test_processes_that_train_alone_go_by_what_launchers_say(alone, monkeypatch,
 
 def test_a_task_that_sees_only_its_own_card_takes_it(alone, monkeypatch):
     monkeypatch.setattr(choosing, "cards", lambda: CARDS[:1])
+    monkeypatch.setattr(choosing, "free_memory", lambda card: card.memory)
     third = source_of(), Settings(device="auto"), "server", 4, False, 10**10, (2, 3)
     assert card_for(*third)[0] is None
     monkeypatch.setenv("SLURM_LOCALID", "3")
@@ -331,6 +351,7 @@ def test_a_task_that_sees_only_its_own_card_takes_it(alone, monkeypatch):
 @pytest.mark.slow
 def test_auto_takes_a_card_where_the_problem_suits_it_and_says_why_not(monkeypatch, caplog):
     monkeypatch.setattr(choosing, "cards", lambda: CARDS)
+    monkeypatch.setattr(choosing, "free_memory", lambda card: card.memory)
     monkeypatch.delenv("OMPI_COMM_WORLD_LOCAL_RANK", raising=False)
     auto = Settings(device="auto")
     assert card_for(source_of(), auto, "local", 1, False, 10**9)[0] == CARDS[0]
@@ -340,11 +361,23 @@ def test_auto_takes_a_card_where_the_problem_suits_it_and_says_why_not(monkeypat
     with pytest.raises(DeviceError, match='device="cuda" cannot be had: replay_ratio=1'):
         card_for(source_of(), Settings(device="cuda", replay_ratio=1.0), "local", 1, False, 10**9)
 
+    rounds = Settings(device="auto", async_updates=False)
+    for ranks, engine in ((1, "local"), (3, "rounds")):  # who has a card must not show in the table
+        card, why = card_for(source_of(), rounds, engine, ranks, False, 10**10)
+        assert card is None and "a seed's table must not depend on who has a card" in why
+
     large = source_of(TabularMDP.garnet(9000, 2, 2, seed=1))
     assert card_for(large, auto, "local", 1, False, 10**9)[0] == CARDS[0]
-    monkeypatch.setattr(choosing, "cards", lambda: [Card(0, "tiny", (9, 0), 1 << 19, 1)])
+    monkeypatch.setattr(choosing, "free_memory", lambda card: 1 << 19)  # others have the rest
     card, why = card_for(large, auto, "local", 1, False, 10**9)
-    assert card is None and "at least, more than card 0, tiny" in why
+    assert card is None and "GiB at least, and card 0, H100" in why and "0.000488 GiB that nobody uses" in why
+
+    def taken(card):
+        raise DeviceError("A call to card 0 failed: it is another process's alone.")
+
+    monkeypatch.setattr(choosing, "free_memory", taken)
+    card, why = card_for(source_of(), auto, "local", 1, False, 10**9)
+    assert card is None and "another process's alone" in why
 
     def nothing():
         raise DeviceError("There is no card.")
@@ -353,6 +386,80 @@ def test_auto_takes_a_card_where_the_problem_suits_it_and_says_why_not(monkeypat
     with caplog.at_level(logging.INFO, "dist_classicrl"):
         choosing.say_choice(auto, *card_for(source_of(), auto, "local", 1, False, 10**9))
     assert "Learning on cores: There is no card." in caplog.text
+
+
+class _Full(CompiledLearner):
+    """Stands for a card's learner that finds no room, or cannot be compiled, once it is there."""
+
+    def add(self, number, source, seed):
+        raise DeviceMemoryError("The table needs 2 GiB, and card 0 has 1 GiB that nobody uses.")
+
+
+@pytest.fixture
+def full(monkeypatch):
+    card = Card(0, "full", (0, 0), 1 << 30, 1, is_simulated=True)
+    kind = register(LearnerKind("full", lambda problem: problem.card is not None, _Full))
+    monkeypatch.setattr(choosing, "cards", lambda: [card])
+    monkeypatch.setattr(choosing, "free_memory", lambda card: card.memory)
+    monkeypatch.setattr(choosing, "AUTO_STEPS", 1000)
+    yield card
+    unregister(kind)
+
+
+def test_a_card_that_cannot_have_the_problem_is_left_for_cores_by_auto_alone(full, caplog):
+    agent, here = DistAsyncQLearning(device="auto", seed=1), DistAsyncQLearning(seed=1)
+    assert agent.train(env=MODEL, steps=1000).device == "cpu"
+    here.train(env=MODEL, steps=1000)
+    assert np.array_equal(agent.q_table, here.q_table)
+    assert "Learning on cores, and not on numba's CUDA simulator: The table needs 2 GiB" in caplog.text
+    with pytest.raises(DeviceMemoryError, match="needs 2 GiB"):
+        DistAsyncQLearning(device="cuda", seed=1).train(env=MODEL, steps=1000)
+
+
+def test_a_worker_leaves_such_a_card_as_well(full):
+    for device in ("auto", "cuda"):
+        settings = Settings(device=device)
+        table = np.full(12, 3.0), np.zeros(12, np.int64)
+        run = Run(settings, source_of(), *table, 0, 100, 1, Observer(), math.inf, card=full, device="cuda")
+        roles = AsyncRoles(run, SimpleNamespace(), Rates(settings, 1))
+        if device == "cuda":
+            with pytest.raises(DeviceMemoryError):
+                roles.ready_learner(1)
+        else:
+            learner = roles.ready_learner(1)
+            assert type(learner) is CompiledLearner and learner.walkers == [1]
+            assert roles.ready_learner(1) is learner and np.array_equal(learner.table.q, table[0])
+
+
+def test_a_number_of_steps_between_pushes_that_is_too_small_for_a_card_is_told(caplog):
+    for frequency, card, is_told in ((64, CARDS[0], True), (64, None, False), ("auto", CARDS[0], False)):
+        settings = Settings(device="cuda", sync_frequency=frequency, batch_size=2)
+        run = SimpleNamespace(settings=settings, card=card, source=source_of())
+        roles = AsyncRoles(run, SimpleNamespace(rank=3), Rates(settings, 1))
+        caplog.clear()
+        for interval in (128, 1 << 24):
+            roles.say_short_pushes(interval, 1 << 24)
+        assert caplog.text.count("sync_frequency=64 lets rank 3 push after 128 steps") == is_told
+        assert len(caplog.records) == is_told
+
+
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        (DeviceError("gone"), "learns no more, as its card failed."),
+        (ValueError("odd"), "learns no more, as its environment raised an exception."),
+    ],
+)
+def test_a_worker_that_gives_up_says_what_failed(caplog, error, what):
+    def learn():
+        raise error
+
+    said = []
+    table = SimpleNamespace(pack=lambda: None, undo=lambda packed: None)
+    worker = SimpleNamespace(survives_errors=True, _learn=learn, group=SimpleNamespace(rank=3), _table=table)
+    worker.__dict__.update(_leases=[], _made={}, _say_passive=said.append)
+    Worker._learn_or_give_up(worker)
+    assert f"Rank 3 {what}" in caplog.text and said == [f"{type(error).__name__}: {error}"]
 
 
 def test_too_little_memory_is_refused_by_how_much(monkeypatch):
@@ -415,6 +522,11 @@ def test_doctor_lists_cards_or_says_why_there_is_none(library, monkeypatch):
     (found,) = card.examine()
     assert found.status == "warning" and "driver is too old" in found.found
     assert "Install a newer driver" in found.remedy
+    _cards.numba_cuda.cache_clear()
+    monkeypatch.setattr(_cards, "import_module", _without_a_library)
+    (found,) = card.examine()
+    assert found.status == "warning" and "cannot be imported: libcudart.so" in found.found
+    assert "Install it anew" in found.remedy
     monkeypatch.setattr(card, "find_spec", lambda name: None)
     (found,) = card.examine()
     assert found.status == "ok" and "the extra gpu, which is not installed" in found.found

@@ -150,10 +150,13 @@ def test_the_engines_of_the_library(ranks, async_updates, name, placement):
 LARGE = Layout(entries=SHARDED_FROM, is_compiled=True, can_travel=True)
 
 
+@pytest.mark.parametrize("device", ["cpu", "auto"])
 @pytest.mark.parametrize("hosts", [1, 3])
 @pytest.mark.parametrize("ranks", [1, 2, 9])
-def test_large_tables_are_learned_in_supersteps_where_they_are_to_be_the_same_on_any_ranks(ranks, hosts):
-    layout, settings = replace(LARGE, hosts=hosts), Settings(async_updates=False)
+def test_large_tables_are_learned_in_supersteps_where_they_are_to_be_the_same_on_any_ranks(
+    ranks, hosts, device
+):
+    layout, settings = replace(LARGE, hosts=hosts), Settings(async_updates=False, device=device)
     assert engine_for(settings, ranks, "auto", layout).name == "supersteps"
     assert engine_for(settings, ranks, "replicated", layout).name == ("local" if ranks == 1 else "rounds")
     asynchronous = "local" if ranks == 1 else "sharded" if hosts == 1 else "server"

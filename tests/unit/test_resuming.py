@@ -670,6 +670,19 @@ def test_what_rounds_depend_on_is_the_same_in_the_reproducible_mode(change, tmp_
         DistAsyncQLearning(**{**settings, **change}).train(LAKE, total_steps=100_000, checkpoint_dir=tmp_path)
 
 
+def test_auto_is_a_core_in_the_reproducible_mode_wherever_a_checkpoint_comes_from(tmp_path, restart):
+    settings = {"seed": 11, "async_updates": False, "logical_workers": 2}
+    with pytest.raises(TrainingStopped):
+        DistAsyncQLearning(**settings).train(
+            LAKE, total_steps=100_000, checkpoint_dir=tmp_path, **stop_after(1)
+        )
+    restart()
+    agent, straight = DistAsyncQLearning(**settings, device="auto"), DistAsyncQLearning(**settings)
+    assert agent.train(LAKE, total_steps=100_000, checkpoint_dir=tmp_path).resumed_from is not None
+    straight.train(LAKE, total_steps=100_000)
+    assert same(agent, straight)
+
+
 FREE = {
     "learning_rate": PerVisit(0.6),
     "epsilon": Linear(0.5, 0.0, 10_000),

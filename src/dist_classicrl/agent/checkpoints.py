@@ -247,7 +247,7 @@ def _check(
     names = _SAME if settings.async_updates else (*_SAME, *_SAME_IN_ROUNDS)
     both = [(name, there.get(name), here[name]) for name in names]
     if not settings.async_updates:  # a card makes another table, of which older versions knew nothing
-        both.append(("device", there.get("device", "cpu"), here["device"]))
+        both.append(("device", _device_of_rounds(there), _device_of_rounds(here)))
     both.append(("environment", _environment_of_call(state, body, asked), source.identity.text))
     both.append(("table", saved.arrays["q_table"].shape, _shape_of(state, saved.arrays).of_table))
     if body["call"]["begin"] == state.requested < body["steps"]:  # in the middle of this call
@@ -268,6 +268,11 @@ def _check(
     if differing:
         logger.warning("Taking over what fits of %s, which differs: %s.", saved.url, "; ".join(differing))
     return not differing
+
+
+def _device_of_rounds(settings: Mapping[str, Any]) -> str:
+    """Return on what the reproducible mode learns with these settings: "auto" takes no card there."""
+    return "cuda" if settings.get("device") == "cuda" else "cpu"
 
 
 def _walkers_of(saved: Saved, usual: int) -> int:

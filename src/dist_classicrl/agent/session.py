@@ -217,21 +217,24 @@ class Session:
         """Return the card that this rank learns on or none, and why; `total` steps are asked of all ranks."""
         steps = total // max(1, ranks - 1)  # of several ranks one serves
         serves = self.group is not None and self.group.is_server and engine.name != "rounds"
-        place = self._place_on_host(engine)
+        place = self._place_on_host(engine, ranks)
         return _Choice(*card_for(source, self.state.settings, engine.name, ranks, serves, steps, place))
 
-    def _place_on_host(self, engine: Engine) -> tuple[int, int] | None:
+    def _place_on_host(self, engine: Engine, ranks: int) -> tuple[int, int] | None:
         """Return the number of this rank among those of its host that learn, and how many these are.
 
-        None for a process alone.
+        None for a process alone. Of all `ranks`, so that a loss changes nobody's number, and no replacement
+        gets that of a rank that goes on. Rank 0 serves first; where it learns, it has the server's number.
         """
         group = self.group
         if group is None:
             return None
-        here, host = group.view, group.host_of(group.rank)
-        learning = here.members if engine.name == "rounds" else here.workers
-        others = [rank for rank in learning if rank != group.rank and group.host_of(rank) == host]
-        return sum(rank < group.rank for rank in others), len(others) + 1
+        host, first = group.host_of(group.rank), int(engine.name != "rounds")
+        learning = [rank for rank in range(first, ranks) if group.host_of(rank) == host]
+        own = group.rank if group.rank >= first else group.view.server
+        if own in learning:
+            return learning.index(own), len(learning)
+        return len(learning), len(learning) + 1
 
     def _take_room(self, source: Source, engine: Engine) -> bool:
         """Return whether a large table is to be divided; SettingsError where it, or a share, does not fit."""

@@ -19,6 +19,11 @@ def examine() -> Iterator[Finding]:
         yield ok(CHECK, 'not looked for: device="cuda" would need the extra gpu, which is not installed')
         return
     try:
+        cards.numba_cuda()
+    except DistClassicRLError as error:  # it is installed, and of no use
+        yield warning(CHECK, _first_sentence(error), _rest(error))
+        return
+    try:
         if not cards.is_simulated():
             cards.driver_version()
     except DistClassicRLError as error:

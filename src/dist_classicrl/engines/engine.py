@@ -289,7 +289,7 @@ def _gains_from_rows(settings: Settings, ranks: int, layout: Layout) -> bool:
     least = SUPERSTEPS_FROM if layout.is_one_step and not settings.async_updates else SHARDED_FROM
     if not layout.is_compiled or layout.entries < least or _is_replicated_only(settings) is not None:
         return False
-    travels = layout.can_travel and settings.device == "cpu"
+    travels = layout.can_travel and not settings.may_take_card
     if not settings.async_updates:
         return travels
     if ranks == 1 or layout.hosts == 1:

@@ -166,6 +166,8 @@ class StepLoop(Loop):
         self._is_learning = False
         #: Who can go on from the learner's state.
         self._mode = getattr(learner, "mode", "alone")
+        #: See `CardLearner`: where something is due, what is learned must not show it.
+        self._first_end = getattr(learner, "first_end", None)
         run.lend(self.settle)
 
     @property
@@ -177,16 +179,12 @@ class StepLoop(Loop):
         run, stream, learner = self._run, self._stream, self._learner
         fold_at = time.perf_counter() + _FOLD_SECONDS
         size = _FIRST_SLICE_COMPILED if run.source.simulator is not None else _FIRST_SLICE_STEPPED
-        whole = self._whole
-        batch = math.lcm(run.settings.batch_size, whole)
         last = self._first + run.steps
         # One sum all along: how the steps are cut must not show in its rounding.
         learner.totals.values[:] = run.tally.episodes, run.tally.returns, run.tally.lengths, 0.0
         try:
             while stream.used < last:
-                steps = min(max(1, size // batch) * batch, last - stream.used)
-                if (until := self._steps_until_next()) < steps:
-                    steps = min(-(-int(until) // whole) * whole, steps)
+                steps = self._next_slice(size, last - stream.used)
                 before, used = time.perf_counter(), stream.used
                 self._is_learning = True
                 learner.learn(self._walker, stream, steps)
@@ -215,6 +213,16 @@ class StepLoop(Loop):
         finally:
             learner.totals.values[:] = 0.0
         self.settle()
+
+    def _next_slice(self, size: int, left: int) -> int:
+        """Return how many of the steps that are `left` to make: about `size`, or till something is due."""
+        whole, until = self._whole, self._steps_until_next()
+        if self._first_end is not None:
+            steps = min(max(1, size // whole) * whole - self._stream.used % whole, left)
+            return steps if until >= steps else self._first_end(self._stream, left, int(until))
+        batch = math.lcm(self._run.settings.batch_size, whole)
+        steps = min(max(1, size // batch) * batch, left)
+        return steps if until >= steps else min(-(-int(until) // whole) * whole, steps)
 
     @property
     def _whole(self) -> int:

@@ -17,7 +17,7 @@ from dist_classicrl.engines.progress import Observer, Reporter
 from dist_classicrl.engines.saving import Saver
 from dist_classicrl.engines.schedule import Pace
 from dist_classicrl.environments.resolve import Source
-from dist_classicrl.errors import EnvError, TrainingStopped
+from dist_classicrl.errors import DeviceError, EnvError, TrainingStopped
 from dist_classicrl.learning.card.cards import Card
 from dist_classicrl.learning.kinds import new_learner, problem_of
 from dist_classicrl.learning.learner import Learner, Problem, Stream
@@ -188,6 +188,21 @@ class Run:
         `is_alone`: nobody will ask its table for maps.
         """
         return new_learner(self.problem(rates, n_states, is_alone))
+
+    def on_card_or_cores(self, make: Callable[[], Learner]) -> Learner:
+        """Return the learner that `make` makes and compiles.
+
+        Where device="auto" has chosen a card that cannot have it, that is one of cores.
+        """
+        try:
+            return make()
+        except DeviceError as error:
+            if self.card is None or self.settings.device != "auto":
+                raise
+            logger.warning("Learning on cores, and not on %s: %s", self.card, error)
+        self.card = None
+        self.device = self.tally.device = "cpu"
+        return make()
 
     def problem(self, rates: Rates, n_states: int | None = None, is_alone: bool = False) -> Problem:
         """Return what a learner is made for."""

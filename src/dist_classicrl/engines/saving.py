@@ -30,8 +30,8 @@ RESCUE_SECONDS = 20.0
 """What saving after an error may take at most: the ranks wait for it before they end the job."""
 
 
-MODES = ("alone", "interleaved", "keyed", "supersteps", "card", "rounds", "async")
-"""Ways of learning, each of which has its own state of learners: the first four have one."""
+MODES = ("alone", "interleaved", "keyed", "supersteps", "card", "card rows", "rounds", "async")
+"""Ways of learning, each of which has its own state of learners: those before "rounds" have one."""
 
 
 @dataclass(frozen=True)

@@ -119,8 +119,6 @@ class Making:
         """Return why a card cannot make a run at once with others."""
         if trial.total_steps > LONG_STEPS:
             return f"runs of more than {LONG_STEPS:,.0f} steps keep checkpoints"
-        if settings.min_workers:
-            return f"min_workers={settings.min_workers} asks for more than one process"
         try:
             source = _as_trained_in(self._source(trial.environment, settings), settings)
             if (why := why_not_at_once(source, settings)) is not None:

@@ -35,14 +35,20 @@ def train(
             shape = table_shape(run.settings.algorithm, source.n_states, source.n_actions)
             legal = None if source.simulator is None else source.simulator.legal
             run.rows = LineTable(shape, run.values.dtype, legal)
-        learner = run.learner(rates, is_alone=run.logical is None)
-        run.load(learner.table)
-        if run.logical is None:
-            run.settle(learner.table)  # what is compiled here does not count as training
-        else:
-            warm_up_rounds(run.learner(rates, 1).table)
         walkers = [0] if run.logical is None else list(range(run.logical))
-        run.add_walkers(learner, walkers)
+
+        def make() -> Learner:
+            nonlocal learner
+            learner = run.learner(rates, is_alone=run.logical is None)
+            run.load(learner.table)
+            if run.logical is None:
+                run.settle(learner.table)  # what is compiled here does not count as training
+            else:
+                warm_up_rounds(run.learner(rates, 1).table)
+            run.add_walkers(learner, walkers)
+            return learner
+
+        learner = run.on_card_or_cores(make)
         run.restore(learner, walkers, getattr(learner, "mode", "alone") if run.logical is None else "rounds")
         loop = make_loop(run, learner)
         compiled = time.perf_counter() - begin

@@ -98,12 +98,16 @@ class Roles(ABC, Generic[W, S]):
     def ready_learner(self, *walkers: int) -> Learner:
         """Return this rank's learner, whose table is the run's as it is now; a new one has these walkers."""
         run = self.run
-        if self.learner is None:
+
+        def make() -> Learner:
             self.learner = run.learner(self.rates)
             if walkers:
                 run.add_walkers(self.learner, list(walkers))
-        self.learner.table.load(run.values, run.counts)
-        return self.learner
+            return self.learner
+
+        learner = run.on_card_or_cores(make) if self.learner is None else self.learner
+        learner.table.load(run.values, run.counts)
+        return learner
 
 
 def run_together(

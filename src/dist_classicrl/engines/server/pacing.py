@@ -66,12 +66,13 @@ class MovementGauge:
 class Pacer:
     """Decides how many steps lie between two pushes.
 
-    With a number they are ``sync_frequency * batch_size`` steps. With "auto" talking takes 2 % of the
-    worker's processor time, and up to half of it while values still move if that is needed to keep N k a at
-    or below 4 on the busiest entries, where k is an entry's visits per push and a the step size.
+    With a number they are ``sync_frequency * batch_size`` steps, whatever the quantum. With "auto" talking
+    takes 2 % of the worker's processor time, and up to half of it while values still move if that is needed
+    to keep N k a at or below 4 on the busiest entries, where k is an entry's visits per push and a the step
+    size.
 
     Costs are processor time: where ranks outnumber cores, time that another rank gets is not lost. There are
-    N `workers`, and intervals are multiples of `quantum` steps. What is to happen at a step of the run
+    N `workers`, and intervals are multiples of `quantum` steps then. What is to happen at a step of the run
     happens with the push that comes to it, so one with "auto" has at most 0.5 % of the run's `steps`.
     """
 

@@ -52,10 +52,12 @@ class AsyncRoles(Roles[Worker, Server]):
         learner = self.ready_learner(self.group.rank)
         if self.tree() is not None:
             warm_up_node_server(learner.table)
+        pacer = Pacer(settings, self.rates.workers, learner.quantum, run.tally.total_steps)
+        self.say_short_pushes(pacer.interval, learner.quantum)
         return Worker(
             self.group,
             learner,
-            Pacer(settings, self.rates.workers, learner.quantum, run.tally.total_steps),
+            pacer,
             PushWindow(learner.table, settings.prefetch_factor, base.version, base.term),
             Carry.of(settings.compression, settings.compression_threshold),
             run.seed,
@@ -68,6 +70,20 @@ class AsyncRoles(Roles[Worker, Server]):
             watch=run.watch,
             wants_to_leave=run.wants_to_leave,
         )
+
+    def say_short_pushes(self, interval: int, quantum: int) -> None:
+        """Log where pushes are asked for so often that a card mostly waits for them."""
+        frequency = self.run.settings.sync_frequency
+        if self.run.card is not None and frequency != "auto" and interval < quantum:
+            logger.warning(
+                "sync_frequency=%s lets rank %d push after %s steps, and for each push the table goes to %s "
+                'and back, where a round may have %s steps. Write sync_frequency="auto", or a larger number.',
+                frequency,
+                self.group.rank,
+                f"{interval:,}",
+                self.run.card,
+                f"{quantum:,}",
+            )
 
     @property
     def merging(self) -> Merging:

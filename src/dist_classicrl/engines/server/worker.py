@@ -38,6 +38,7 @@ from dist_classicrl.engines.server.node_server import NodeServer
 from dist_classicrl.engines.server.pacing import Pacer
 from dist_classicrl.engines.server.staleness import StalenessBound
 from dist_classicrl.engines.server.window import PushWindow
+from dist_classicrl.errors import DeviceError
 from dist_classicrl.learning.learner import Learner, Stream
 from dist_classicrl.membership.election import Base
 from dist_classicrl.membership.group import POLL_SECONDS
@@ -271,9 +272,8 @@ class Worker(Working):
         try:
             self._learn()
         except Exception as error:
-            logger.exception(
-                "Rank %d learns no more, as its environment raised an exception.", self.group.rank
-            )
+            what = "card failed" if isinstance(error, DeviceError) else "environment raised an exception"
+            logger.exception("Rank %d learns no more, as its %s.", self.group.rank, what)
             self._leases.clear()
             self._made.clear()
             self._since_push = 0

@@ -10,7 +10,14 @@ import numpy as np
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.environments.simulate import GAMES
 from dist_classicrl.errors import DeviceError, DistClassicRLError
-from dist_classicrl.learning.card.cards import Card, card_of_rank, cards, place_among, place_on_host
+from dist_classicrl.learning.card.cards import (
+    Card,
+    card_of_rank,
+    cards,
+    free_memory,
+    place_among,
+    place_on_host,
+)
 from dist_classicrl.learning.card.plan import (
     ONE_TABLE_ON_CARD,
     bytes_of_arrays,
@@ -34,11 +41,18 @@ def why_not(source: Source, settings: Settings, engine: str) -> str | None:
 
     It goes on from "a training on a card cannot be had: ".
     """
-    if engine not in ("local", "server", "rounds"):
+    if engine in ("sharded", "supersteps"):
         return (
             f"ranks learn in rows that they share or own (the engine {engine!r}), which lie in main memory. "
             'Write placement="replicated"'
         )
+    if engine == "decentralized":
+        return (
+            'ranks without a server merge what they learned by topology="decentralized", and do so on cores '
+            'alone. Write topology="flat"'
+        )
+    if engine not in ("local", "server", "rounds"):
+        return f"the engine {engine!r} is none that knows of cards. Take one of the library's"
     if (why := why_not_simulated(source, settings)) is not None:
         return why
     rule, parameters = find(settings.algorithm)
@@ -73,11 +87,13 @@ def why_not_simulated(source: Source, settings: Settings) -> str | None:
 def _why_not_rule(rule: LearningRule, parameters: Any) -> str | None:
     """Return why a rule cannot learn on a card: each walker has to move entries towards targets."""
     if rule.model(parameters, 1, 1):
-        return "keeps a model of the environment, of which each walker would need one"
-    if rule.shared:
         return (
-            f"shares {rule.shared[0].name} among all entries, and a step's walkers would all move it at once"
+            "keeps a model of the environment, of which each walker would need one, as each run of "
+            "learn_runs has"
         )
+    for one in rule.shared:
+        if one.merge != "owner":  # else each walker has its own
+            return f"shares {one.name} among all entries, and a step's walkers would all move it at once"
     if rule.on_target is not None:
         return "looks at the entry that it moves, which a step's other walkers move at the same time"
     if rule.name == "td":
@@ -125,8 +141,8 @@ def card_for(
         return card_of_this_rank(place), 'device="cuda"'
     if why is not None:
         return None, why
-    if ranks > 1 and not settings.async_updates:
-        return None, "in the reproducible mode all ranks have to learn on the same, which only they can say"
+    if not settings.may_take_card:
+        return None, "in the reproducible mode a seed's table must not depend on who has a card"
     if serves:
         return None, "this rank serves, and learns nothing while others do"
     if steps < AUTO_STEPS:
@@ -141,9 +157,16 @@ def card_for(
     if ranks > 1 and number >= len(found):
         return None, f"the {len(found)} cards of this host are for other ranks of the {wanting} there"
     card = card_of_rank(found, number)
+    try:  # only now, as that begins to use the card
+        free = free_memory(card)
+    except DeviceError as error:
+        return None, str(error)
     needed = _least_bytes(source, settings, engine == "local")
-    if needed > card.memory:
-        return None, f"the table and its model need {needed / 2**30:.3g} GiB at least, more than {card} has"
+    if needed > free:
+        return None, (
+            f"the table and its model need {needed / 2**30:.3g} GiB at least, and {card} has "
+            f"{free / 2**30:.3g} GiB that nobody uses"
+        )
     return card, "there is one, and the problem suits it"
 
 

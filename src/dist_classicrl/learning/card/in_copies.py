@@ -80,7 +80,7 @@ class InCopies(CardLearner):
         """Play rounds that begin `used` steps after the stream does.
 
         Where a target is beyond the bound, the first and the second half of them are played by themselves,
-        and what is of one quantum in larger units: so these begin there, wherever calls are cut.
+        and a round that is alone in larger units: so these begin there, wherever calls are cut.
         """
         self._remember(moving)
         units = Units.for_bound(self._bounds[moving.number], self.shape.threads * self._letters)
@@ -88,7 +88,7 @@ class InCopies(CardLearner):
         if not faults.any():
             self._held.has_changed()
             return
-        parts = halves(used, rounds, self.quantum)
+        parts = halves(used, rounds)
         try:
             self._raise_for(faults, moving.walkers)
             if len(parts) == 1:

@@ -29,6 +29,7 @@ class InRows(CardLearner):
     between calls.
     """
 
+    mode = "card rows"  # with other numbers of walkers than where there are copies
     _first_bound = 1.0
 
     def __init__(self, problem: Problem) -> None:

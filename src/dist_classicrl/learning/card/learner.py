@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -177,17 +178,9 @@ class CardLearner(ABC):
 
     def learn(self, walker: int, stream: Stream, steps: int) -> None:
         """See `Learner`."""
-        rounds, used = [], 0
-        while used < steps:
-            at = stream.used + used
-            *_, end = self._problem.rates.at(stream.start + at)  # a rate is another line from there on
-            left = min(steps - used, end - stream.start - at)
-            one = next_round(stream.start, at, left, self.shape)
-            rounds.append(one)
-            used += one.moving * one.steps
         before = self._visits_of_stuck()
         with launching.used(self.card):
-            collected = self._play(walker, stream, rounds)
+            collected = self._play(walker, stream, list(self._rounds(stream, steps)))
         stream.used += steps
         if self._stuck is not None and before is not None:
             now = self._visits_of_stuck()
@@ -195,6 +188,29 @@ class CardLearner(ABC):
             stuck_there(self._stuck, now, before)
         if not np.isfinite(collected).all():
             raise infinite_return(collected[~np.isfinite(collected)][0])
+
+    def _rounds(self, stream: Stream, steps: int) -> Iterator[Round]:
+        """Return the rounds of the next steps of a stream."""
+        used = 0
+        while used < steps:
+            at = stream.used + used
+            *_, end = self._problem.rates.at(stream.start + at)  # a rate is another line from there on
+            left = min(steps - used, end - stream.start - at)
+            one = next_round(stream.start, at, left, self.shape)
+            yield one
+            used += one.moving * one.steps
+
+    def first_end(self, stream: Stream, steps: int, least: int) -> int:
+        """Return after how many of the next `steps`, `least` at least, the first round ends that does.
+
+        A call may end there without a change of what is learned: no round of these steps is cut by that.
+        """
+        made = 0
+        for one in self._rounds(stream, steps):
+            if made >= least:
+                break
+            made += one.moving * one.steps
+        return made
 
     @abstractmethod
     def _play(self, number: int, stream: Stream, rounds: list[Round]) -> np.ndarray:
@@ -225,7 +241,8 @@ class CardLearner(ABC):
         if bound * _NEXT_BOUND > _LAST_BOUND:
             raise DivergenceError(
                 f"A target is beyond {bound:g}: on a card they are added up as whole "
-                "numbers, and there is no room for such. Make the rewards smaller, in a wrapper for instance."
+                "numbers, and there is no room for such. Make the rewards smaller, in a wrapper for "
+                'instance, or write device="cpu".'
             )
         self._bounds[number] = bound * _NEXT_BOUND
 

@@ -93,19 +93,15 @@ def next_round(start: int, used: int, left: int, shape: Shape) -> Round:
     return Round(moving, steps)
 
 
-def halves(used: int, rounds: list[Round], quantum: int) -> list[tuple[int, list[Round]]]:
+def halves(used: int, rounds: list[Round]) -> list[tuple[int, list[Round]]]:
     """Return the first and the second half of rounds, each with the steps of the stream before it.
 
-    They are cut at a multiple of `quantum`, at which calls may be cut; all are returned where there is none.
+    One by itself is returned as it is.
     """
-    begins = [used]
-    for one in rounds:
-        begins.append(begins[-1] + one.moving * one.steps)
-    middle = (used // quantum - (-begins[-1] // quantum)) // 2 * quantum
-    if middle <= used:
+    if len(rounds) == 1:
         return [(used, rounds)]
-    first = begins.index(middle)
-    return [(used, rounds[:first]), (middle, rounds[first:])]
+    first, second = rounds[: len(rounds) // 2], rounds[len(rounds) // 2 :]
+    return [(used, first), (used + sum(one.moving * one.steps for one in first), second)]
 
 
 def blocks_of(moving: int, shape: Shape) -> int:

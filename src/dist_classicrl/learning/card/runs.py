@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -94,7 +95,11 @@ def learn_runs(
     if not isinstance(seeds, Sequence | np.ndarray) or isinstance(seeds, str) or not len(seeds):
         raise SettingsError(f"seeds must name one run at least, got {seeds!r}. Write range(10) or [0, 1].")
     seeds = [WholeNumber(0, bits=63)("seeds", seed) for seed in seeds]
-    source = resolve(env, 1, settings.use_action_mask)
+    with closing(resolve(env, 1, settings.use_action_mask)) as source:
+        return _runs(source, seeds, steps, settings, card)
+
+
+def _runs(source: Source, seeds: Sequence[int], steps: int, settings: Settings, card: Card | None) -> Runs:
     if settings.exploring_starts:
         source = with_exploring_starts(source)
     for name, asked, there in (
@@ -139,6 +144,8 @@ def why_not_at_once(source: Source, settings: Settings) -> str | None:
         return f'dtype="{settings.dtype}": runs are float64, as a core\'s are. Write dtype="float64"'
     if not settings.async_updates:
         return "async_updates=False asks for the rounds of logical workers. Write async_updates=True"
+    if settings.min_workers:
+        return f"min_workers={settings.min_workers} asks for more than one process. Write min_workers=0"
     return None
 
 
