@@ -230,6 +230,93 @@ def test_the_gain_of_a_long_river_is_its_closed_form(n):
     np.testing.assert_allclose(exact.bias, swept.bias, atol=1e-7)
 
 
+def choosing(ways, legal=None, start=None):
+    """A model of `{state: [(reward, {next: probability}), ...]}`, one for each action; nothing ends."""
+    n, most = len(ways), max(map(len, ways.values()))
+    transition, reward = np.zeros((n, most, n)), np.zeros((n, most))
+    for s, each in ways.items():
+        for a in range(most):
+            reward[s, a], leads = each[min(a, len(each) - 1)]
+            transition[s, a, list(leads)] = list(leads.values())
+    start = np.eye(n)[0] if start is None else start
+    return TabularMDP.from_arrays(transition, reward, start, action_mask=legal)
+
+
+def often(p, s, t):
+    """Lead from `s` to `t` with probability `p`, and else stay."""
+    return {s: 1.0 - p, t: p}
+
+
+#: 1 for ever, or first 0.99 and then 1.02: 1.005 on average.
+LATER = [(1.0, {0: 1.0}), (0.99, {1: 1.0})]
+
+
+@pytest.mark.parametrize(
+    ("model", "gain"),
+    [
+        (choosing({0: LATER, 1: [(1.02, {0: 1.0})], 2: [(0.0, often(1e-8, 2, 0))]}), 1.005),
+        # What works breaks now and then, and takes as long to repair, or a tenth of it.
+        *(
+            (
+                choosing(
+                    {
+                        0: [(1.0, often(p, 0, 2)), (0.99, {1: 1.0 - p, 2: p})],
+                        1: [(1.02, {0: 1.0 - p, 2: p})],
+                        2: [(0.0, often(1e-9, 2, 0))],
+                    }
+                ),
+                1.005 / (1.0 + p / 1e-9),
+            )
+            for p in (1e-9, 1e-10)
+        ),
+        (choosing({0: [*LATER, (-1e9, {0: 1.0})], 1: [(1.02, {0: 1.0}), (-1e9, {0: 1.0})]}), 1.005),
+        # What leads out of a bad state hardly ever still leads out of it.
+        (choosing({0: [(0.0, {0: 1.0}), (-1.0, often(1e-11, 0, 1))], 1: [(1.0, {1: 1.0})]}), 1.0),
+    ],
+    ids=["sticky elsewhere", "breaks", "seldom breaks", "penalty", "hardly left"],
+)
+def test_what_is_large_or_slow_hides_no_better_average(model, gain):
+    found = model.solve_average_reward(method="policy_iteration")
+    assert found.gain == pytest.approx(gain, rel=1e-7)
+    assert model.policy_gain(found.policy).gain == pytest.approx(found.gain, rel=1e-12)
+
+
+def test_rewards_of_illegal_pairs_say_nothing_of_what_is_better():
+    legal = np.array([[True, True, False], [True, False, False]])
+    for illegal in (0.0, -1e9):
+        model = choosing(
+            {0: [(1.0, {0: 1.0}), (0.99, {1: 1.0}), (illegal, {0: 1.0})], 1: LATER[:1] * 3}, legal
+        )
+        assert model.solve_average_reward(method="policy_iteration").policy.tolist() == [0, 0]
+        ways = {0: [*LATER, (illegal, {0: 1.0})], 1: [(1.02, {0: 1.0})] * 2 + [(illegal, {0: 1.0})]}
+        found = choosing(ways, legal).solve_average_reward(method="policy_iteration")
+        assert found.gain == pytest.approx(1.005) and found.policy.tolist() == [1, 0]
+
+
+@pytest.mark.slow
+def test_sticky_multichain_models_with_penalties_have_the_gains_of_their_best_policies():
+    """Chances of 1, 1/2, 1e-6 or 1e-8; gains that differ between states; penalties that nobody takes."""
+    spreads, slow = [], []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        ways = {}
+        for s in range(4):
+            ways[s] = []
+            for _ in range(2):
+                p, (t, u) = 10.0 ** -rng.choice([0.0, 0.3, 6.0, 8.0]), rng.integers(4, size=2)
+                t, u = (t, u) if s < 2 else (2 + t % 2, u) if s == 2 else (3, 3)  # 3 is not left
+                leads = {int(t): 1.0} if t == u else {int(t): p, int(u): 1.0 - p}
+                ways[s].append((1.0 + rng.normal() * 10.0 ** -rng.integers(5), leads))
+            ways[s].append((-1e6, {s: 1.0}))
+        model = choosing(ways, start=np.full(4, 0.25))
+        gains = [model.policy_gain(np.array(each)).gains for each in itertools.product(range(3), repeat=4)]
+        found = model.solve_average_reward(method="policy_iteration")
+        np.testing.assert_allclose(found.gains, np.max(gains, axis=0), atol=1e-9)
+        spreads.append(np.ptp(found.gains))
+        slow.append(np.abs(found.bias).max())
+    assert sum(np.array(spreads) > 0.01) > 3 and max(slow) > 1e5
+
+
 def test_policies_that_follow_each_other_for_ever_are_an_error(monkeypatch):
     # The two ways from 0 are equal, and rounding, here a large one, puts another one first each time.
     back = [[(1.0, 0, 1.0, False)]]
