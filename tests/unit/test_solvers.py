@@ -1,5 +1,6 @@
 """Solvers against linear equations, closed forms, all policies one by one, and plain Python."""
 
+import dataclasses
 import itertools
 import math
 
@@ -52,6 +53,24 @@ def test_policy_iteration_takes_few_iterations_and_collects_what_it_promises():
     swept = garnet.solve(0.999, 1e-9)
     np.testing.assert_allclose(exact.q, swept.q, atol=2e-9)
     assert exact.iterations < 20 < garnet.solve(0.999, 1e-9, "value_iteration").iterations
+
+
+@pytest.mark.parametrize("is_legal", [False, True])
+def test_policy_iteration_is_not_misled_by_rewards_that_its_policy_never_meets(is_legal):
+    # To the end at once for -1, or by way of 1 for -1.2 + 0.205.
+    model = model_of(
+        {
+            0: [[(1.0, 2, -1.0, True)], [(1.0, 1, -1.2, False)], [(1.0, 0, -1e12, False)]],
+            1: [[(1.0, 2, 0.205, True)], [(1.0, 0, -1.0, False)], [(1.0, 0, -1e12, False)]],
+            2: [[(1.0, 2, 0.0, True)]] * 3,
+        }
+    )
+    if not is_legal:
+        legal = np.array([[True, True, False]] * 2 + [[True] * 3])
+        model = dataclasses.replace(model, action_mask=legal)
+    found = model.solve(1.0, method="policy_iteration")
+    np.testing.assert_allclose(found.v, [-0.995, 0.205, 0.0], atol=1e-12)
+    np.testing.assert_allclose(model.policy_value(found.policy, 1.0), found.v, atol=1e-12)
 
 
 def test_sweeps_over_a_policys_own_rows_are_those_over_all_rows_to_the_bit():
