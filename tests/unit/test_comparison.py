@@ -314,6 +314,22 @@ def test_a_setting_that_matters_explains_the_variance():
     assert len(found["size"].values) == 5 and found["size"].runs.sum() == 400
 
 
+def test_a_value_that_most_runs_have_is_no_range_with_others():
+    for rare in ([0.2, 0.3, 0.4, 0.5, 0.6], [0.02, 0.03, 0.04, 0.2, 0.3], [0.2, 0.3, 0.4, 0.5, 0.5]):
+        rates = [0.1] * 95 + rare
+        found = sensitivity({"rate": rates}, [0.0] * 95 + [1.0] * 5, bins=4)["rate"]
+        assert found.explained == pytest.approx(1.0) and found.runs.sum() == 100
+        common = found.values.index("0.1")
+        assert found.runs[common] == 95 and found.means[common] == 0.0
+        assert np.delete(found.means, common) == pytest.approx(1.0)
+    assert found.values == ("0.1", "0.2 to 0.5")
+    # 1 is of 2 in 10 runs, 10 of 4; what is between is halved.
+    sizes = [1] * 2 + [2, 3, 4, 5] + [10] * 4
+    found = sensitivity({"size": sizes}, np.arange(10.0), bins=5)["size"]
+    assert found.values == ("1", "2 to 3", "4 to 5", "10") and found.runs.tolist() == [2, 2, 2, 4]
+    assert found.means == pytest.approx([0.5, 2.5, 4.5, 7.5])
+
+
 def test_pictures_show_what_they_are_given(tmp_path):
     x, band = np.arange(3.0), (np.array([1, 2, 3]), np.array([0, 1, 2]), np.array([2, 3, 4]))
     figure = plotting.plot_learning_curves(x, {"one": band, "two": band}, "Curves")
