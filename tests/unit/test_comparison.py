@@ -211,6 +211,21 @@ def test_a_variant_whose_pairs_are_decided_needs_no_more_seeds():
     assert test.verdicts["far", "one"].seeds == 6 and test.undecided == ()
 
 
+@pytest.mark.parametrize("offset", [0.0, 1e3, -1e9])
+def test_scores_far_from_0_are_as_different_as_others(offset):
+    """The same data, but for what it is counted from, with the same permutations."""
+    rng = np.random.default_rng(5)
+    a, b, far = (offset + rng.normal(middle, 1e-4, 8) for middle in (0.0, 1e-3, 1e3))
+    found = SequentialComparison(seeds_per_stage=8, permutations=999).add(a, b)
+    assert found.better == "second" and found.difference == pytest.approx(-1e-3, rel=0.2)
+    verdicts = AdaStop(["a", "b", "far"], 1, 8).add({"a": a, "b": b, "far": far})
+    assert verdicts["a", "b"].better == "b" and verdicts["b", "far"].better == "far"
+    # What rounding makes of equal scores is no difference.
+    a = offset + rng.normal(1.0, 1.0, 8)
+    found = SequentialComparison(1, 8).add(a, np.nextafter(a, np.inf))
+    assert found.outcome == NOT_FOUND
+
+
 def test_step_down_finds_what_the_largest_difference_hid():
     """Failures of c make all boundaries wide: of a and b alone the difference is beyond what chance does."""
     rng = np.random.default_rng(0)
