@@ -211,6 +211,21 @@ def test_a_variant_whose_pairs_are_decided_needs_no_more_seeds():
     assert test.verdicts["far", "one"].seeds == 6 and test.undecided == ()
 
 
+@pytest.mark.parametrize("offset", [0.0, 1e3, -1e9])
+def test_scores_far_from_0_are_as_different_as_others(offset):
+    """The same data, but for what it is counted from, with the same permutations."""
+    rng = np.random.default_rng(5)
+    a, b, far = (offset + rng.normal(middle, 1e-4, 8) for middle in (0.0, 1e-3, 1e3))
+    found = SequentialComparison(seeds_per_stage=8, permutations=999).add(a, b)
+    assert found.better == "second" and found.difference == pytest.approx(-1e-3, rel=0.2)
+    verdicts = AdaStop(["a", "b", "far"], 1, 8).add({"a": a, "b": b, "far": far})
+    assert verdicts["a", "b"].better == "b" and verdicts["b", "far"].better == "far"
+    # What rounding makes of equal scores is no difference.
+    a = offset + rng.normal(1.0, 1.0, 8)
+    found = SequentialComparison(1, 8).add(a, np.nextafter(a, np.inf))
+    assert found.outcome == NOT_FOUND
+
+
 def test_step_down_finds_what_the_largest_difference_hid():
     """Failures of c make all boundaries wide: of a and b alone the difference is beyond what chance does."""
     rng = np.random.default_rng(0)
@@ -312,6 +327,22 @@ def test_a_setting_that_matters_explains_the_variance():
     assert found["rate"].explained == pytest.approx(0.5, abs=0.08) and found["other"].explained < 0.05
     assert found["rate"].values == ("0.1", "0.5") and found["rate"].means == pytest.approx([0, 2], abs=0.3)
     assert len(found["size"].values) == 5 and found["size"].runs.sum() == 400
+
+
+def test_a_value_that_most_runs_have_is_no_range_with_others():
+    for rare in ([0.2, 0.3, 0.4, 0.5, 0.6], [0.02, 0.03, 0.04, 0.2, 0.3], [0.2, 0.3, 0.4, 0.5, 0.5]):
+        rates = [0.1] * 95 + rare
+        found = sensitivity({"rate": rates}, [0.0] * 95 + [1.0] * 5, bins=4)["rate"]
+        assert found.explained == pytest.approx(1.0) and found.runs.sum() == 100
+        common = found.values.index("0.1")
+        assert found.runs[common] == 95 and found.means[common] == 0.0
+        assert np.delete(found.means, common) == pytest.approx(1.0)
+    assert found.values == ("0.1", "0.2 to 0.5")
+    # 1 is of 2 in 10 runs, 10 of 4; what is between is halved.
+    sizes = [1] * 2 + [2, 3, 4, 5] + [10] * 4
+    found = sensitivity({"size": sizes}, np.arange(10.0), bins=5)["size"]
+    assert found.values == ("1", "2 to 3", "4 to 5", "10") and found.runs.tolist() == [2, 2, 2, 4]
+    assert found.means == pytest.approx([0.5, 2.5, 4.5, 7.5])
 
 
 def test_pictures_show_what_they_are_given(tmp_path):

@@ -1,5 +1,6 @@
 """Models that a function gives are those that plain Python makes of it, stored or not, whole or in parts."""
 
+import functools
 import types
 from typing import NamedTuple
 
@@ -236,6 +237,43 @@ def test_a_state_without_legal_actions_is_worth_nothing():
     solved = lazy("stock", legal=mask).solve(0.9)
     assert solved.v[5] == 0.0 and solved.policy[5] == -1 and not solved.q[5].any()
     np.testing.assert_allclose(solved.q, of("stock", legal=mask).solve(0.9).q, atol=1e-8)
+
+
+@numba.njit
+def two_on(data, state, action, outcome):
+    """Lead to the next state, or, in 4, to an end in 5; every other outcome leads two further."""
+    ends = state >= 4
+    return 0.5, min(state + 1 + (outcome if not ends else 0), 5), 1.0 + 4.0 * outcome, ends
+
+
+@pytest.mark.slow
+def test_an_episode_that_comes_to_a_state_without_legal_actions_is_an_error_as_with_tables():
+    sizes, nothing = dict(n_states=6, n_actions=1, n_outcomes=2), np.zeros(6, int)
+    for stuck, start, message in (
+        ([3], 0, "state 3, which an episode can reach without ending"),
+        ([1, 2], 1, "state 1, where episodes can start"),
+        ([0, 1], 2, None),  # nothing leads there
+        ([5], 3, "state 5, which an episode can reach without ending"),
+        ([5], 4, None),  # episodes end there
+    ):
+        legal = np.ones((6, 1), bool)
+        legal[stuck] = False
+        make = functools.partial(TabularMDP.from_function, two_on, **sizes, start=start, legal=legal)
+        model = make(tables=False)
+        ways = [
+            model.solve_average_reward,
+            lambda model=model: model.policy_gain(nothing),
+            lambda model=model: model.solve(0.9),
+            lambda model=model: model.policy_value(nothing, 0.9),
+            lambda model=model: model.solve_finite_horizon(3),
+        ]
+        if message is None:
+            gains = [make(tables=each).solve_average_reward().gain for each in (False, True)]
+            assert gains[0] == pytest.approx(gains[1], abs=1e-9) and [way() for way in ways]
+            continue
+        for way in (lambda make=make: make(tables=True), *ways):
+            with pytest.raises(ActionMaskError, match=message):
+                way()
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Solvers against linear equations, closed forms, all policies one by one, and plain Python."""
 
+import dataclasses
 import itertools
 import math
 
@@ -52,6 +53,24 @@ def test_policy_iteration_takes_few_iterations_and_collects_what_it_promises():
     swept = garnet.solve(0.999, 1e-9)
     np.testing.assert_allclose(exact.q, swept.q, atol=2e-9)
     assert exact.iterations < 20 < garnet.solve(0.999, 1e-9, "value_iteration").iterations
+
+
+@pytest.mark.parametrize("is_legal", [False, True])
+def test_policy_iteration_is_not_misled_by_rewards_that_its_policy_never_meets(is_legal):
+    # To the end at once for -1, or by way of 1 for -1.2 + 0.205.
+    model = model_of(
+        {
+            0: [[(1.0, 2, -1.0, True)], [(1.0, 1, -1.2, False)], [(1.0, 0, -1e12, False)]],
+            1: [[(1.0, 2, 0.205, True)], [(1.0, 0, -1.0, False)], [(1.0, 0, -1e12, False)]],
+            2: [[(1.0, 2, 0.0, True)]] * 3,
+        }
+    )
+    if not is_legal:
+        legal = np.array([[True, True, False]] * 2 + [[True] * 3])
+        model = dataclasses.replace(model, action_mask=legal)
+    found = model.solve(1.0, method="policy_iteration")
+    np.testing.assert_allclose(found.v, [-0.995, 0.205, 0.0], atol=1e-12)
+    np.testing.assert_allclose(model.policy_value(found.policy, 1.0), found.v, atol=1e-12)
 
 
 def test_sweeps_over_a_policys_own_rows_are_those_over_all_rows_to_the_bit():
@@ -228,6 +247,93 @@ def test_the_gain_of_a_long_river_is_its_closed_form(n):
     assert exact.gain == pytest.approx(expected, rel=1e-12) and (exact.policy == 1).all()
     assert swept.gain == pytest.approx(expected, abs=1e-9)
     np.testing.assert_allclose(exact.bias, swept.bias, atol=1e-7)
+
+
+def choosing(ways, legal=None, start=None):
+    """A model of `{state: [(reward, {next: probability}), ...]}`, one for each action; nothing ends."""
+    n, most = len(ways), max(map(len, ways.values()))
+    transition, reward = np.zeros((n, most, n)), np.zeros((n, most))
+    for s, each in ways.items():
+        for a in range(most):
+            reward[s, a], leads = each[min(a, len(each) - 1)]
+            transition[s, a, list(leads)] = list(leads.values())
+    start = np.eye(n)[0] if start is None else start
+    return TabularMDP.from_arrays(transition, reward, start, action_mask=legal)
+
+
+def often(p, s, t):
+    """Lead from `s` to `t` with probability `p`, and else stay."""
+    return {s: 1.0 - p, t: p}
+
+
+#: 1 for ever, or first 0.99 and then 1.02: 1.005 on average.
+LATER = [(1.0, {0: 1.0}), (0.99, {1: 1.0})]
+
+
+@pytest.mark.parametrize(
+    ("model", "gain"),
+    [
+        (choosing({0: LATER, 1: [(1.02, {0: 1.0})], 2: [(0.0, often(1e-8, 2, 0))]}), 1.005),
+        # What works breaks now and then, and takes as long to repair, or a tenth of it.
+        *(
+            (
+                choosing(
+                    {
+                        0: [(1.0, often(p, 0, 2)), (0.99, {1: 1.0 - p, 2: p})],
+                        1: [(1.02, {0: 1.0 - p, 2: p})],
+                        2: [(0.0, often(1e-9, 2, 0))],
+                    }
+                ),
+                1.005 / (1.0 + p / 1e-9),
+            )
+            for p in (1e-9, 1e-10)
+        ),
+        (choosing({0: [*LATER, (-1e9, {0: 1.0})], 1: [(1.02, {0: 1.0}), (-1e9, {0: 1.0})]}), 1.005),
+        # What leads out of a bad state hardly ever still leads out of it.
+        (choosing({0: [(0.0, {0: 1.0}), (-1.0, often(1e-11, 0, 1))], 1: [(1.0, {1: 1.0})]}), 1.0),
+    ],
+    ids=["sticky elsewhere", "breaks", "seldom breaks", "penalty", "hardly left"],
+)
+def test_what_is_large_or_slow_hides_no_better_average(model, gain):
+    found = model.solve_average_reward(method="policy_iteration")
+    assert found.gain == pytest.approx(gain, rel=1e-7)
+    assert model.policy_gain(found.policy).gain == pytest.approx(found.gain, rel=1e-12)
+
+
+def test_rewards_of_illegal_pairs_say_nothing_of_what_is_better():
+    legal = np.array([[True, True, False], [True, False, False]])
+    for illegal in (0.0, -1e9):
+        model = choosing(
+            {0: [(1.0, {0: 1.0}), (0.99, {1: 1.0}), (illegal, {0: 1.0})], 1: LATER[:1] * 3}, legal
+        )
+        assert model.solve_average_reward(method="policy_iteration").policy.tolist() == [0, 0]
+        ways = {0: [*LATER, (illegal, {0: 1.0})], 1: [(1.02, {0: 1.0})] * 2 + [(illegal, {0: 1.0})]}
+        found = choosing(ways, legal).solve_average_reward(method="policy_iteration")
+        assert found.gain == pytest.approx(1.005) and found.policy.tolist() == [1, 0]
+
+
+@pytest.mark.slow
+def test_sticky_multichain_models_with_penalties_have_the_gains_of_their_best_policies():
+    """Chances of 1, 1/2, 1e-6 or 1e-8; gains that differ between states; penalties that nobody takes."""
+    spreads, slow = [], []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        ways = {}
+        for s in range(4):
+            ways[s] = []
+            for _ in range(2):
+                p, (t, u) = 10.0 ** -rng.choice([0.0, 0.3, 6.0, 8.0]), rng.integers(4, size=2)
+                t, u = (t, u) if s < 2 else (2 + t % 2, u) if s == 2 else (3, 3)  # 3 is not left
+                leads = {int(t): 1.0} if t == u else {int(t): p, int(u): 1.0 - p}
+                ways[s].append((1.0 + rng.normal() * 10.0 ** -rng.integers(5), leads))
+            ways[s].append((-1e6, {s: 1.0}))
+        model = choosing(ways, start=np.full(4, 0.25))
+        gains = [model.policy_gain(np.array(each)).gains for each in itertools.product(range(3), repeat=4)]
+        found = model.solve_average_reward(method="policy_iteration")
+        np.testing.assert_allclose(found.gains, np.max(gains, axis=0), atol=1e-9)
+        spreads.append(np.ptp(found.gains))
+        slow.append(np.abs(found.bias).max())
+    assert sum(np.array(spreads) > 0.01) > 3 and max(slow) > 1e5
 
 
 def test_policies_that_follow_each_other_for_ever_are_an_error(monkeypatch):

@@ -15,6 +15,7 @@ from dist_classicrl._random import stream_key
 from dist_classicrl.checks import is_whole
 from dist_classicrl.environments.model_checks import (
     as_array,
+    check_acting_states,
     checked_limit,
     checked_mask,
     checked_start,
@@ -136,6 +137,8 @@ class FunctionMDP:
         elif start is not None:
             self._start_prob = checked_start(start, self.n_states)
             self._starts = start_slots(self._start_prob)
+        #: Where episodes start is what tells which states may lack legal actions.
+        self._all_act = not self.has_mask or not self.has_start_prob
         self._parts: tuple[Any, ...] = (
             type(self._data),
             transition,
@@ -345,8 +348,22 @@ class FunctionMDP:
             f"{self.n_outcomes:,} outcomes, max_episode_steps={self.max_episode_steps})"
         )
 
+    def _check_acting_states(self) -> None:
+        """Make sure, once, that no episode comes to a state without legal actions; ActionMaskError."""
+        if self._all_act:
+            return
+        stuck = ~np.any(self.legal_pairs(), axis=1)
+        if stuck.any():
+            starts = self.start_prob > 0
+            acting, waiting, size = starts.copy(), np.empty(self.n_states, np.int64), int(starts.sum())
+            waiting[:size] = np.flatnonzero(starts)
+            self._kernels().reach(self._everywhere, waiting, size, acting)
+            check_acting_states(stuck, starts, acting)
+        self._all_act = True
+
     def _process(self, weights: np.ndarray | None = None) -> FunctionProcess:
         self._rely_on_all()
+        self._check_acting_states()
         return FunctionProcess(self._kernels(), self._everywhere, weights)
 
     def solve(
@@ -360,7 +377,8 @@ class FunctionMDP:
 
         Needed is memory for three numbers a state and one a pair. "policy_iteration" needs arrays.
         ConvergenceError at discount factor 1, where values may be infinite, which takes the transitions as
-        arrays to find out.
+        arrays to find out. ActionMaskError, here and wherever policies are evaluated, if an episode comes to
+        a state without legal actions and does not end, as far as it is known where episodes start.
         """
         process, legal = self._process(), self.legal_pairs()
         return function_process.solve(process, legal, discount_factor, tolerance, method, max_iterations)

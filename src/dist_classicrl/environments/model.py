@@ -13,6 +13,7 @@ from dist_classicrl._html import facts_of
 from dist_classicrl.environments import reachability
 from dist_classicrl.environments.model_checks import (
     as_array,
+    check_acting_states,
     checked_grid,
     checked_limit,
     checked_mask,
@@ -22,7 +23,7 @@ from dist_classicrl.environments.model_checks import (
 )
 from dist_classicrl.environments.model_making import Making
 from dist_classicrl.environments.sampling.ranges import Rows
-from dist_classicrl.errors import ActionMaskError, ModelError
+from dist_classicrl.errors import ModelError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -131,21 +132,9 @@ class TabularMDP(Making):
     def _check_acting_states(self) -> None:
         if self.action_mask is None:
             return
-        stuck = ~self.action_mask.any(axis=1)
-        if not stuck.any():
-            return
-        starts = np.flatnonzero(stuck & (self.start_prob > 0))
-        if starts.size:
-            raise ActionMaskError(
-                f"the action mask forbids every action of state {starts[0]}, where episodes can start; "
-                "allow at least one action there, or take the state out of start_prob"
-            )
-        reached = np.flatnonzero(stuck & self._acting_states)
-        if reached.size:
-            raise ActionMaskError(
-                f"the action mask forbids every action of state {reached[0]}, which an episode can reach "
-                "without ending; allow one of its actions, or mark the transitions into it as terminated"
-            )
+        stuck = ~np.any(self.action_mask, axis=1)
+        if stuck.any():
+            check_acting_states(stuck, self.start_prob > 0, self._acting_states)
 
     @cached_property
     def _acting_states(self) -> np.ndarray:

@@ -72,6 +72,22 @@ def checked_mask(value: Any, n_states: int, n_actions: int) -> np.ndarray:
     return given.astype(bool)
 
 
+def check_acting_states(stuck: np.ndarray, starts: np.ndarray, acting: np.ndarray) -> None:
+    """Refuse states without legal actions, bool (S,), that episodes start in or come to without ending."""
+    begun = np.flatnonzero(stuck & starts)
+    if begun.size:
+        raise ActionMaskError(
+            f"the action mask forbids every action of state {begun[0]}, where episodes can start; "
+            "allow at least one action there, or take the state out of start_prob"
+        )
+    reached = np.flatnonzero(stuck & acting)
+    if reached.size:
+        raise ActionMaskError(
+            f"the action mask forbids every action of state {reached[0]}, which an episode can reach "
+            "without ending; allow one of its actions, or mark the transitions into it as terminated"
+        )
+
+
 def checked_grid(value: Any, n_states: int) -> tuple[int, int] | None:
     """Return the rows and columns of a grid with a cell for each state, or None."""
     if value is None:

@@ -19,6 +19,9 @@ from dist_classicrl.sweep.comparison import PERMUTATIONS, check_count, check_lev
 DIFFERENT, UNDECIDED, NOT_FOUND = "different", "undecided", "no difference found"
 _TWO = ("first", "second")
 
+#: Sums that differ by less are equal: a fraction of how far scores are from their mean, and of the largest.
+_SUM_ROUNDING, _SCORE_ROUNDING = 1e-9, 1e-14
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -185,13 +188,14 @@ class AdaStop:
     def _beyond(self, pairs: list[tuple[str, str]]) -> tuple[str, str] | None:
         """Return the pair that is farthest beyond the boundaries that these alone have, if one is."""
         sums: dict[str, list[np.ndarray]] = {}
-        for group in _joined(pairs):
+        groups = _joined(pairs)
+        for group in groups:
             sums |= self._sums(group)
         within = np.ones(1 + self._permutations, bool)
         for stage in range(1, len(self._stages) + 1):
             distances = {(a, b): np.abs(sums[a][stage - 1] - sums[b][stage - 1]) for a, b in pairs}
             # Sums that differ by rounding only are equal.
-            farthest = np.round(np.max(list(distances.values()), axis=0) / self._scale(stage - 1), 9)
+            farthest = np.round(np.max(list(distances.values()), axis=0) / self._rounding(groups, stage - 1))
             allowed = int(self.level * stage / self.stages * len(farthest) + 1e-9)
             room = allowed - int((~within).sum())
             inside = np.sort(farthest[within])[::-1]
@@ -215,18 +219,22 @@ class AdaStop:
             total = np.zeros((1 + self._permutations, len(group)))
             for task in sorted(self._tasks or ()):
                 pooled = np.concatenate([checked[name][task] for name in group])
+                pooled = pooled - pooled.mean()  # so that sums keep the digits in which scores differ
                 dealt = np.tile(pooled, (len(total), 1))
                 rng.permuted(dealt[1:], axis=1, out=dealt[1:])
                 total += dealt.reshape(len(total), len(group), -1).sum(axis=2)
             stages.append(total + stages[-1] if stages else total)
         return {name: [stage[:, place] for stage in stages] for place, name in enumerate(group)}
 
-    def _scale(self, stage: int) -> float:
-        """Return the largest score of a stage, or 1 where all are 0."""
-        return (
-            max(float(np.abs(x).max()) for tasks in self._stages[stage].values() for x in tasks.values())
-            or 1.0
-        )
+    def _rounding(self, groups: list[tuple[str, ...]], stage: int) -> float:
+        """Return what sums of a stage may be off by for rounding, or 1 where all scores are 0."""
+        found = 0.0
+        for group in groups:
+            for task in self._tasks or ():
+                pooled = np.concatenate([self._stages[stage][name][task] for name in group])
+                farthest = float(np.abs(pooled - pooled.mean()).max())
+                found = max(found, _SUM_ROUNDING * farthest, _SCORE_ROUNDING * float(np.abs(pooled).max()))
+        return found or 1.0
 
     def _checked(self, scores: Any, name: str) -> dict[str, np.ndarray]:
         tasks = scores if isinstance(scores, Mapping) else {"": scores}

@@ -163,7 +163,8 @@ def sensitivity(settings: Mapping[str, Sequence[Any]], scores: Any, bins: int = 
     ----------
     settings : mapping of str to sequence, of length runs
         The value of each setting in each run. Numbers with more than `bins` different values are put into
-        that many ranges with equally many runs.
+        that many ranges with equally many runs, but a value that a share of 1 / `bins` of the runs has is one
+        by itself.
     scores : array_like of float, shape (runs,)
     bins : int
 
@@ -209,12 +210,30 @@ def _groups(given: Sequence[Any], bins: int) -> tuple[list[str], np.ndarray]:
     if is_number:
         distinct = sorted(distinct)
         if len(distinct) > bins:
-            numbers = np.asarray(given, float)
-            edges = np.unique(np.quantile(numbers, np.linspace(0, 1, bins + 1)))
-            group = np.clip(np.searchsorted(edges, numbers, side="right") - 1, 0, len(edges) - 2)
-            return [f"{a:.3g} to {b:.3g}" for a, b in zip(edges[:-1], edges[1:], strict=True)], group
+            return _ranges(np.asarray(given, float), bins)
     place = {each: i for i, each in enumerate(distinct)}
     return [f"{each:g}" if is_number else str(each) for each in distinct], np.array([place[x] for x in given])
+
+
+def _ranges(numbers: np.ndarray, bins: int) -> tuple[list[str], np.ndarray]:
+    """Do what `_groups` does, for numbers with many values.
+
+    A value that one in `bins` runs has is a group. The values between two such are cut by ranks.
+    """
+    distinct, place, runs = np.unique(numbers, return_inverse=True, return_counts=True)
+    is_common = runs * bins >= len(numbers)
+    stretch = np.cumsum(is_common | np.append(True, is_common[:-1]))  # of neighbors that may be together
+    cut = np.zeros(len(distinct), np.int64)
+    for number in np.unique(stretch):
+        here = stretch == number
+        total = runs[here].sum()
+        parts = max(1, round(bins * total / len(numbers)))
+        middle = np.cumsum(runs[here]) - runs[here] / 2
+        cut[here] = middle * parts / total
+    starts = np.append(True, (np.diff(stretch) > 0) | (np.diff(cut) > 0))
+    lows, highs = distinct[starts], distinct[np.append(starts[1:], True)]
+    labels = [f"{a:.3g} to {b:.3g}" if a < b else f"{a:g}" for a, b in zip(lows, highs, strict=True)]
+    return labels, (np.cumsum(starts) - 1)[place]
 
 
 def _sensitivity(labels: list[str], group: np.ndarray, values: np.ndarray) -> Sensitivity:

@@ -41,7 +41,7 @@ class Place(NamedTuple):
 
 
 class Kernels(NamedTuple):
-    """The loops; but for the last two they take a `Place`, the first row, and the one after the last."""
+    """The loops; but for the last three they take a `Place`, the first row, and the one after the last."""
 
     survey: Any
     count: Any
@@ -52,6 +52,7 @@ class Kernels(NamedTuple):
     improve: Any
     evaluate: Any
     values: Any
+    reach: Any
     reset: Any
     step: Any
 
@@ -82,7 +83,7 @@ def kernels_of(
     allowed = _allowed(may)
     gather = _gather(outcome_of, n_outcomes)
     value_of = _value_of(outcome_of, n_outcomes)
-    loops = (*_packing(allowed, gather), *_sweeps(allowed, value_of))
+    loops = (*_packing(allowed, gather), *_sweeps(allowed, value_of), _reach(allowed, outcome_of, n_outcomes))
     return Kernels._make((*loops, *_game(outcome_of, n_outcomes, start_of)))
 
 
@@ -276,6 +277,28 @@ def _sweeps(allowed: Any, value_of: Any) -> tuple[Any, ...]:
                     q[state, action] = value_of(place.data, state, action, discount, v)
 
     return lowest, improve, evaluate, values
+
+
+def _reach(allowed: Any, transition: Any, n_outcomes: int) -> Any:
+    @jit_closure()
+    def reach(place, waiting, size, reached):
+        """Mark in `reached`, bool (S,), what can be come to without an end from the states marked there.
+
+        They are the first `size` in `waiting`, int64 (S,), the room for states whose outcomes are not known.
+        """
+        while size > 0:
+            size -= 1
+            state = waiting[size]
+            for action in range(place.n_actions):
+                if allowed(place, state, action):
+                    for number in range(n_outcomes):
+                        chance, next_state, reward, terminated = transition(place.data, state, action, number)
+                        if chance > 0 and not terminated and not reached[np.int64(next_state)]:
+                            reached[np.int64(next_state)] = True
+                            waiting[size] = np.int64(next_state)
+                            size += 1
+
+    return reach
 
 
 def _game(transition: Any, n_outcomes: int, start: Any) -> tuple[Any, Any]:

@@ -27,7 +27,7 @@ def solve(
     than rounding, so that no two policies follow each other for ever.
     """
     legal, states = process.legal, np.arange(model.n_states)
-    largest = float(np.abs(process.rows.reward).max())
+    reward = np.abs(process.rows.reward).reshape(legal.shape)
     best, policy = best_of(process.values(0.0, np.zeros(model.n_states + 1)), legal)
     if start is not None:
         policy = start
@@ -39,6 +39,8 @@ def solve(
         q = process.values(discount, np.append(v, 0.0))
         best, greedy = best_of(q, legal)
         gain = best - q[states, policy]  # of the last action where there is none; then 0 - 0
+        # Of the policy: those of illegal pairs and of others that nobody takes are no part of its values.
+        largest = float(reward[states, policy].max(where=policy >= 0, initial=0.0))
         rounding = 10 * ROUNDING * max(float(np.abs(v).max()), largest)
         better = gain > rounding
         change = float(np.abs(best - v).max())
