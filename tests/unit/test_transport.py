@@ -57,6 +57,34 @@ def test_pieces_that_do_not_make_a_message_are_refused_by_name(claimed, first, t
     channel.close()
 
 
+def test_what_mpi_may_still_read_stays_where_a_later_piece_of_it_cannot_be_sent():
+    """As where the peer dies in the middle of a long message."""
+    from mpi4py import MPI
+
+    class Failing:
+        def __init__(self, sends):
+            self.sends = sends
+
+        def Isend(self, piece, peer, tag):
+            if not self.sends:
+                raise MPI.Exception(MPI.ERR_OTHER)
+            self.sends -= 1
+            return MPI.REQUEST_NULL
+
+        def __getattr__(self, name):
+            return getattr(MPI.COMM_SELF, name)
+
+    channel = Channel(MPI.COMM_SELF, 0, 8, piece_bytes=64)  # 8: of a lost channel the receive stays
+    channel._comm = Failing(sends=1)
+    message = np.zeros(100, np.uint8)
+    seen = weakref.ref(message)
+    channel.send(message)
+    del message
+    gc.collect()
+    assert channel.lost is not None and seen() is not None
+    channel.close()
+
+
 def test_what_comes_while_a_channel_is_closed_is_there_when_it_is_open_again():
     """The goodbye of a rank that stopped late must not be missed: the job would be aborted."""
     from mpi4py import MPI

@@ -228,14 +228,13 @@ class Channel:
             self._reap()
             if self.lost is not None:
                 return
+            requests: list[Any] = []
             try:
-                requests = [
-                    self._comm.Isend(
-                        [message[start : start + self._piece], self._mpi.BYTE], self.peer, self._tag
-                    )
-                    for start in range(0, message.size, self._piece)
-                ]
+                for start in range(0, message.size, self._piece):
+                    piece = [message[start : start + self._piece], self._mpi.BYTE]
+                    requests.append(self._comm.Isend(piece, self.peer, self._tag))
             except self._mpi.Exception as error:
+                _left_to_mpi.append((requests, message))
                 self._lose(error)
                 return
             self.last_sent = time.monotonic()
