@@ -229,16 +229,15 @@ class Channel:
             if self.lost is not None:
                 return
             requests: list[Any] = []
+            self._sending.append((requests, message))  # stays if only some of its pieces can be sent
             try:
                 for start in range(0, message.size, self._piece):
                     piece = [message[start : start + self._piece], self._mpi.BYTE]
                     requests.append(self._comm.Isend(piece, self.peer, self._tag))
             except self._mpi.Exception as error:
-                _left_to_mpi.append((requests, message))
                 self._lose(error)
                 return
             self.last_sent = time.monotonic()
-            self._sending.append((requests, message))
 
     def reap(self) -> bool:
         """Let go of what has been sent. Return whether nothing is left."""
