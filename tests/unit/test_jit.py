@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -333,6 +334,36 @@ def test_a_function_without_an_entry_for_python_can_be_called_from_there():
 class Pair(NamedTuple):
     first: int
     second: int
+
+
+def test_only_kernels_are_optimized_to_the_end_and_not_their_entries():
+    @_jit.jit_inline
+    def part(numbers):
+        total = 0
+        for number in numbers:
+            total += number
+        return total
+
+    @_jit.jit
+    def kernel(numbers):
+        return part(numbers)
+
+    @_jit.jit_allocating
+    def each(numbers):
+        for number in numbers:
+            yield 2 * number
+
+    numbers = np.arange(100)
+    assert kernel(numbers) == 4_950 and sum(each(numbers)) == 9_900
+    (of_part,), (of_kernel,) = (function.inspect_llvm().values() for function in (part, kernel))
+    defined = re.findall(
+        r"^define [^\n]*@(\w+)\([^\n]* #(\d+) \{\n(.*?)^\}", of_kernel, re.MULTILINE | re.DOTALL
+    )
+    bodies = {"entry" if "cpython" in name else "kernel": (number, body) for name, number, body in defined}
+    # The loop of the kernel takes several numbers at a time, into which its part was compiled before that.
+    assert bodies["kernel"][1].count("load i64") > of_part.count("load i64") == 1
+    assert f"attributes #{bodies['entry'][0]} = {{ noinline optnone }}" in of_kernel
+    assert f"attributes #{bodies['kernel'][0]} = {{ noinline optnone }}" not in of_kernel
 
 
 def test_tuples_of_derived_classes_are_found_by_the_quick_way(monkeypatch):

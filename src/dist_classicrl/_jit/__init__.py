@@ -25,6 +25,7 @@ from numba.core import cgutils, types
 from numba.core.registry import CPUDispatcher, cpu_target
 from numba.core.typing.templates import builtin_registry
 
+from dist_classicrl._jit.compiler import KernelCompiler
 from dist_classicrl._jit.identity import identity_of
 from dist_classicrl._jit.machine_code import OF_USERS, kept
 
@@ -34,6 +35,7 @@ _OPTIONS: dict[str, Any] = {
     "error_model": "numpy",
     "no_cfunc_wrapper": True,
     "boundscheck": False,
+    "pipeline_class": KernelCompiler,
 }
 _INLINE: dict[str, Any] = {"forceinline": True, "no_cpython_wrapper": True}
 
@@ -108,7 +110,7 @@ def overloads(stub: Callable[..., Any], inline: bool = False) -> Any:
 
     `inline`: always into the caller, see `jit_inline`.
     """
-    options: Any = {"_nrt": False, "forceinline": inline}
+    options: Any = {"_nrt": False, "forceinline": inline, "pipeline_class": KernelCompiler}
     return numba.extending.overload(stub, jit_options=options)
 
 
