@@ -36,6 +36,7 @@ from dist_classicrl.settings import Settings
 pytestmark = pytest.mark.slow
 
 SHARDED = {"placement": "sharded", "walkers": 64}
+STEPS = 6_011  # each is answered for by messages, which takes long where all ranks are in one process
 
 
 class SteppedCliff(CliffWalkingEnv):
@@ -143,29 +144,29 @@ def assert_same(*all_arrays):
 def truth():
     """Give what compiled code learns of the cliff, and its result."""
     one = agent()
-    return one, one.train(limited(CliffWalkingEnv), total_steps=20_011, **SHARDED)
+    return one, one.train(limited(CliffWalkingEnv), total_steps=STEPS, **SHARDED)
 
 
 def test_the_table_is_that_of_compiled_code_whoever_steps_and_owns(truth):
     compiled, expected = truth
     one = agent()
-    result = one.train(limited(SteppedCliff), total_steps=20_011, **SHARDED)
+    result = one.train(limited(SteppedCliff), total_steps=STEPS, **SHARDED)
     assert_same((one.q_table, one.visits), (compiled.q_table, compiled.visits))
     assert (result.episodes, result.mean_return) == (expected.episodes, expected.mean_return)
-    assert result.episodes > 300 and one.visits.sum() == 20_011
+    assert result.episodes > 50 and one.visits.sum() == STEPS
     counted = np.array([result.episodes, result.mean_return * result.episodes])
     for ranks, partition in ((3, "hash"), (5, "hash")):
-        *table, totals = learned(limited(SteppedCliff), one.settings, ranks, partition, 20_011)
+        *table, totals = learned(limited(SteppedCliff), one.settings, ranks, partition, STEPS)
         assert_same(table, (compiled.q_table, compiled.visits))
         np.testing.assert_allclose(totals[:2], counted, rtol=1e-12)
 
 
 def test_steps_that_wait_are_learned_as_in_compiled_code():
     compiled = agent(algorithm=NStepSarsa(n=3))
-    compiled.train(limited(CliffWalkingEnv), total_steps=20_011, **SHARDED)
-    assert 20_011 - 3 * 64 <= compiled.visits.sum() < 20_011
+    compiled.train(limited(CliffWalkingEnv), total_steps=STEPS, **SHARDED)
+    assert STEPS - 3 * 64 <= compiled.visits.sum() < STEPS
     for make, ranks in ((SteppedCliff, 2), (SteppedCliff, 5), (SpreadCliff, 3)):
-        *table, _ = learned(limited(make), compiled.settings, ranks, "hash", 20_011)
+        *table, _ = learned(limited(make), compiled.settings, ranks, "hash", STEPS)
         states = table.pop(0) if make is SpreadCliff else slice(None)
         assert_same(table, (compiled.q_table[states], compiled.visits[states]))
 
@@ -173,13 +174,13 @@ def test_steps_that_wait_are_learned_as_in_compiled_code():
 def test_where_there_are_too_many_observations_they_are_keys(truth):
     compiled, _ = truth
     keyed = agent(async_updates=True)
-    keyed.train(limited(SpreadCliff), total_steps=20_011, walkers=64)
+    keyed.train(limited(SpreadCliff), total_steps=STEPS, walkers=64)
     states = keyed.q_table.states
     assert (np.diff(states) > 0).all() and len(states) == compiled.visits.any(axis=1).sum()
     assert_same(
         (keyed.q_table.array, keyed.visits.array), (compiled.q_table[states], compiled.visits[states])
     )
-    table = learned(limited(SpreadCliff), keyed.settings, 3, "hash", 20_011)
+    table = learned(limited(SpreadCliff), keyed.settings, 3, "hash", STEPS)
     assert_same(table[:3], (states, keyed.q_table.array, keyed.visits.array))
 
     known = [SpreadCliff.seen(state) for state in states.tolist()]
