@@ -1,5 +1,7 @@
 """What tables that are divided between hosts are made of: slots, parts of checkpoints."""
 
+from types import SimpleNamespace
+
 import numba
 import numpy as np
 import pytest
@@ -12,7 +14,9 @@ from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.checkpoint.location import open_storage
 from dist_classicrl.checkpoint.parts import rows_in, stretches_of, whole_table, write_part
 from dist_classicrl.engines.supersteps import division
+from dist_classicrl.engines.supersteps.divided_server import DividedServer
 from dist_classicrl.engines.supersteps.division import BLOCK_SHIFT, Division
+from dist_classicrl.engines.supersteps.messages import SavedRows
 from dist_classicrl.errors import CheckpointError
 
 HOSTS = ["a", "b", "a", "c"]
@@ -129,3 +133,32 @@ def test_a_checkpoint_with_parts_is_one_of_the_folder_and_damage_is_found(tmp_pa
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"values_1\.npy is damaged: its checksum"):
         folder.read(written)
+
+
+class StoreError(Exception):
+    """What a remote store raises: neither an OSError nor a ValueError."""
+
+
+@pytest.mark.parametrize("error", [StoreError, OSError, ValueError])
+def test_whatever_a_store_raises_here_is_a_checkpoint_that_failed_once_all_have_answered(error):
+    server, sent = DividedServer.__new__(DividedServer), []
+    peer = SimpleNamespace(rank=1, channel=SimpleNamespace(send=sent.append))
+    server._attempt = 3
+
+    def save_rows(name, number):
+        raise error("the connection is lost")
+
+    def answer():
+        server._saved[1] = SavedRows(3, "one", "", {})
+
+    server.part = SimpleNamespace(
+        players=(0, 1), save_rows=save_rows, division=SimpleNamespace(holders=["a", "b"])
+    )
+    server.group = SimpleNamespace(
+        rank=0, host_of="ab".__getitem__, wire=SimpleNamespace(sleep=lambda _: None)
+    )
+    server.members = SimpleNamespace(peers=SimpleNamespace(present={1: peer}))
+    server.keep_alive, server._look_around_anyhow = lambda: None, answer
+    with pytest.raises(OSError, match=f"rank 0: {error.__name__}: the connection is lost"):
+        server._write_parts("one")
+    assert len(sent) == 1 and 1 in server._saved

@@ -401,6 +401,40 @@ def test_a_server_that_was_replaced_does_not_go_on_where_parts_are_written(tmp_p
         saver.save(VALUES, COUNTS, position())
 
 
+class StoreError(Exception):
+    """What a remote store raises: neither an OSError nor a ValueError."""
+
+
+def test_a_store_that_cannot_be_asked_for_the_next_name_ends_no_training(
+    tmp_path, clock, monkeypatch, caplog
+):
+    saver = saver_with_parts(
+        tmp_path, clock, lambda folder, name: pytest.fail("there is no name to write to")
+    )
+
+    def lost(storage, path):
+        raise StoreError("the connection is lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStorage, "open", lost)
+        saver.save(VALUES, COUNTS, position())
+    assert saver.writer.failed and not saver.is_busy
+    assert "StoreError: the connection is lost" in caplog.text
+    saver.write_parts = lambda name: {}
+    saver.save(VALUES, COUNTS, position())
+    assert saver.writer.wait(60.0) and not saver.writer.failed
+
+
+def test_a_rank_that_fails_while_parts_are_written_is_no_checkpoint_that_failed(tmp_path, clock):
+    def fails(folder, name):
+        raise RankTimeoutError("rank 2 hangs")
+
+    saver = saver_with_parts(tmp_path, clock, fails)
+    with pytest.raises(RankTimeoutError):
+        saver.save(VALUES, COUNTS, position())
+    assert not saver.writer.failed
+
+
 def test_parts_of_a_checkpoint_that_failed_are_removed(tmp_path, clock):
     names = []
 

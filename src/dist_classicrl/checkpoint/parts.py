@@ -74,7 +74,8 @@ def write_part(
 ) -> Entries:
     """Write part `number` of a table to a checkpoint's folder, and verify it; return its entries.
 
-    OSError or ValueError where that cannot be.
+    ValueError where something is not finite, or not as it was written. Whatever the storage raises comes
+    through.
     """
     contents: dict[str, Any] = {
         f"rows_{number}": stretches,

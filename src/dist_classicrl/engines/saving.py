@@ -86,7 +86,7 @@ class Saver:
 
     def __post_init__(self, start: int) -> None:
         #: Lets all hosts write their parts of the table to the checkpoint of this name, and returns the
-        #: entries of these; None: the table is here. OSError or ValueError where they cannot.
+        #: entries of these; None: the table is here. OSError where they cannot.
         self.write_parts: Callable[[str], Mapping[str, ArrayEntry]] | None = None
         self._submitted = start
         self._saved_at = time.monotonic()
@@ -160,13 +160,16 @@ class Saver:
         if self.write_parts is None:
             self.writer.submit(self._arrays(values, counts, position), body, run)
             return
-        name = None
         try:
             name = self.writer.next_name(position.steps, run)
-            parts = self.write_parts(str(name))
-        except CheckpointFencedError:  # a ValueError as well
+        except CheckpointFencedError:
             raise
-        except (OSError, ValueError) as error:
+        except Exception as error:  # a full disk, a lost connection: backends raise errors of many kinds
+            self.writer.fail(error, None)
+            return
+        try:
+            parts = self.write_parts(str(name))
+        except OSError as error:  # what is no trouble of a disk or store goes up, such as a rank that failed
             self.writer.fail(error, name)
             return
         self.writer.submit({**self.constant, **position.learners}, body, run, name, parts)

@@ -343,7 +343,7 @@ class Part:
     def save_rows(self, name: str, number: int) -> dict[str, ArrayEntry]:
         """Write what this host has of a table that is divided to a checkpoint, as a part of this number.
 
-        OSError or ValueError where that cannot be.
+        ValueError where something is not finite. Whatever the storage raises comes through.
         """
         run, division = self.run, self.division
         assert run.large is not None and division is not None and run.storage is not None
