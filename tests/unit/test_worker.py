@@ -5,20 +5,33 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from timed_channel import RELEASE, TimedChannel, done, group_of, stop_clock
+from timed_channel import RELEASE, TimedChannel, beats, done, group_of, stop_clock
 
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import encode
 from dist_classicrl.comm.parts import from_parts
 from dist_classicrl.compression import Carry
 from dist_classicrl.engines.server.leases import Lease
-from dist_classicrl.engines.server.messages import Push, Reply
+from dist_classicrl.engines.server.messages import PassedOn, Push, Reply, Route
 from dist_classicrl.engines.server.window import PushWindow
 from dist_classicrl.engines.server.worker import Worker
 from dist_classicrl.learning.learner import Totals
 from dist_classicrl.tables.local import LocalTable
 
 PUSHES = 40
+
+
+def make_worker(table, channels, learn, carry, silence, room=PUSHES):
+    """Return one that pushes after each call of `learn`."""
+    pacer = SimpleNamespace(
+        interval=1, interval_seconds=1.0, longest_call=1, longest_push=9, urgent=False,
+        wants_refresh=False,
+        learned=lambda *numbers: None, pushed=lambda *numbers: None,
+        gauge=SimpleNamespace(look=lambda base: None),
+    )  # fmt: skip
+    learner = SimpleNamespace(table=table, walkers=[1], totals=Totals(), quantum=1, learn=learn)
+    group, window = group_of(1, channels, 1.0, silence, 60.0), PushWindow(table, room, -1)
+    return Worker(group, learner, pacer, window, carry, 7)
 
 
 def learned_and_pushed(monkeypatch, carry, with_replays=False):
@@ -39,15 +52,7 @@ def learned_and_pushed(monkeypatch, carry, with_replays=False):
 
     lease = encode(Reply(0, Lease(1, 0, PUSHES)))
     channel = TimedChannel(0, (0.0, lease), (0.2, done(20)), (0.3, RELEASE))
-    pacer = SimpleNamespace(
-        interval=1, interval_seconds=1.0, longest_call=1, longest_push=9, urgent=False,
-        wants_refresh=False,
-        learned=lambda *numbers: None, pushed=lambda *numbers: None,
-        gauge=SimpleNamespace(look=lambda base: None),
-    )  # fmt: skip
-    learner = SimpleNamespace(table=table, walkers=[1], totals=Totals(), quantum=1, learn=learn)
-    group, window = group_of(1, [channel], 1.0, 60.0, 60.0), PushWindow(table, PUSHES, -1)
-    worker = Worker(group, learner, pacer, window, carry, 7)
+    worker = make_worker(table, [channel], learn, carry, 60.0)
     worker.follow_on(channel)
     worker.run()
 
@@ -76,3 +81,46 @@ def test_what_rounding_put_off_and_goes_at_the_end_is_no_byte_that_was_lost(monk
     carried = [push.pushed.packed.size for push in pushes]
     assert carried[-1] > len(learned[-1]) and carried[:-1] == [len(each) for each in learned[:-1]]
     assert [push.bytes_saved for push in pushes] == [0] * PUSHES
+
+
+class NotedChannel(TimedChannel):
+    """A channel that also notes when each message was sent."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.times = []
+
+    def send(self, message):
+        super().send(message)
+        self.times.append(self.seconds)
+
+    def first(self, kind):
+        return self.times[self.kinds_sent.index(kind)]
+
+
+@pytest.mark.parametrize(("receipt", "leaves"), [(2.0, 2.0), (None, 8.0)])
+@pytest.mark.parametrize("is_direct", [False, True])
+def test_who_leaves_says_so_once_what_goes_by_another_rank_has_arrived(
+    monkeypatch, receipt, leaves, is_direct
+):
+    stop_clock(monkeypatch)
+    table, silence = LocalTable(10, 2, np.dtype("f8")), 7.0
+    begins = [
+        (0.0, encode(Route(1, 0 if is_direct else 2, (), 1, 0))),
+        (0.1, encode(Reply(0, Lease(1, 0, 9)))),
+    ]
+    beats_till_end = beats(0.2, leaves + 0.5, 0.5)
+    server = NotedChannel(0, *begins, *beats_till_end, (leaves + 0.6, RELEASE))
+    came = [] if receipt is None else [(receipt, encode(PassedOn(2)))]
+    node = NotedChannel(2, *came)
+
+    # The first push waits for its receipt, and eight steps are left.
+    worker = make_worker(table, [server, node], lambda *_: None, Carry(), silence, room=1)
+    worker.wants_to_leave = lambda: "SIGUSR2" if server.seconds >= 1.0 else None
+    worker.follow_on(server)
+    worker.run()
+
+    parent = server if is_direct else node
+    assert parent.kinds_sent.count(Kind.PUSH) == 2 and server.kinds_sent.count(Kind.LEAVE) == 1
+    assert parent.first(Kind.PUSH) < 0.5
+    assert server.first(Kind.LEAVE) == pytest.approx(1.0 if is_direct else leaves, abs=0.1)

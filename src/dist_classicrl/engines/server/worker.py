@@ -76,6 +76,7 @@ class Worker(Working):
         self._view = self.group.view
         self._staleness = StalenessBound(self.max_staleness, len(self._view.workers))
         self._stopping = False
+        self._goodbye: tuple[str, float] | None = None  # why, and when at the latest it says so
         self._why_passive: str | None = None
         self._up: Channel | None = None  # to the server of its node, where maps go through one
         self._node: NodeServer | None = None  # what this rank is itself, if it is one
@@ -204,7 +205,7 @@ class Worker(Working):
         if self._since_push or self._table.waiting:
             self._pack(True, time.perf_counter())
         self._since_push = 0
-        self._stopping = False
+        self._stopping, self._goodbye = False, None
 
     def hand_over(self, values: np.ndarray, counts: np.ndarray) -> Handover | None:
         """Write the base to `values` and `counts`, flat like the table, for this rank to serve it.
@@ -285,12 +286,27 @@ class Worker(Working):
         self.say_leave("excluded", why, waits=True)
 
     def _leave_if_asked(self) -> None:
-        """Push all that was learned and say goodbye, if this rank is to leave."""
-        why = self.wants_to_leave()
-        if why is None or self._stopping or self.final is not None:
+        """Push all that was learned, and say goodbye once that has arrived, if this rank is to leave."""
+        if self.final is not None:
             return
-        self._stop()
-        self.say_leave("left", why, waits=False)
+        now = self.group.wire.now()
+        why = self.wants_to_leave()
+        if why is not None and not self._stopping:
+            self._stop()
+            # A server of a node that hangs is lost by then.
+            self._goodbye = why, now + self.group.timing.silence
+        if self._goodbye is not None and (self._has_arrived or now >= self._goodbye[1]):
+            self.say_leave("left", self._goodbye[0], waits=False)
+            self._goodbye = None
+
+    @property
+    def _has_arrived(self) -> bool:
+        """Whether all that was pushed is at the server, or gets there before what is said now.
+
+        What goes by another rank may come later. Who composes, or counts as failed, gets no receipts.
+        """
+        has_receipts = self._up is not None and self._node is None and self._why_passive is None
+        return not has_receipts or self.window.in_flight == 0
 
     def _stop(self) -> None:
         """Push all that was learned, as the server asks, and learn no more."""
