@@ -169,3 +169,12 @@ def test_an_error_costs_nothing_of_what_earlier_pushes_put_off(monkeypatch, carr
     known = np.array([entry for entry in range(20) if carry.bits or entry not in at_the_end])
     assert np.allclose(pushed[known], learned[known]) and not np.allclose(put_off[known], learned[known])
     assert (pushed <= learned + 1e-9).all() and table.waiting == 0
+
+
+def test_who_begins_anew_learns_as_one_of_as_many_as_there_are_then():
+    """A server that was deposed makes its worker in the new view, and with step sizes of the old one."""
+    noted, channel = [], TimedChannel(0)
+    worker = make_worker(LocalTable(10, 2, np.dtype("f8")), [channel, TimedChannel(2)], None, Carry(), 60.0)
+    worker.note_workers = noted.append
+    worker.begin_anew(channel, 0)
+    assert noted == [2] == [worker.pacer.workers] == [len(worker.group.view.workers)]

@@ -245,6 +245,7 @@ class Worker(Working):
         self.learner.totals.take()
         self.window.give_up(sequence, self.group.view.term)
         self._why_passive = None
+        self._note_workers()  # who served until now made ready for as many as it once began with
 
     def _learn(self) -> None:
         lease_id, left, stream = self._leases[0]
