@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any, BinaryIO, TypeGuard
 
@@ -111,12 +111,16 @@ class ArrayFile:
         return chunk
 
 
-def verify(file: BinaryIO, entry: ArrayEntry) -> None:
-    """Raise ValueError unless `file` holds exactly the bytes that `entry` was made from."""
+def verify(file: BinaryIO, entry: ArrayEntry, look: Callable[[], None] = lambda: None) -> None:
+    """Raise ValueError unless `file` holds exactly the bytes that `entry` was made from.
+
+    `look` is called before each piece that is read.
+    """
     _check_size(file, entry)
     sha256 = hashlib.sha256()
     memory = memoryview(bytearray(min(_CHUNK, entry.bytes)))
     for position in range(0, entry.bytes, _CHUNK):
+        look()
         fill(file, memory[: entry.bytes - position], sha256)
     _check_sum(sha256, entry)
 

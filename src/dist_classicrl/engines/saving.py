@@ -26,6 +26,8 @@ _KEPT_RESULTS = 1000
 _LOOK_SECONDS = 0.05
 _RETRY_SECONDS = 60.0
 _SLOW_SECONDS = 60.0
+_SLOWEST_DISK = 5e7
+"""Bytes per second with which what systems keep back until the end of a file gets to disk, at least."""
 RESCUE_SECONDS = 20.0
 """What saving after an error may take at most: the ranks wait for it before they end the job."""
 
@@ -89,6 +91,7 @@ class Saver:
         #: entries of these; None: the table is here. OSError where they cannot.
         self.write_parts: Callable[[str], Mapping[str, ArrayEntry]] | None = None
         self._submitted = start
+        self._is_live = False  # whether what was submitted last is read from what has to change
         self._saved_at = time.monotonic()
         self._told = self.writer.last
         self._next = self._multiple_after(start)
@@ -148,13 +151,16 @@ class Saver:
         self._next = self._multiple_after(steps)
         self._saved_at = time.monotonic()
 
-    def save(self, values: np.ndarray, counts: np.ndarray, position: Position) -> None:
+    def save(self, values: np.ndarray, counts: np.ndarray, position: Position, is_live: bool = False) -> None:
         """Write a checkpoint in the background.
 
-        `values` and `counts` (S * A,) must not change before `is_due` says yes again. CheckpointFencedError
-        where parts are written, if another server has taken over the folder.
+        `values` and `counts` (S * A,) must not change before `is_due` says yes again. If they are what is
+        learned in, and no copies, `is_live`, whoever no longer waits gives the checkpoint up: `wait`,
+        `save_last`. CheckpointFencedError where parts are written, if another server has taken over the
+        folder.
         """
         self._submitted = position.steps
+        self._is_live = is_live
         self._next = math.inf
         run, body = self.description["run"], self._body(position)
         if self.write_parts is None:
@@ -182,7 +188,7 @@ class Saver:
     def wait(self, patience: float = math.inf) -> None:
         """Wait until the last checkpoint is on disk; give it up after `patience`: its arrays may change."""
         seconds = min(patience, self.patience)
-        if not self._wait(time.monotonic() + seconds, lambda: None):
+        if not self._wait(_in_time(seconds), lambda: None):
             self.writer.abandon()
             logger.warning(
                 "The checkpoint that was being written to %s is given up after %.0f s: what it is written "
@@ -198,12 +204,29 @@ class Saver:
         position: Position,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
-        """Write a checkpoint of what may change as soon as this returns.
+        """Write a checkpoint of what may change as soon as this returns, or raises.
 
-        `meanwhile` is called every 50 ms.
+        However long that takes, as long as it goes on: it is given up where nothing of it does for the
+        patience of the run, and as long as a slow disk needs for what its system kept back. `meanwhile` is
+        called every 50 ms.
         """
-        self.save(values, counts, position)
-        self._wait(math.inf, meanwhile)
+        seconds = self.patience + (values.nbytes + counts.nbytes) / _SLOWEST_DISK
+        try:
+            self.save(values, counts, position, is_live=True)
+            if self._wait(lambda: self.writer.stalled_for <= seconds, meanwhile):
+                return
+        except BaseException:
+            self.writer.abandon()
+            raise
+        self.writer.abandon()
+        logger.warning(
+            "The checkpoint that was being written to %s is given up, as nothing of it was written for %.0f "
+            "s and all wait for it. Training goes on, and the next one is tried once that disk or its server "
+            "answers. The last good checkpoint of this process is %s.",
+            self.writer.url,
+            seconds,
+            self.writer.last or "none",
+        )
 
     def save_last(
         self,
@@ -219,14 +242,14 @@ class Saver:
         ends, `values` and `counts` may change afterwards.
         """
         seconds = min(patience, self.patience)
-        deadline = time.monotonic() + seconds
+        in_time = _in_time(seconds)
         try:
-            written = self._wait(deadline, meanwhile)
+            written = self._wait(in_time, meanwhile)
             if written:
-                self.save(values, counts, position)
-                written = self._wait(deadline, meanwhile)
-                if not written:
-                    self.writer.abandon()
+                self.save(values, counts, position, is_live=True)
+                written = self._wait(in_time, meanwhile)
+            if not written and self._is_live:
+                self.writer.abandon()
         except BaseException:
             self.writer.abandon()
             raise
@@ -276,10 +299,10 @@ class Saver:
         tally = {name: count for name, count in position.tally.items() if name != "reported"}
         return self.save_last(values, counts, replace(position, tally=tally), meanwhile)
 
-    def _wait(self, deadline: float, meanwhile: Callable[[], None]) -> bool:
+    def _wait(self, goes_on: Callable[[], bool], meanwhile: Callable[[], None]) -> bool:
         while not self.writer.wait(_LOOK_SECONDS):
             self._report_slow()
-            if time.monotonic() > deadline:
+            if not goes_on():
                 return False
             meanwhile()
         return True
@@ -331,3 +354,9 @@ class Saver:
             "tally": position.tally,
             "finished": list(self.finished),
         }
+
+
+def _in_time(seconds: float) -> Callable[[], bool]:
+    """Return what tells whether so many seconds from now have not passed."""
+    deadline = time.monotonic() + seconds
+    return lambda: time.monotonic() <= deadline
