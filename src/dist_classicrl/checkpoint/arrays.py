@@ -85,20 +85,23 @@ class ArrayFile:
         self._sha256 = hashlib.sha256()
         self._bytes = 0
 
-    def chunks(self) -> Iterator[bytes | memoryview]:
-        """Yield the file piece by piece; once per object."""
+    def chunks(self, look: Callable[[], None] = lambda: None) -> Iterator[bytes | memoryview]:
+        """Yield the file piece by piece, and call `look` before each; once per object."""
         header = io.BytesIO()
         np.lib.format.write_array_header_1_0(
             header,
             {"shape": self._array.shape, "fortran_order": False, "descr": self._array.dtype.str},
         )
+        look()
         yield self._count(header.getvalue())
         if isinstance(self._array, InSlices):
             for part in self._array.slices():
+                look()
                 yield self._count(_memory(part))
             return
         memory = _memory(self._array)
         for start in range(0, len(memory), _CHUNK):
+            look()
             yield self._count(memory[start : start + _CHUNK])
 
     def entry(self) -> ArrayEntry:

@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -244,16 +244,16 @@ class CheckpointFolder:
         is_wanted: Callable[[], bool],
         parts: Mapping[str, array_files.ArrayEntry],
     ) -> None:
-        folder = str(name)
+        folder, look = str(name), partial(_check_wanted, is_wanted)
         entries = {}
         for key, array in arrays.items():
             file = array_files.ArrayFile(array)
-            self.storage.write(f"{folder}/{key}.npy", _while_wanted(file.chunks(), is_wanted))
+            self.storage.write(f"{folder}/{key}.npy", file.chunks(look))
             entries[key] = file.entry()
         self.storage.sync(folder)
         for key, entry in entries.items():
             with self.storage.open(f"{folder}/{key}.npy") as written:
-                array_files.verify(written, entry, partial(_check_wanted, is_wanted))
+                array_files.verify(written, entry, look)
         content = manifest.as_bytes(
             {
                 **body,
@@ -351,14 +351,6 @@ class CheckpointFolder:
     def _refusal(self, name: str, error: BaseException | None) -> str:
         why = str(error) or type(error).__name__
         return f"{self.url_of(name)} is no usable checkpoint: {why}."
-
-
-def _while_wanted(
-    chunks: Iterable[bytes | memoryview], is_wanted: Callable[[], bool]
-) -> Iterator[bytes | memoryview]:
-    for chunk in chunks:
-        _check_wanted(is_wanted)
-        yield chunk
 
 
 def _check_wanted(is_wanted: Callable[[], bool]) -> None:

@@ -32,6 +32,14 @@ RESCUE_SECONDS = 20.0
 """What saving after an error may take at most: the ranks wait for it before they end the job."""
 
 
+def longest_silence(patience: float, n_bytes: float) -> float:
+    """Return for how many seconds nothing of a checkpoint of so many bytes may go on, as far as can be seen.
+
+    That is `patience`, and what a slow disk needs for what its system kept back until the end of a file.
+    """
+    return patience + n_bytes / _SLOWEST_DISK
+
+
 MODES = ("alone", "interleaved", "keyed", "supersteps", "card", "card rows", "rounds", "async")
 """Ways of learning, each of which has its own state of learners: those before "rounds" have one."""
 
@@ -210,7 +218,7 @@ class Saver:
         patience of the run, and as long as a slow disk needs for what its system kept back. `meanwhile` is
         called every 50 ms.
         """
-        seconds = self.patience + (values.nbytes + counts.nbytes) / _SLOWEST_DISK
+        seconds = longest_silence(self.patience, values.nbytes + counts.nbytes)
         try:
             self.save(values, counts, position, is_live=True)
             if self._wait(lambda: self.writer.stalled_for <= seconds, meanwhile):

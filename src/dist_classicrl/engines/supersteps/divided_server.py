@@ -180,10 +180,10 @@ class DividedServer(RowsServer):
             peer.channel.send(encode(SaveRows(self._attempt, name, number)))
         lost = OSError("a rank was lost that wrote rows of its host")
         try:
-            entries = self._meanwhile_alive(lambda: self._save_own_rows(name))
-        except OSError:
+            entries = self.part.save_rows(name, 0, self.keep_alive)
+        except OSError as error:
             self._await_saved(others, lost)  # else they would seem to answer the next call
-            raise
+            raise OSError(f"rank {self.group.rank}: {error}") from error
         self._await_saved(others, lost)
         for peer in others.values():
             saved = self._saved[peer.rank]
@@ -191,13 +191,6 @@ class DividedServer(RowsServer):
                 raise OSError(f"rank {peer.rank}: {saved.error}")
             entries |= {key: ArrayEntry.of(entry) for key, entry in saved.entries.items()}
         return entries
-
-    def _save_own_rows(self, name: str) -> dict[str, ArrayEntry]:
-        """Write what this host has; OSError, as others tell theirs, whatever a disk or store raises."""
-        try:
-            return self.part.save_rows(name, 0)
-        except Exception as error:  # a full disk, a lost connection: remote stores raise errors of many kinds
-            raise OSError(f"rank {self.group.rank}: {type(error).__name__}: {error}") from error
 
     def _await_saved(self, others: dict[str, Peer[Client]], lost: Exception) -> None:
         backoff = Backoff(self.group.wire.sleep)
