@@ -13,10 +13,12 @@ from dist_classicrl.checkpoint.arrays import ArrayEntry
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.checkpoint.location import open_storage
 from dist_classicrl.checkpoint.parts import rows_in, stretches_of, whole_table, write_part
+from dist_classicrl.comm.messages import decode
 from dist_classicrl.engines.supersteps import division
 from dist_classicrl.engines.supersteps.divided_server import DividedServer
 from dist_classicrl.engines.supersteps.division import BLOCK_SHIFT, Division
-from dist_classicrl.engines.supersteps.messages import SavedRows
+from dist_classicrl.engines.supersteps.messages import SavedRows, SaveRows
+from dist_classicrl.engines.supersteps.worker import SuperstepWorker
 from dist_classicrl.errors import CheckpointError
 
 HOSTS = ["a", "b", "a", "c"]
@@ -157,3 +159,23 @@ def test_what_could_not_be_written_here_is_a_checkpoint_that_failed_once_all_hav
     with pytest.raises(OSError, match="rank 0: the connection is lost"):
         server._write_parts("one")
     assert len(sent) == 1 and 1 in server._saved
+
+
+def test_a_host_that_cannot_write_its_rows_says_why():
+    worker, sent = SuperstepWorker.__new__(SuperstepWorker), []
+
+    def save_rows(name, number, meanwhile):
+        assert (name, number, meanwhile) == ("one", 2, worker._tend_idle)
+        raise OSError("nothing was written for 600 s")
+
+    worker.part, worker.channel = SimpleNamespace(save_rows=save_rows), SimpleNamespace(send=sent.append)
+    worker._obey(SaveRows(3, "one", 2))
+    (saved,) = map(decode, sent)
+    assert saved == SavedRows(3, "one", "nothing was written for 600 s", {})
+
+
+def test_whoever_waits_for_a_part_hears_of_each_piece(tmp_path):
+    storage, looked = open_storage(tmp_path, "agent", 0o600), []
+    values, counts, (rows,) = parts_of(100, 1)
+    write_part(storage, "one", 0, rows, values, counts, lambda: looked.append(1))
+    assert len(looked) == 3 * (2 + 1)  # of three arrays the head and the numbers, and all of it read back
