@@ -303,7 +303,7 @@ class Divided(SharedRows):
         self.claim(bool((counts >= 0).all()), "a checkpoint has not all rows")
         return values, counts
 
-    def _save_rows(self, part: Part, name: str, number: int) -> dict[str, Any]:
+    def _save_rows(self, part: Part, name: str, number: int, meanwhile: Callable[[], None]) -> dict[str, Any]:
         """Do what `Part.save_rows` does, without files."""
         large, host = part.run.large, part.group.host_of(part.group.rank)
         rows = part.division.rows_of(host, 0, 16)

@@ -11,6 +11,7 @@ import weakref
 import numpy as np
 import pytest
 
+from dist_classicrl.checkpoint import arrays as array_files
 from dist_classicrl.checkpoint import writer as writer_module
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.checkpoint.writer import Writer
@@ -189,6 +190,52 @@ def test_what_was_abandoned_is_never_published(folder, writer, caplog):
     assert len(os.listdir(folder.url)) == 2  # nothing is left of it
     writer.abandon()  # where nothing is being written, that is nothing
     assert write_now(writer, arrays_of(3), 3) == folder.read_newest().url != first
+
+
+@pytest.mark.parametrize("at", ["write", "open"])
+def test_one_that_hangs_is_seen_and_ends_at_its_next_piece_once_it_was_abandoned(
+    folder, writer, monkeypatch, caplog, at
+):
+    """In the middle of an array, and as it is read back."""
+    monkeypatch.setattr(array_files, "_CHUNK", 8)
+    hangs, goes_on, begins = threading.Event(), threading.Event(), time.monotonic()
+    before, pieces = getattr(folder.storage, at), []
+
+    def hang():
+        hangs.set()
+        assert goes_on.wait(PATIENCE)
+
+    def write(path, chunks):
+        def some():
+            for number, chunk in enumerate(chunks):
+                pieces.append(bytes(chunk))
+                if number == 2:
+                    hang()
+                yield chunk
+
+        before(path, some())
+
+    def read(path):
+        if path.endswith(".npy"):
+            pieces.append(path)
+            hang()
+        return before(path)
+
+    monkeypatch.setattr(folder.storage, at, write if at == "write" else read)
+    arrays = arrays_of(1)
+    assert writer.stalled_for == 0.0
+    writer.submit(arrays, {"steps": 1}, RUN)
+    assert hangs.wait(PATIENCE)
+    with monkeypatch.context() as patch:
+        patch.setattr(writer_module.time, "monotonic", lambda: begins + 1000.0)
+        assert 1000.0 - PATIENCE < writer.stalled_for <= 1000.0
+    writer.abandon()
+    arrays["a"][:] = 9.0
+    goes_on.set()
+    assert writer.wait(PATIENCE) and writer.stalled_for == 0.0
+    assert writer.last is None and not writer.failed and not caplog.records
+    assert len(pieces) == (3 if at == "write" else 1)
+    assert all(name.startswith("fence") for name in os.listdir(folder.url))
 
 
 def test_one_that_takes_long_is_reported_once(folder, writer, caplog, monkeypatch):

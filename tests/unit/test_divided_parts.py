@@ -1,5 +1,7 @@
 """What tables that are divided between hosts are made of: slots, parts of checkpoints."""
 
+from types import SimpleNamespace
+
 import numba
 import numpy as np
 import pytest
@@ -11,8 +13,12 @@ from dist_classicrl.checkpoint.arrays import ArrayEntry
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.checkpoint.location import open_storage
 from dist_classicrl.checkpoint.parts import rows_in, stretches_of, whole_table, write_part
+from dist_classicrl.comm.messages import decode
 from dist_classicrl.engines.supersteps import division
+from dist_classicrl.engines.supersteps.divided_server import DividedServer
 from dist_classicrl.engines.supersteps.division import BLOCK_SHIFT, Division
+from dist_classicrl.engines.supersteps.messages import SavedRows, SaveRows
+from dist_classicrl.engines.supersteps.worker import SuperstepWorker
 from dist_classicrl.errors import CheckpointError
 
 HOSTS = ["a", "b", "a", "c"]
@@ -129,3 +135,47 @@ def test_a_checkpoint_with_parts_is_one_of_the_folder_and_damage_is_found(tmp_pa
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"values_1\.npy is damaged: its checksum"):
         folder.read(written)
+
+
+def test_what_could_not_be_written_here_is_a_checkpoint_that_failed_once_all_have_answered():
+    server, sent = DividedServer.__new__(DividedServer), []
+    peer = SimpleNamespace(rank=1, channel=SimpleNamespace(send=sent.append))
+    server._attempt = 3
+
+    def save_rows(name, number, meanwhile):
+        raise OSError("the connection is lost")
+
+    def answer():
+        server._saved[1] = SavedRows(3, "one", "", {})
+
+    server.part = SimpleNamespace(
+        players=(0, 1), save_rows=save_rows, division=SimpleNamespace(holders=["a", "b"])
+    )
+    server.group = SimpleNamespace(
+        rank=0, host_of="ab".__getitem__, wire=SimpleNamespace(sleep=lambda _: None)
+    )
+    server.members = SimpleNamespace(peers=SimpleNamespace(present={1: peer}))
+    server.keep_alive, server._look_around_anyhow = lambda: None, answer
+    with pytest.raises(OSError, match="rank 0: the connection is lost"):
+        server._write_parts("one")
+    assert len(sent) == 1 and 1 in server._saved
+
+
+def test_a_host_that_cannot_write_its_rows_says_why():
+    worker, sent = SuperstepWorker.__new__(SuperstepWorker), []
+
+    def save_rows(name, number, meanwhile):
+        assert (name, number, meanwhile) == ("one", 2, worker._tend_idle)
+        raise OSError("nothing was written for 600 s")
+
+    worker.part, worker.channel = SimpleNamespace(save_rows=save_rows), SimpleNamespace(send=sent.append)
+    worker._obey(SaveRows(3, "one", 2))
+    (saved,) = map(decode, sent)
+    assert saved == SavedRows(3, "one", "nothing was written for 600 s", {})
+
+
+def test_whoever_waits_for_a_part_hears_of_each_piece(tmp_path):
+    storage, looked = open_storage(tmp_path, "agent", 0o600), []
+    values, counts, (rows,) = parts_of(100, 1)
+    write_part(storage, "one", 0, rows, values, counts, lambda: looked.append(1))
+    assert len(looked) == 3 * (2 + 1)  # of three arrays the head and the numbers, and all of it read back

@@ -49,9 +49,9 @@ def push(server):
     server.group = SimpleNamespace(view=SimpleNamespace(term=0))
     peer = SimpleNamespace(rank=1, client=Client(-1))
 
-    def take(sequence, made, given_back=()):
+    def take(sequence, made, given_back=(), is_last=False):
         pushed = Pushed(sequence, None, sum(made.values()), NOTHING_LEARNED)
-        server._push(peer, 0, Push(pushed, made, Wishes(), 0, 1, 0, -1, False, given_back=given_back))
+        server._push(peer, 0, Push(pushed, made, Wishes(), 0, 1, 0, -1, is_last, given_back=given_back))
         return peer.client
 
     take.client = peer.client
@@ -87,3 +87,12 @@ def test_a_push_that_comes_by_itself_though_its_way_is_through_another_rank_is_l
     push.client.branch = Branch(2, 1, (1, 2, 3))
     push(3, {lease.id: 4})
     assert server.table.applied == {1: 3} and server.leases.done == 34
+
+
+def test_who_has_pushed_all_before_it_leaves_gets_no_more_steps(server, push):
+    peer = SimpleNamespace(rank=1, client=push.client)
+    for sequence, is_last in ((3, False), (4, True)):
+        lease = server._grant(peer)
+        push(sequence, {lease.id: lease.steps}, is_last=is_last)
+    assert server._grant(peer) is None
+    assert server.leases.pool == 100 - server.leases.done > 0

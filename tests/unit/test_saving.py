@@ -59,6 +59,7 @@ class FakeWriter:
 
     def __init__(self, clock, takes=0.0, fails=False):
         self.clock, self.takes, self.fails = clock, takes, fails
+        self.goes_on_until = math.inf  # seconds of the clock after which nothing is written any more
         self.written, self.job, self.left = [], None, 0.0
         self.abandoned, self.limits = None, set()
         self.seconds, self.last, self.failed, self.fenced = 0.0, None, False, None
@@ -70,6 +71,10 @@ class FakeWriter:
     @property
     def needs_arrays(self):
         return self.busy and self.abandoned is not self.job
+
+    @property
+    def stalled_for(self):
+        return max(0.0, self.clock.now - self.goes_on_until)
 
     def submit(self, arrays, body, run):
         assert not self.busy
@@ -242,17 +247,17 @@ def test_the_last_one_waits_for_the_one_before(clock):
     assert len(called) >= 30 and max(np.diff(called)) < 0.2
 
 
-@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("before", ["nothing", "of copies", "of what is learned in"])
 def test_the_last_one_is_not_waited_for_without_end(clock, before, caplog):
     saver, writer, _ = make_saver(clock, takes=1e9, patience=3.0)
     writer.last = "the one before"
-    if before:
-        saver.save(VALUES, COUNTS, position(60))
+    if before != "nothing":
+        saver.save(VALUES, COUNTS, position(60), is_live=before == "of what is learned in")
     began = clock.now
     assert saver.save_last(VALUES, COUNTS, position(70)) is None
     assert clock.now - began < 3.5
     # What is read from arrays that may change now must not be published, but copies may.
-    assert writer.job is not None and writer.abandoned is (None if before else writer.job)
+    assert writer.job is not None and writer.abandoned is (None if before == "of copies" else writer.job)
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert "did not get ready within 3 s in somewhere/agent-0" in record.message
@@ -290,6 +295,38 @@ def test_who_has_to_change_the_arrays_waits_for_a_while_and_once(clock, given, c
     saver.save(VALUES, COUNTS, position())
     saver.wait(**given)
     assert len(writer.written) == 1 and writer.abandoned is None
+
+
+def test_one_that_all_wait_for_may_take_as_long_as_it_goes_on(clock, caplog):
+    saver, writer, _ = make_saver(clock, takes=1e5, patience=10.0)
+    called = []
+    saver.save_and_wait(VALUES, COUNTS, position(), lambda: called.append(clock.now))
+    assert len(writer.written) == 1 and writer.abandoned is None
+    assert len(called) > 1e6 and not caplog.records
+
+
+def test_one_that_all_wait_for_is_given_up_where_nothing_of_it_is_written_any_more(clock, caplog):
+    saver, writer, _ = make_saver(clock, takes=1e9, patience=10.0)
+    writer.goes_on_until = clock.now + 500.0
+    begun, large = clock.now, np.broadcast_to(0.0, 10**10)  # 160 GB with its visits, and 8 bytes of memory
+    writer.submit, saver._arrays = lambda *_: FakeWriter.submit(writer, {}, {}, "run"), lambda *_: {}
+    saver.save_and_wait(large, large, position())
+    # A slow disk needs 3,200 s for what its system may have kept back.
+    assert 3_710.0 < clock.now - begun < 3_711.0
+    assert writer.abandoned is writer.job is not None and not saver.is_busy
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and "nothing of it was written for 3210 s" in record.message
+
+
+def test_who_leaves_the_wait_for_one_that_all_wait_for_gives_it_up(clock):
+    saver, writer, _ = make_saver(clock, takes=1e9)
+
+    def leave():
+        raise RankTimeoutError
+
+    with pytest.raises(RankTimeoutError):
+        saver.save_and_wait(VALUES, COUNTS, position(), leave)
+    assert writer.job is not None and writer.abandoned is writer.job
 
 
 def test_the_last_one_is_kept_where_it_is_ready_in_time(clock, caplog):
@@ -399,6 +436,40 @@ def test_a_server_that_was_replaced_does_not_go_on_where_parts_are_written(tmp_p
     CheckpointFolder(tmp_path, "agent-0").fence.claim()
     with pytest.raises(CheckpointFencedError):
         saver.save(VALUES, COUNTS, position())
+
+
+class StoreError(Exception):
+    """What a remote store raises: neither an OSError nor a ValueError."""
+
+
+def test_a_store_that_cannot_be_asked_for_the_next_name_ends_no_training(
+    tmp_path, clock, monkeypatch, caplog
+):
+    saver = saver_with_parts(
+        tmp_path, clock, lambda folder, name: pytest.fail("there is no name to write to")
+    )
+
+    def lost(storage, path):
+        raise StoreError("the connection is lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStorage, "open", lost)
+        saver.save(VALUES, COUNTS, position())
+    assert saver.writer.failed and not saver.is_busy
+    assert "StoreError: the connection is lost" in caplog.text
+    saver.write_parts = lambda name: {}
+    saver.save(VALUES, COUNTS, position())
+    assert saver.writer.wait(60.0) and not saver.writer.failed
+
+
+def test_a_rank_that_fails_while_parts_are_written_is_no_checkpoint_that_failed(tmp_path, clock):
+    def fails(folder, name):
+        raise RankTimeoutError("rank 2 hangs")
+
+    saver = saver_with_parts(tmp_path, clock, fails)
+    with pytest.raises(RankTimeoutError):
+        saver.save(VALUES, COUNTS, position())
+    assert not saver.writer.failed
 
 
 def test_parts_of_a_checkpoint_that_failed_are_removed(tmp_path, clock):

@@ -18,7 +18,7 @@ from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.compression import Carry
 from dist_classicrl.engines.server.window import PushWindow
 from dist_classicrl.engines.sharded.rows import HostRows
-from dist_classicrl.errors import ProtocolError
+from dist_classicrl.errors import DivergenceError, ProtocolError
 from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.map_table import MapTable
 from dist_classicrl.tables.maps import PackedMap, Refresh
@@ -545,6 +545,19 @@ def test_undo_brings_back_the_base():
     assert held() == before
 
 
+def test_what_cannot_be_packed_has_no_number():
+    history = History(3, "f8")
+    history.learn(0)
+    table = history.tables[0]
+    window = PushWindow(table, 2, 0)
+    assert window.push().sequence == 1
+    history.learn(0)
+    table.q[table.touched[0]] = np.inf
+    with pytest.raises(DivergenceError):
+        window.push()
+    assert (window.in_flight, len(window.kept), window.push().sequence) == (1, 1, 2)
+
+
 def test_slow_worker_is_right_itself():
     # By hand: base 2; pushed Q -> Q/2 + 3; since then one update towards 8 with step size 1/4.
     slow = SlowWorker(np.array([2.0]), np.array([5]))
@@ -607,7 +620,7 @@ def test_a_worker_learns_on_previews_and_its_base_stays_as_it_was():
 @pytest.mark.parametrize("kind", [LocalTable, HostRows])
 def test_every_kind_of_a_workers_table_takes_the_calls_that_windows_and_workers_make(kind):
     asked = {name: member for name, member in vars(MapTable).items() if not name.startswith("_")}
-    assert {"pack", "rebase", "preview", "undo", "load", "base", "n_touched", "waiting"} <= set(asked)
+    assert {"pack", "rebase", "preview", "forget", "load", "base", "n_touched", "waiting"} <= set(asked)
     table = (
         kind(STATES, ACTIONS, np.dtype(float))
         if kind is LocalTable

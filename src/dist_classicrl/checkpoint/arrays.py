@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any, BinaryIO, TypeGuard
 
@@ -85,20 +85,23 @@ class ArrayFile:
         self._sha256 = hashlib.sha256()
         self._bytes = 0
 
-    def chunks(self) -> Iterator[bytes | memoryview]:
-        """Yield the file piece by piece; once per object."""
+    def chunks(self, look: Callable[[], None] = lambda: None) -> Iterator[bytes | memoryview]:
+        """Yield the file piece by piece, and call `look` before each; once per object."""
         header = io.BytesIO()
         np.lib.format.write_array_header_1_0(
             header,
             {"shape": self._array.shape, "fortran_order": False, "descr": self._array.dtype.str},
         )
+        look()
         yield self._count(header.getvalue())
         if isinstance(self._array, InSlices):
             for part in self._array.slices():
+                look()
                 yield self._count(_memory(part))
             return
         memory = _memory(self._array)
         for start in range(0, len(memory), _CHUNK):
+            look()
             yield self._count(memory[start : start + _CHUNK])
 
     def entry(self) -> ArrayEntry:
@@ -111,12 +114,16 @@ class ArrayFile:
         return chunk
 
 
-def verify(file: BinaryIO, entry: ArrayEntry) -> None:
-    """Raise ValueError unless `file` holds exactly the bytes that `entry` was made from."""
+def verify(file: BinaryIO, entry: ArrayEntry, look: Callable[[], None] = lambda: None) -> None:
+    """Raise ValueError unless `file` holds exactly the bytes that `entry` was made from.
+
+    `look` is called before each piece that is read.
+    """
     _check_size(file, entry)
     sha256 = hashlib.sha256()
     memory = memoryview(bytearray(min(_CHUNK, entry.bytes)))
     for position in range(0, entry.bytes, _CHUNK):
+        look()
         fill(file, memory[: entry.bytes - position], sha256)
     _check_sum(sha256, entry)
 

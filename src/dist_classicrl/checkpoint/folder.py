@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -193,8 +194,9 @@ class CheckpointFolder:
         """Write a checkpoint, verify it, remove what is no longer kept, and return its name.
 
         Return None, and leave nothing of it, if it is no longer wanted: `is_wanted` is asked before each
-        array and right before the manifest. The `arrays` must not change until then; `body` is plain data for
-        JSON, with "steps"; `run` has 8 hexadecimal digits: only checkpoints of the same run are ever removed.
+        piece of an array is written, or read back, and right before the manifest. The `arrays` must not
+        change until then; `body` is plain data for JSON, with "steps"; `run` has 8 hexadecimal digits: only
+        checkpoints of the same run are ever removed.
         `parts` are entries of arrays that others have written to a folder whose `name` was `next_name`.
 
         CheckpointFencedError if another process has claimed the folder. Whatever else the storage raises
@@ -242,18 +244,16 @@ class CheckpointFolder:
         is_wanted: Callable[[], bool],
         parts: Mapping[str, array_files.ArrayEntry],
     ) -> None:
-        folder = str(name)
+        folder, look = str(name), partial(_check_wanted, is_wanted)
         entries = {}
         for key, array in arrays.items():
-            _check_wanted(is_wanted)
             file = array_files.ArrayFile(array)
-            self.storage.write(f"{folder}/{key}.npy", file.chunks())
+            self.storage.write(f"{folder}/{key}.npy", file.chunks(look))
             entries[key] = file.entry()
         self.storage.sync(folder)
         for key, entry in entries.items():
-            _check_wanted(is_wanted)
             with self.storage.open(f"{folder}/{key}.npy") as written:
-                array_files.verify(written, entry)
+                array_files.verify(written, entry, look)
         content = manifest.as_bytes(
             {
                 **body,

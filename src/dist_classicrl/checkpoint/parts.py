@@ -70,11 +70,18 @@ def rows_in(stretches: np.ndarray, at_once: int) -> Iterator[np.ndarray]:
 
 
 def write_part(
-    storage: Storage, folder: str, number: int, stretches: np.ndarray, values: np.ndarray, counts: np.ndarray
+    storage: Storage,
+    folder: str,
+    number: int,
+    stretches: np.ndarray,
+    values: np.ndarray,
+    counts: np.ndarray,
+    look: Callable[[], None] = lambda: None,
 ) -> Entries:
     """Write part `number` of a table to a checkpoint's folder, and verify it; return its entries.
 
-    OSError or ValueError where that cannot be.
+    `look` is called before each piece of an array is written, or read back. ValueError where something is not
+    finite, or not as it was written. Whatever the storage raises comes through.
     """
     contents: dict[str, Any] = {
         f"rows_{number}": stretches,
@@ -84,12 +91,12 @@ def write_part(
     entries = {}
     for name, content in contents.items():
         file = ArrayFile(content)
-        storage.write(f"{folder}/{name}.npy", file.chunks())
+        storage.write(f"{folder}/{name}.npy", file.chunks(look))
         entries[name] = file.entry()
     storage.sync(folder)
     for name, entry in entries.items():
         with storage.open(f"{folder}/{name}.npy") as written:
-            array_files.verify(written, entry)
+            array_files.verify(written, entry, look)
     return entries
 
 

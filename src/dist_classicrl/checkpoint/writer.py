@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,8 +34,17 @@ class _Job:
     begun: float  # by the monotonic clock
     name: CheckpointName | None = None  # with the entries of what others have written already
     parts: Mapping[str, array_files.ArrayEntry] | None = None
+    moved: float = field(init=False)  # when a piece of it was last written, or read back
     is_wanted: bool = True
     is_reported: bool = False
+
+    def __post_init__(self) -> None:
+        self.moved = self.begun
+
+    def goes_on(self) -> bool:
+        """Take note that it makes progress, and return whether it is still wanted."""
+        self.moved = time.monotonic()
+        return self.is_wanted
 
 
 _writing: dict[threading.Thread, _Job] = {}
@@ -90,6 +99,15 @@ class Writer:
         """How long the longest of the last ten writes took; 0 if there was none."""
         with self._changed:
             return max(self._durations, default=0.0)
+
+    @property
+    def stalled_for(self) -> float:
+        """For how many seconds nothing of the checkpoint that is being written went on; 0 if there is none.
+
+        While the system brings to disk what was written to a file, which it may do at its end, nothing does.
+        """
+        job = self._job
+        return 0.0 if job is None else time.monotonic() - job.moved
 
     def check(self) -> None:
         """Raise the CheckpointFencedError that a thread met, if one did."""
@@ -174,9 +192,7 @@ class Writer:
 
     def _write(self, job: _Job) -> None:
         try:
-            name = self._folder.write(
-                job.arrays, job.body, job.run, lambda: job.is_wanted, job.name, job.parts
-            )
+            name = self._folder.write(job.arrays, job.body, job.run, job.goes_on, job.name, job.parts)
         except CheckpointFencedError as error:
             self.failed, self._fenced = True, error
         except Exception as error:  # a full disk, a lost connection: backends raise errors of many kinds

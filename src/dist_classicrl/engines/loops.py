@@ -139,7 +139,7 @@ class Loop(ABC):
             if run.large is None:
                 saver.save(*self._copied(), self.position())
             elif self._learns_elsewhere:  # what is here stays as it is until `settle`
-                saver.save(run.values, run.counts, self.position())
+                saver.save(run.values, run.counts, self.position(), is_live=True)
             else:  # there is no memory for a copy
                 with self._busy_with("a checkpoint"):
                     saver.save_and_wait(run.values, run.counts, self.position())

@@ -26,8 +26,18 @@ _KEPT_RESULTS = 1000
 _LOOK_SECONDS = 0.05
 _RETRY_SECONDS = 60.0
 _SLOW_SECONDS = 60.0
+_SLOWEST_DISK = 5e7
+"""Bytes per second with which what systems keep back until the end of a file gets to disk, at least."""
 RESCUE_SECONDS = 20.0
 """What saving after an error may take at most: the ranks wait for it before they end the job."""
+
+
+def longest_silence(patience: float, n_bytes: float) -> float:
+    """Return for how many seconds nothing of a checkpoint of so many bytes may go on, as far as can be seen.
+
+    That is `patience`, and what a slow disk needs for what its system kept back until the end of a file.
+    """
+    return patience + n_bytes / _SLOWEST_DISK
 
 
 MODES = ("alone", "interleaved", "keyed", "supersteps", "card", "card rows", "rounds", "async")
@@ -86,9 +96,10 @@ class Saver:
 
     def __post_init__(self, start: int) -> None:
         #: Lets all hosts write their parts of the table to the checkpoint of this name, and returns the
-        #: entries of these; None: the table is here. OSError or ValueError where they cannot.
+        #: entries of these; None: the table is here. OSError where they cannot.
         self.write_parts: Callable[[str], Mapping[str, ArrayEntry]] | None = None
         self._submitted = start
+        self._is_live = False  # whether what was submitted last is read from what has to change
         self._saved_at = time.monotonic()
         self._told = self.writer.last
         self._next = self._multiple_after(start)
@@ -148,25 +159,31 @@ class Saver:
         self._next = self._multiple_after(steps)
         self._saved_at = time.monotonic()
 
-    def save(self, values: np.ndarray, counts: np.ndarray, position: Position) -> None:
+    def save(self, values: np.ndarray, counts: np.ndarray, position: Position, is_live: bool = False) -> None:
         """Write a checkpoint in the background.
 
-        `values` and `counts` (S * A,) must not change before `is_due` says yes again. CheckpointFencedError
-        where parts are written, if another server has taken over the folder.
+        `values` and `counts` (S * A,) must not change before `is_due` says yes again. If they are what is
+        learned in, and no copies, `is_live`, whoever no longer waits gives the checkpoint up: `wait`,
+        `save_last`. CheckpointFencedError where parts are written, if another server has taken over the
+        folder.
         """
         self._submitted = position.steps
+        self._is_live = is_live
         self._next = math.inf
         run, body = self.description["run"], self._body(position)
         if self.write_parts is None:
             self.writer.submit(self._arrays(values, counts, position), body, run)
             return
-        name = None
         try:
             name = self.writer.next_name(position.steps, run)
-            parts = self.write_parts(str(name))
-        except CheckpointFencedError:  # a ValueError as well
+        except CheckpointFencedError:
             raise
-        except (OSError, ValueError) as error:
+        except Exception as error:  # a full disk, a lost connection: backends raise errors of many kinds
+            self.writer.fail(error, None)
+            return
+        try:
+            parts = self.write_parts(str(name))
+        except OSError as error:  # what is no trouble of a disk or store goes up, such as a rank that failed
             self.writer.fail(error, name)
             return
         self.writer.submit({**self.constant, **position.learners}, body, run, name, parts)
@@ -179,7 +196,7 @@ class Saver:
     def wait(self, patience: float = math.inf) -> None:
         """Wait until the last checkpoint is on disk; give it up after `patience`: its arrays may change."""
         seconds = min(patience, self.patience)
-        if not self._wait(time.monotonic() + seconds, lambda: None):
+        if not self._wait(_in_time(seconds), lambda: None):
             self.writer.abandon()
             logger.warning(
                 "The checkpoint that was being written to %s is given up after %.0f s: what it is written "
@@ -195,12 +212,29 @@ class Saver:
         position: Position,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
-        """Write a checkpoint of what may change as soon as this returns.
+        """Write a checkpoint of what may change as soon as this returns, or raises.
 
-        `meanwhile` is called every 50 ms.
+        However long that takes, as long as it goes on: it is given up where nothing of it does for the
+        patience of the run, and as long as a slow disk needs for what its system kept back. `meanwhile` is
+        called every 50 ms.
         """
-        self.save(values, counts, position)
-        self._wait(math.inf, meanwhile)
+        seconds = longest_silence(self.patience, values.nbytes + counts.nbytes)
+        try:
+            self.save(values, counts, position, is_live=True)
+            if self._wait(lambda: self.writer.stalled_for <= seconds, meanwhile):
+                return
+        except BaseException:
+            self.writer.abandon()
+            raise
+        self.writer.abandon()
+        logger.warning(
+            "The checkpoint that was being written to %s is given up, as nothing of it was written for %.0f "
+            "s and all wait for it. Training goes on, and the next one is tried once that disk or its server "
+            "answers. The last good checkpoint of this process is %s.",
+            self.writer.url,
+            seconds,
+            self.writer.last or "none",
+        )
 
     def save_last(
         self,
@@ -216,14 +250,14 @@ class Saver:
         ends, `values` and `counts` may change afterwards.
         """
         seconds = min(patience, self.patience)
-        deadline = time.monotonic() + seconds
+        in_time = _in_time(seconds)
         try:
-            written = self._wait(deadline, meanwhile)
+            written = self._wait(in_time, meanwhile)
             if written:
-                self.save(values, counts, position)
-                written = self._wait(deadline, meanwhile)
-                if not written:
-                    self.writer.abandon()
+                self.save(values, counts, position, is_live=True)
+                written = self._wait(in_time, meanwhile)
+            if not written and self._is_live:
+                self.writer.abandon()
         except BaseException:
             self.writer.abandon()
             raise
@@ -273,10 +307,10 @@ class Saver:
         tally = {name: count for name, count in position.tally.items() if name != "reported"}
         return self.save_last(values, counts, replace(position, tally=tally), meanwhile)
 
-    def _wait(self, deadline: float, meanwhile: Callable[[], None]) -> bool:
+    def _wait(self, goes_on: Callable[[], bool], meanwhile: Callable[[], None]) -> bool:
         while not self.writer.wait(_LOOK_SECONDS):
             self._report_slow()
-            if time.monotonic() > deadline:
+            if not goes_on():
                 return False
             meanwhile()
         return True
@@ -328,3 +362,9 @@ class Saver:
             "tally": position.tally,
             "finished": list(self.finished),
         }
+
+
+def _in_time(seconds: float) -> Callable[[], bool]:
+    """Return what tells whether so many seconds from now have not passed."""
+    deadline = time.monotonic() + seconds
+    return lambda: time.monotonic() <= deadline

@@ -268,6 +268,19 @@ class LocalTable:
         """
         kernels.undo_maps(packed, self.base, self.arrays)
 
+    def forget(self, stays: np.ndarray) -> None:
+        """Forget the maps accumulated since the last `pack`, but those of the entries `stays`; see `undo`.
+
+        What rounding took from maps that were packed stays as well.
+        """
+        touched = self.touched[: self.n_touched[0]]
+        if not touched.size:
+            return
+        goes = ~np.isin(touched, stays)
+        packed = PackedMap.empty(touched.size, self._index_dtype, self.with_replays)
+        taken, _ = kernels.pack_maps(self.arrays, self.base, goes, 0.0, np.uint64(0), self.limit, packed)
+        self.undo(packed.first(taken))
+
     def rebase(self, refresh: Refresh, pending: list[PackedMap]) -> None:
         """Move to a newer base, where `pending` was pushed and is not in `refresh`, oldest first.
 

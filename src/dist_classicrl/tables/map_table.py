@@ -52,8 +52,8 @@ class MapTable(Protocol):
     ) -> PackedMap:
         """Return the maps that are to go, see `LocalTable.pack`."""
 
-    def undo(self, packed: PackedMap) -> None:
-        """Put the entries of maps that were just packed back to the base."""
+    def forget(self, stays: np.ndarray) -> None:
+        """Forget the maps accumulated since the last `pack`, but those of the entries that stay."""
 
     def rebase(self, refresh: Refresh, pending: list[PackedMap]) -> None:
         """Move to a newer base, which the `pending` maps are not in, oldest first."""

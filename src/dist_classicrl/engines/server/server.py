@@ -60,7 +60,7 @@ class Client:
     wishes: Wishes = Wishes()
     starved: bool = True
     owes_reply: bool = True
-    has_stopped: bool = False
+    has_stopped: bool = False  # it takes no more leases
     hands_in: bool = False  # it has not told all that this server may lack
     told: np.ndarray | None = None  # the values that it has, where it gets previews
     branch: Branch | None = None  # in which its maps come; None: they come by themselves
@@ -424,7 +424,7 @@ class Server(Serving[Client]):
 
     def _grant(self, peer: Peer[Client]) -> Lease | None:
         wishes = peer.client.wishes
-        if peer.client.composes:
+        if peer.client.composes or peer.client.has_stopped:
             return None
         return self.leases.grant(peer.rank, wishes.quantum, wishes.interval_seconds)
 

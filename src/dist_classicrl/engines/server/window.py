@@ -82,9 +82,12 @@ class PushWindow:
         learned: Learned = NOTHING_LEARNED,
         in_order: bool = False,
     ) -> Pushed:
-        """Pack the current maps as the next push, numbered from 1. See `LocalTable.pack`, and `Pushed`."""
-        self.last_sequence += 1
+        """Pack the current maps as the next push, numbered from 1. See `LocalTable.pack`, and `Pushed`.
+
+        What cannot be packed has no number: the server misses none.
+        """
         packed = self._table.pack(carry, flush, key, in_order)
+        self.last_sequence += 1
         pushed = Pushed(self.last_sequence, packed, steps, learned)
         self._kept.append(pushed)
         return pushed

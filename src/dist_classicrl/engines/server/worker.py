@@ -21,7 +21,7 @@ from dist_classicrl.comm.messages import encode
 from dist_classicrl.comm.transport import Backoff, Channel
 from dist_classicrl.compression import Carry
 from dist_classicrl.engines.outcome import Learned
-from dist_classicrl.engines.roles.messages import AskToStop, Final
+from dist_classicrl.engines.roles.messages import AskToStop, Final, Leave
 from dist_classicrl.engines.roles.worker_base import Working
 from dist_classicrl.engines.server.messages import (
     HandIn,
@@ -76,6 +76,8 @@ class Worker(Working):
         self._view = self.group.view
         self._staleness = StalenessBound(self.max_staleness, len(self._view.workers))
         self._stopping = False
+        self._goodbye: Leave | None = None  # to be said once what was pushed has arrived
+        self._goodbye_by = 0.0  # when at the latest
         self._why_passive: str | None = None
         self._up: Channel | None = None  # to the server of its node, where maps go through one
         self._node: NodeServer | None = None  # what this rank is itself, if it is one
@@ -204,7 +206,9 @@ class Worker(Working):
         if self._since_push or self._table.waiting:
             self._pack(True, time.perf_counter())
         self._since_push = 0
-        self._stopping = False
+        if self._goodbye is not None and self._goodbye.waits:
+            self._why_passive = self._goodbye.why
+        self._stopping, self._goodbye = False, None
 
     def hand_over(self, values: np.ndarray, counts: np.ndarray) -> Handover | None:
         """Write the base to `values` and `counts`, flat like the table, for this rank to serve it.
@@ -227,7 +231,7 @@ class Worker(Working):
         if not kept:
             self.channel.send(encode(HandIn(None, True, last)))
         if self._why_passive is not None:
-            self._say_passive(self._why_passive)
+            self.channel.send(encode(_excluded(self._why_passive)))
 
     def begin_anew(self, channel: Channel, sequence: int) -> None:
         """Follow the server on `channel`, which has this rank's pushes up to number `sequence`.
@@ -241,6 +245,7 @@ class Worker(Working):
         self.learner.totals.take()
         self.window.give_up(sequence, self.group.view.term)
         self._why_passive = None
+        self._note_workers()  # who served until now made ready for as many as it once began with
 
     def _learn(self) -> None:
         lease_id, left, stream = self._leases[0]
@@ -275,22 +280,51 @@ class Worker(Working):
             what = "card failed" if isinstance(error, DeviceError) else "environment raised an exception"
             logger.exception("Rank %d learns no more, as its %s.", self.group.rank, what)
             self._leases.clear()
-            self._made.clear()
-            self._since_push = 0
-            self._table.undo(self._table.pack())  # how much of it was learned in order is not known
-            self._say_passive(f"{type(error).__name__}: {error}")
+            self._forget_since_push()
+            self._stopping = True
+            if self._table.waiting:
+                self._push(flush=True, is_last=True)
+            self._say_once_all_arrived(_excluded(f"{type(error).__name__}: {error}"))
 
-    def _say_passive(self, why: str) -> None:
-        self._why_passive = why
-        self.say_leave("excluded", why, waits=True)
+    def _forget_since_push(self) -> None:
+        """Undo what was learned since the last push: how much of it was learned in order is not known.
+
+        What had to wait when that went, and did not change since, is of steps that were reported with it.
+        """
+        self._made.clear()
+        self._since_push = 0
+        self.learner.totals.values[:] = 0.0
+        is_as_it_was = self._table.updates[self._waiting] == self._waiting_updates
+        self._table.forget(self._waiting[is_as_it_was])
 
     def _leave_if_asked(self) -> None:
-        """Push all that was learned and say goodbye, if this rank is to leave."""
-        why = self.wants_to_leave()
-        if why is None or self._stopping or self.final is not None:
+        """Push all that was learned, and say goodbye once that has arrived, if this rank is to leave."""
+        if self.final is not None:
             return
-        self._stop()
-        self.say_leave("left", why, waits=False)
+        why = self.wants_to_leave()
+        if why is not None and not self._stopping:
+            self._stop()
+            self._say_once_all_arrived(Leave("left", why, waits=False))
+        goodbye = self._goodbye
+        if goodbye is not None and (self._has_arrived or self.group.wire.now() >= self._goodbye_by):
+            self._goodbye = None
+            self.channel.send(encode(goodbye))
+            if goodbye.waits:
+                self._why_passive, self._stopping = goodbye.why, False
+
+    def _say_once_all_arrived(self, goodbye: Leave) -> None:
+        self._goodbye = goodbye
+        # A server of a node that hangs is lost by then.
+        self._goodbye_by = self.group.wire.now() + self.group.timing.silence
+
+    @property
+    def _has_arrived(self) -> bool:
+        """Whether all that was pushed is at the server, or gets there before what is said now.
+
+        What goes by another rank may come later. Who composes, or counts as failed, gets no receipts.
+        """
+        has_receipts = self._up is not None and self._node is None and self._why_passive is None
+        return not has_receipts or self.window.in_flight == 0
 
     def _stop(self) -> None:
         """Push all that was learned, as the server asks, and learn no more."""
@@ -449,3 +483,7 @@ class Worker(Working):
             term = self.group.view.term
             key = stream_key(self.seed, "lease", lease.start, *again, *(("term", term) if term else ()))
             self._leases.append((lease.id, lease.steps, Stream(key, lease.start)))
+
+
+def _excluded(why: str) -> Leave:
+    return Leave("excluded", why, waits=True)

@@ -75,7 +75,7 @@ class HostRows(LineTable):
         """Return no maps."""
         return PackedMap.empty(0, index_dtype(self.shape.size), with_replays=False)
 
-    def undo(self, packed: PackedMap) -> None:
+    def forget(self, stays: np.ndarray) -> None:
         """Do nothing: what was learned stays."""
 
     def rebase(self, refresh: Refresh, pending: list[PackedMap]) -> None:

@@ -180,10 +180,10 @@ class DividedServer(RowsServer):
             peer.channel.send(encode(SaveRows(self._attempt, name, number)))
         lost = OSError("a rank was lost that wrote rows of its host")
         try:
-            entries = self._meanwhile_alive(lambda: self.part.save_rows(name, 0))
-        except (OSError, ValueError):
+            entries = self.part.save_rows(name, 0, self.keep_alive)
+        except OSError as error:
             self._await_saved(others, lost)  # else they would seem to answer the next call
-            raise
+            raise OSError(f"rank {self.group.rank}: {error}") from error
         self._await_saved(others, lost)
         for peer in others.values():
             saved = self._saved[peer.rank]

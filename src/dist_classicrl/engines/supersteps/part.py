@@ -19,10 +19,12 @@ from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.transport import Backoff, Channel
 from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.engines.run import Resumed, Run
+from dist_classicrl.engines.saving import longest_silence
 from dist_classicrl.engines.sharded.host_memory import HostMemory, opened_later
 from dist_classicrl.engines.supersteps.divided_rows import put_rows
 from dist_classicrl.engines.supersteps.division import Division
 from dist_classicrl.engines.supersteps.messages import Cut, Played, Rows
+from dist_classicrl.engines.supersteps.row_writer import RowWriter
 from dist_classicrl.errors import ProtocolError, StateLimitError
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.rates import Rates
@@ -106,6 +108,7 @@ class Part:
         self._tended = 0.0
         self._sends = False  # messages to the other players, since they share no memory
         self._rows: LineTable | None = None  # of all ranks of an attempt
+        self._row_writer = RowWriter()
         self._made: HostMemory | None = None  # in which they are, on the rank that made it
 
     def share(self, rank: int, ranks: int, boxes: Boxes | None = None) -> Share:
@@ -340,17 +343,27 @@ class Part:
         if self.run.large is None:
             self.run.take(refresh)
 
-    def save_rows(self, name: str, number: int) -> dict[str, ArrayEntry]:
+    def save_rows(self, name: str, number: int, meanwhile: Callable[[], None]) -> dict[str, ArrayEntry]:
         """Write what this host has of a table that is divided to a checkpoint, as a part of this number.
 
-        OSError or ValueError where that cannot be.
+        `meanwhile` is called every 50 ms, and what it raises comes through. OSError, whatever a disk or store
+        raises, and where nothing is written for long.
         """
-        run, division = self.run, self.division
+        run, division, host = self.run, self.division, self.group.host_of(self.group.rank)
         assert run.large is not None and division is not None and run.storage is not None
-        host = self.group.host_of(self.group.rank)
-        stretches = [stretches_of(division.rows_of(host, *part)) for part in division.slices()]
-        rows = run.large.rows
-        return write_part(run.storage(), name, number, np.concatenate(stretches), rows.values, rows.counts)
+        rows, storage = run.large.rows, run.storage
+        n_bytes = division.share_of(host) * (rows.values.nbytes + rows.counts.nbytes)
+
+        def write(look: Callable[[], None]) -> dict[str, ArrayEntry]:
+            stretches = []
+            for part in division.slices():
+                look()
+                stretches.append(stretches_of(division.rows_of(host, *part)))
+            own = np.concatenate(stretches)
+            return write_part(storage(), name, number, own, rows.values, rows.counts, look)
+
+        patience = longest_silence(run.settings.timeout, n_bytes)
+        return self._row_writer.write(write, patience, meanwhile)
 
     def load_rows(self, name: str) -> None:
         """Read what this host has of a table that is divided from a checkpoint."""
