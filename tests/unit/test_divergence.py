@@ -95,7 +95,6 @@ def test_what_was_learned_before_it_is_kept(tmp_path):
         assert saved.steps == agent.steps and np.array_equal(saved.q_table, agent.q_table)
 
 
-
 def test_sums_that_records_could_not_hold_are_an_error():
     totals = Totals()
     totals.values[:] = 3, 1e300, 30, 1e300
