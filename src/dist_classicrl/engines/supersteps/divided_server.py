@@ -83,6 +83,11 @@ class DividedServer(RowsServer):
 
     # Who owns what
 
+    @property
+    def _must_begin_first(self) -> bool:
+        """See `SuperstepServer`; so it is, too, where hosts have to read their rows yet."""
+        return super()._must_begin_first or bool(self._to_load)
+
     def _begin(self) -> None:
         if not self._is_at_cut:
             self._go_back()
