@@ -1,5 +1,7 @@
 """What tables that are divided between hosts are made of: slots, parts of checkpoints."""
 
+from types import SimpleNamespace
+
 import numba
 import numpy as np
 import pytest
@@ -11,9 +13,10 @@ from dist_classicrl.checkpoint.arrays import ArrayEntry
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.checkpoint.location import open_storage
 from dist_classicrl.checkpoint.parts import rows_in, stretches_of, whole_table, write_part
-from dist_classicrl.engines.supersteps import division
+from dist_classicrl.engines.supersteps import desk, division
 from dist_classicrl.engines.supersteps.division import BLOCK_SHIFT, Division
 from dist_classicrl.errors import CheckpointError
+from dist_classicrl.membership.group import Group
 
 HOSTS = ["a", "b", "a", "c"]
 
@@ -129,3 +132,15 @@ def test_a_checkpoint_with_parts_is_one_of_the_folder_and_damage_is_found(tmp_pa
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"values_1\.npy is damaged: its checksum"):
         folder.read(written)
+
+
+def test_tags_of_desks_begin_anew_with_the_ranks_of_another_communicator(monkeypatch):
+    """Whose group may be where a freed one was in memory, on some ranks and not on others."""
+    tags = []
+    monkeypatch.setattr(desk, "RowDesk", lambda group, large, tag: tags.append(tag))
+    wire = SimpleNamespace(rank=0, size=2, has_threads=True)
+    for _ in range(100):
+        group = Group(wire, ["a", "b"])
+        for _ in range(2):
+            desk.open_desk(SimpleNamespace(desk=None), group)
+    assert tags == [desk._FIRST_TAG, desk._FIRST_TAG + 1] * 100
