@@ -382,3 +382,24 @@ def test_a_call_ends_where_a_callback_wants_it_though_the_rank_that_is_to_tell_i
     assert superstep_training.train(alone, None, None).episodes == outcome.episodes
     np.testing.assert_array_equal(run.values, alone.values)
     assert 150 <= outcome.steps < 200
+
+
+def test_two_hosts_whose_ranks_leave_at_once_both_leave_their_rows_to_who_stays(monkeypatch):
+    monkeypatch.setattr(simulated_calls, "plan_faults", lambda *_: None)
+    history = quiet_history("divided", 4, is_run=False)
+    network, run_of = history.network, history.run_of
+    network.hosts[:] = [0, 1, 2, 0]
+    history.steps, history.cores, history.steps_between_checkpoints = 600, 64, math.inf
+
+    def leaving(group, *begin, **more):
+        run = run_of(group, *begin, **more)
+        if group is not None and network.hosts[group.rank] != 0:
+            run.wants_to_leave = lambda: "a test" if network.now > 3.0 else None
+        return run
+
+    history.run_of = leaving
+    history.check()
+    assert history.ends() == ["done", "WorkerLeft", "WorkerLeft", "done"]
+    history.wrong.clear()  # that ranks left, which no other history lets them
+    history._check_results()
+    assert not history.wrong
