@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
+from collections.abc import Callable
 from dataclasses import replace
+from typing import ClassVar
 
+import numpy as np
 import pytest
 import simulated
 import simulated_calls
+import simulated_rows
 from simulated_network import Plan
 
 from dist_classicrl import settings
@@ -16,11 +21,15 @@ from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.engines import schedule
 from dist_classicrl.engines.decentralized.messages import Begin
 from dist_classicrl.engines.outcome import Tally
+from dist_classicrl.engines.progress import Observer
 from dist_classicrl.engines.rounds.messages import RoundOrder
 from dist_classicrl.engines.run import LossPolicy
+from dist_classicrl.engines.supersteps import training as superstep_training
 from dist_classicrl.engines.supersteps.divided_server import DividedServer
 from dist_classicrl.engines.supersteps.rows_server import RowsServer
+from dist_classicrl.engines.supersteps.server import SuperstepServer
 from dist_classicrl.membership.group import Timing
+from dist_classicrl.process.stop import Stop
 
 
 @pytest.mark.parametrize("seeds", ["known", "fresh"])
@@ -257,3 +266,140 @@ def quiet_history(name, seed, is_run=True):
     history.slices = 3
     assert not is_run or not history.check()
     return history
+
+
+class StoppingSaver(simulated_rows._Saver):
+    """Is asked to stop when the looks at steps, of all savers of a history, are as `is_asked` says."""
+
+    looks: ClassVar[list[int]] = []
+    is_asked: Callable[[list[int]], bool]
+
+    def look(self, steps):
+        super().look(steps)
+        self.looks.append(steps)
+        return Stop(75, "a test") if self.is_asked(again(self.looks)) else None
+
+    def save_last(self, values, counts, position, meanwhile):
+        self.save_and_wait(values, counts, position, meanwhile)
+        return "checkpoint"
+
+
+def again(looks):
+    """Return those looks that are at steps before those of an earlier one."""
+    furthest = itertools.accumulate(looks, max)
+    return [step for step, before in zip(looks, furthest, strict=True) if step < before]
+
+
+class SavedSupersteps(simulated_calls.Supersteps):
+    """Calls in supersteps that are saved when they stop."""
+
+    def __init__(self, seed, log=False):
+        super().__init__(seed, log)
+        self.disks = [simulated_rows._Disk()]
+
+    def run_of(self, group, *begin, **more):
+        run = super().run_of(group, *begin, **more)
+        if group is not None and group.is_server:
+            run.saver = StoppingSaver(self, 0, group)
+        return run
+
+
+def stopped_history(name, seed, n_again, plans, monkeypatch):
+    """Return a history that stops at so many looks at steps that are made again, after plans of ranks."""
+    monkeypatch.setattr(simulated_calls, "plan_faults", lambda *_: None)
+    monkeypatch.setattr(SuperstepServer, "_seconds_between_copies", lambda server: math.inf)
+    monkeypatch.setitem(simulated.HISTORIES, "supersteps", SavedSupersteps)
+    monkeypatch.setattr(simulated_rows, "_Saver", StoppingSaver)
+    monkeypatch.setattr(StoppingSaver, "looks", [])
+    asked = staticmethod(lambda looks: len(looks) >= n_again)
+    monkeypatch.setattr(StoppingSaver, "is_asked", asked, raising=False)
+    history = quiet_history(name, seed, is_run=False)
+    history._may_be_alone, history.steps, history.cores = False, 600, 64
+    history.steps_between_checkpoints = math.inf if name == "supersteps" else 50
+    for rank, plan in plans.items():
+        history.network.ranks[rank].plan = plan
+    history.check()
+    assert set(history.ends()) == {"killed", "TrainingStopped"}
+    return history
+
+
+def check_saved(name, history):
+    """Check that the checkpoint has what a process alone has after as many steps."""
+    saved = history.disks[0].saved
+    values, counts = history.disks[0].values, history.disks[0].counts
+    if name == "divided":
+        values, counts = history._table(saved.checkpoint.rpartition("/")[2])
+    run = history.run_of(None, *history.beginning()[:2], history.first, saved.made, 1, Observer(), math.inf)
+    alone = superstep_training.train(run, None, None)
+    assert (saved.tally["steps"], saved.tally["episodes"]) == (saved.made, alone.episodes)
+    np.testing.assert_array_equal(np.ravel(values), run.values)
+    np.testing.assert_array_equal(np.ravel(counts), run.counts)
+
+
+@pytest.mark.parametrize(
+    ("name", "seed", "orders"), [("supersteps", 1, 9), ("rows", 1, 9), ("divided", 4, 20)]
+)
+@pytest.mark.parametrize("n_again", [1, 2])
+def test_a_stop_is_heard_before_all_steps_are_made_again_that_a_loss_cost(
+    name, seed, orders, n_again, monkeypatch
+):
+    history = stopped_history(name, seed, n_again, {-1: Plan(Kind.PLAYED, orders)}, monkeypatch)
+    begin = history.first
+    assert history.disks[0].saved.made == again(StoppingSaver.looks)[-1] - begin
+    assert again(StoppingSaver.looks)[-1] < max(StoppingSaver.looks)
+    check_saved(name, history)
+
+
+def test_who_takes_over_and_has_to_stop_at_once_saves_no_rows_of_a_superstep_that_was_not_finished(
+    monkeypatch,
+):
+    """The host of the server that was lost had rows that nobody else has."""
+    history = stopped_history("divided", 4, 1, {0: Plan(Kind.PLAY, 60)}, monkeypatch)
+    assert not [wrong for wrong in history.wrong if "TrainingStopped" not in wrong]
+    check_saved("divided", history)
+
+
+def test_a_call_ends_where_a_callback_wants_it_though_the_rank_that_is_to_tell_its_rows_is_lost(monkeypatch):
+    """The steps before are made again, and no more than those."""
+    monkeypatch.setattr(simulated_calls, "plan_faults", lambda *_: None)
+    monkeypatch.setattr(SuperstepServer, "_seconds_between_copies", lambda server: math.inf)
+    report = simulated_calls._Recording.reported
+
+    def reported(observer, progress):
+        return report(observer, progress) and progress.steps < 150
+
+    monkeypatch.setattr(simulated_calls._Recording, "reported", reported)
+    history = quiet_history("supersteps", 1, is_run=False)
+    history._may_be_alone, history.steps, history.cores = False, 600, 64
+    history.network.ranks[-1].plan = Plan(Kind.ROWS, 1)
+    history.check()
+    assert history.ends() == [*["done"] * (history.network.size - 1), "killed"]
+    run, outcome = history.runs[0][0]
+    assert outcome.steps == history.records[0].reports[-1][0]
+    alone = history.run_of(
+        None, *history.beginning()[:2], history.first, outcome.steps, 1, Observer(), math.inf
+    )
+    assert superstep_training.train(alone, None, None).episodes == outcome.episodes
+    np.testing.assert_array_equal(run.values, alone.values)
+    assert 150 <= outcome.steps < 200
+
+
+def test_two_hosts_whose_ranks_leave_at_once_both_leave_their_rows_to_who_stays(monkeypatch):
+    monkeypatch.setattr(simulated_calls, "plan_faults", lambda *_: None)
+    history = quiet_history("divided", 4, is_run=False)
+    network, run_of = history.network, history.run_of
+    network.hosts[:] = [0, 1, 2, 0]
+    history.steps, history.cores, history.steps_between_checkpoints = 600, 64, math.inf
+
+    def leaving(group, *begin, **more):
+        run = run_of(group, *begin, **more)
+        if group is not None and network.hosts[group.rank] != 0:
+            run.wants_to_leave = lambda: "a test" if network.now > 3.0 else None
+        return run
+
+    history.run_of = leaving
+    history.check()
+    assert history.ends() == ["done", "WorkerLeft", "WorkerLeft", "done"]
+    history.wrong.clear()  # that ranks left, which no other history lets them
+    history._check_results()
+    assert not history.wrong

@@ -14,12 +14,13 @@ from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.checkpoint.location import open_storage
 from dist_classicrl.checkpoint.parts import rows_in, stretches_of, whole_table, write_part
 from dist_classicrl.comm.messages import decode
-from dist_classicrl.engines.supersteps import division
+from dist_classicrl.engines.supersteps import desk, division
 from dist_classicrl.engines.supersteps.divided_server import DividedServer
 from dist_classicrl.engines.supersteps.division import BLOCK_SHIFT, Division
 from dist_classicrl.engines.supersteps.messages import SavedRows, SaveRows
 from dist_classicrl.engines.supersteps.worker import SuperstepWorker
 from dist_classicrl.errors import CheckpointError
+from dist_classicrl.membership.group import Group
 
 HOSTS = ["a", "b", "a", "c"]
 
@@ -179,3 +180,34 @@ def test_whoever_waits_for_a_part_hears_of_each_piece(tmp_path):
     values, counts, (rows,) = parts_of(100, 1)
     write_part(storage, "one", 0, rows, values, counts, lambda: looked.append(1))
     assert len(looked) == 3 * (2 + 1)  # of three arrays the head and the numbers, and all of it read back
+
+
+def test_tags_of_desks_begin_anew_with_the_ranks_of_another_communicator(monkeypatch):
+    """Whose group may be where a freed one was in memory, on some ranks and not on others."""
+    tags = []
+    monkeypatch.setattr(desk, "RowDesk", lambda group, large, tag: tags.append(tag))
+    wire = SimpleNamespace(rank=0, size=2, has_threads=True)
+    for _ in range(100):
+        group = Group(wire, ["a", "b"])
+        for _ in range(2):
+            desk.open_desk(SimpleNamespace(desk=None), group)
+    assert tags == [desk._FIRST_TAG, desk._FIRST_TAG + 1] * 100
+
+
+def test_rows_of_a_host_that_leaves_do_not_move_while_a_rank_that_came_has_not_begun(monkeypatch):
+    """Its host would get them, and no player is there to take them."""
+    server = object.__new__(DividedServer)
+    peers = {
+        rank: SimpleNamespace(rank=rank, channel=SimpleNamespace(send=lambda message: None))
+        for rank in (1, 2)
+    }
+    server.group = SimpleNamespace(rank=0, host_of="abc".__getitem__)
+    server.part = SimpleNamespace(division=Division("range", 12, 64, ["a", "b"], 2), players=(0, 1))
+    server.members = SimpleNamespace(peers=SimpleNamespace(learners=list(peers.values()), present=peers))
+    server._attempt, server._is_at_cut, server._must_begin, server._leaves = 1, True, True, []
+    told = SimpleNamespace(lines=np.zeros(6 * 64, np.uint8))
+    monkeypatch.setattr(server, "_wait", lambda answers, peer: answers.update({1: told}), raising=False)
+    leave = object()
+    server._let_leave(peers[1], leave)
+    assert server.part.division.holders == ["a", "b"]
+    assert server._leaves == [(peers[1], leave)]

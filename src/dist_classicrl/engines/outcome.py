@@ -212,6 +212,11 @@ class Counted:
     looked: Counters  # as of the last look for episodes
     seconds: float
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as `Tally.to_dict` does."""
+        moments = {name: getattr(self, name).counted() for name in _MOMENTS}
+        return {**self.counters.counted(), "seconds": self.seconds, **moments}
+
 
 @dataclass
 class Tally(Counters):
@@ -260,13 +265,7 @@ class Tally(Counters):
 
     def take_over(self, counted: Counted) -> None:
         """Count on from what `so_far` said on another rank of the same call."""
-        self._take(
-            {
-                **counted.counters.counted(),
-                "seconds": counted.seconds,
-                **{name: getattr(counted, name).counted() for name in _MOMENTS},
-            }
-        )
+        self._take(counted.to_dict())
 
     def go_back_to(self, data: Mapping[str, Any]) -> None:
         """Be at the steps at which `to_dict` returned `data`, which are to be made again from there on.

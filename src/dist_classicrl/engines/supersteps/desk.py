@@ -235,7 +235,8 @@ class RowDesk:
         self._is_aside = True
 
 
-_desks: dict[int, int] = {}  # how many there are of the ranks of a group
+_desks: weakref.WeakKeyDictionary[Group, int] = weakref.WeakKeyDictionary()
+"""How many there are of the ranks of a group."""
 
 
 def open_desk(large: LargeTable, group: Group) -> None:
@@ -248,11 +249,11 @@ def open_desk(large: LargeTable, group: Group) -> None:
             "(MPI_THREAD_MULTIPLE), so that ranks can ask each other for rows. Start MPI with it: mpi4py "
             "does by itself, unless mpi4py.rc.thread_level says otherwise."
         )
-    tag = _FIRST_TAG + _desks.get(id(group), 0)
+    tag = _FIRST_TAG + _desks.get(group, 0)
     if tag > _LAST_TAG:
         raise SettingsError(
             f"{_LAST_TAG - _FIRST_TAG + 1} agents of these ranks have tables that are divided between hosts, "
             "and no more can be. Use fewer in one job."
         )
-    _desks[id(group)] = tag - _FIRST_TAG + 1
+    _desks[group] = tag - _FIRST_TAG + 1
     large.desk = RowDesk(group, large, tag)

@@ -83,6 +83,11 @@ class DividedServer(RowsServer):
 
     # Who owns what
 
+    @property
+    def _must_begin_first(self) -> bool:
+        """See `SuperstepServer`; so it is, too, where hosts have to read their rows yet."""
+        return super()._must_begin_first or bool(self._to_load)
+
     def _begin(self) -> None:
         if not self._is_at_cut:
             self._go_back()
@@ -122,9 +127,16 @@ class DividedServer(RowsServer):
                 )
 
     def _let_leave(self, peer: Peer[Client], leave: Leave) -> None:
-        """See `RowsServer`: what its host alone has goes to the others first."""
+        """See `RowsServer`: what its host alone has goes to the others first.
+
+        It waits for the next `Begin` where there is to be one: who came since the last has no part yet, and
+        of rows that have moved since then nobody knows where they are.
+        """
         host, left = self.group.host_of(peer.rank), self._hosts_but(peer.rank)
         if host in self._division.holders and host not in left and self._is_at_cut:
+            if self._must_begin:
+                self._leaves.append((peer, leave))
+                return
             self._move_out(peer, host, left)
         super()._let_leave(peer, leave)
 

@@ -93,9 +93,9 @@ class RowsServer(SuperstepServer):
     # Supersteps
 
     def _look(self) -> Stop | None:
-        leaves, self._leaves = self._leaves, []
-        if leaves:
-            self._settle()
+        if self._leaves:
+            self._collect()
+            leaves, self._leaves = self._leaves, []
             for peer, leave in leaves:
                 if self.peers.present.get(peer.rank) is peer:
                     self._let_leave(peer, leave)

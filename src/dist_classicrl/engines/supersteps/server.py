@@ -1,13 +1,15 @@
 """The server where all learn in supersteps: it owns rows, too, and says what is done when.
 
 A rank that is lost takes rows with it: the others go back to the last table that all have told, divide it
-anew, and make the same steps again.
+anew, and make the same steps again, in orders as short as they were: what has come meanwhile is looked at
+between these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from typing import NoReturn
 
 import numpy as np
 
@@ -25,7 +27,7 @@ from dist_classicrl.engines.supersteps.messages import Begin, Cut, Keep, Play, P
 from dist_classicrl.engines.supersteps.part import Part, Sums
 from dist_classicrl.engines.supersteps.table import GatheredTable
 from dist_classicrl.engines.supersteps.who_plays import WhoPlays
-from dist_classicrl.errors import ProtocolError
+from dist_classicrl.errors import ProtocolError, StateLimitError
 from dist_classicrl.learning.state import stack_states
 from dist_classicrl.learning.supersteps.crew import joined, totals_of
 from dist_classicrl.process.stop import Stop
@@ -83,22 +85,37 @@ class SuperstepServer(Serving[Client]):
 
     def run(self) -> Stop | None:
         """Order supersteps until all steps are made."""
-        last = self.cut.last
-        while self._used < last and not self.reporter.wants_end:
-            stop = self._look()
-            if stop is not None:
-                self._settle()
-                return stop
-            self._advance(min(self._used + self._steps_at_once(), last))
-            if self.part.full is not None:
-                self._settle()
-                if self.saver is not None:
-                    values, counts = self.table.values, self.table.counts
-                    self.saver.rescue(values, counts, self.position, self.keep_alive)
-                raise self.part.full
+        while True:
+            try:
+                if self._must_begin_first:
+                    self._begin()
+                if self._used >= self._last:
+                    self._collect()
+                    return None
+                stop = self._look()
+                if stop is not None:
+                    self._collect()
+                    return stop
+                self._advance()
+                if self.part.full is not None:
+                    self._collect()
+                    self._end_full(self.part.full)
+            except _Broken:
+                continue
             self.report_progress()
-        self._settle()
-        return None
+
+    @property
+    def _last(self) -> int:
+        """The step of the stream at which to end: where it was reported last, if the end is wanted since."""
+        if self.reporter.wants_end:
+            return self._first + self.tally.reported.steps - self.tally.earlier_steps
+        return self.cut.last
+
+    def _end_full(self, full: StateLimitError) -> NoReturn:
+        if self.saver is not None:
+            values, counts = self.table.values, self.table.counts
+            self.saver.rescue(values, counts, self.position, self.keep_alive)
+        raise full
 
     @property
     def made(self) -> int:
@@ -192,19 +209,22 @@ class SuperstepServer(Serving[Client]):
         return int(max(1, min(steps, until)))
 
     def _look(self) -> Stop | None:
-        """Save, if it is time, and tell all the table; return why to stop here, if there is a reason."""
+        """Save, if it is time, and tell all the table; return why to stop here, if there is a reason.
+
+        _Broken if a rank is lost meanwhile: it is called again, where the others have gone back to.
+        """
         saver, here = self.saver, self.start + self.made
         if saver is not None:
             stop = saver.look(here)
             if stop is not None:
                 return stop
             if self.made and saver.is_due(here):
+                self._collect()
                 saver.begin(here)
                 self.report_progress(now=True)
-                self._settle()
                 self._save(saver)
         if self.group.wire.now() > self._kept_at + self._seconds_between_copies():
-            self._settle()
+            self._collect()
             self._keep()
         return None
 
@@ -227,24 +247,24 @@ class SuperstepServer(Serving[Client]):
             peer.client.version = self.table.version
             self.tally.bytes_pulled += message.size
 
-    def _advance(self, until: int) -> None:
-        """Let all make supersteps up to step `until` of the stream, whoever is lost meanwhile."""
-        while self._used < until or self._is_broken:
-            if self._must_begin and not self._is_broken:
-                self._settle()
-            try:
-                if self._must_begin or self._is_broken:
-                    self._begin()
-                self._play(until)
-            except _Broken:
-                continue
-            if self.part.full is not None:
-                return
+    @property
+    def _must_begin_first(self) -> bool:
+        """Whether nothing can be done before `_begin` has brought all to the last cut."""
+        return self._is_broken
+
+    def _advance(self) -> None:
+        """Let all make some supersteps, divided anew if need be; _Broken if one is lost that owns rows."""
+        if self._must_begin:
+            self._collect()
+            self._begin()
+        self._play(min(self._used + self._steps_at_once(), self._last))
 
     def _begin(self) -> None:
         """Divide the table of the last cut among all who are there, or who are to play."""
         self.part.close()
         self._attempt += 1
+        if self._is_broken and self.cut.tally is not None:
+            self.tally.go_back_to(self.cut.tally.to_dict())
         self._is_broken = self._must_begin = False
         self._who.begin()
         self._used = self.cut.used
@@ -294,16 +314,28 @@ class SuperstepServer(Serving[Client]):
             self._laggards.count(rank, played.moved, played.learning_seconds)
         self._laggards.judge()
 
+    def _collect(self) -> None:
+        """Bring the table to what all have made; _Broken if one is lost that owns rows."""
+        if self._must_begin_first:
+            raise _Broken
+        if self.cut.used != self._used:
+            self._gather()
+
     def _settle(self) -> None:
-        """Bring the table to what all have made; once this is closed it stays as it was told last."""
+        """Do likewise whoever is lost, for callbacks, which are told of these steps and of no others.
+
+        Once this is closed the table stays as it was told last.
+        """
         until = self._used
         while self.cut.used != until and not self._is_closed:
             try:
-                if self._is_broken:
-                    raise _Broken
-                self._gather()
+                if self._must_begin_first:
+                    self._begin()
+                if self._used < until:
+                    self._play(until)
+                self._collect()
             except _Broken:
-                self._advance(until)
+                continue
 
     def _gather(self) -> None:
         self._rows = {}

@@ -187,6 +187,7 @@ class SuperstepRoles(Roles[SuperstepWorker, SuperstepServer]):
         kind = SuperstepServer
         if run.large is not None:
             kind = DividedServer if run.large.is_divided else RowsServer
+        knows_all, cut = cut is None, first_cut(run) if cut is None else cut
         return kind(
             group,
             table,
@@ -196,9 +197,9 @@ class SuperstepRoles(Roles[SuperstepWorker, SuperstepServer]):
             run.told,
             saver=run.saver,
             part=self._part,
-            cut=replace(first_cut(run), tally=run.tally.so_far(0.0)) if cut is None else cut,
+            cut=replace(cut, tally=run.tally.so_far(0.0)) if cut.tally is None else cut,
             start=run.start,
-            knows_all=cut is None,
+            knows_all=knows_all,
         )
 
     def successor(self, worker: SuperstepWorker) -> SuperstepServer:
