@@ -110,7 +110,12 @@ def overloads(stub: Callable[..., Any], inline: bool = False) -> Any:
 
     `inline`: always into the caller, see `jit_inline`.
     """
-    options: Any = {"_nrt": False, "forceinline": inline, "pipeline_class": KernelCompiler}
+    options: Any = {
+        "_nrt": False,
+        "no_cfunc_wrapper": True,
+        "forceinline": inline,
+        "pipeline_class": KernelCompiler,
+    }
     return numba.extending.overload(stub, jit_options=options)
 
 
