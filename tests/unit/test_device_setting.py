@@ -15,6 +15,7 @@ from dist_classicrl import CompiledSimulator, DistAsyncQLearning, TabularMDP
 from dist_classicrl.agent.session import Session
 from dist_classicrl.engines import loops
 from dist_classicrl.engines.progress import Observer
+from dist_classicrl.engines.roles.messages import Leave
 from dist_classicrl.engines.run import Run
 from dist_classicrl.engines.server.training import AsyncRoles
 from dist_classicrl.engines.server.worker import Worker
@@ -454,12 +455,12 @@ def test_a_worker_that_gives_up_says_what_failed(caplog, error, what):
     def learn():
         raise error
 
-    said = []
-    table = SimpleNamespace(pack=lambda: None, undo=lambda packed: None)
+    said, table = [], SimpleNamespace(waiting=0)
     worker = SimpleNamespace(survives_errors=True, _learn=learn, group=SimpleNamespace(rank=3), _table=table)
-    worker.__dict__.update(_leases=[], _made={}, _say_passive=said.append)
+    worker.__dict__.update(_leases=[1], _forget_since_push=lambda: None, _say_once_all_arrived=said.append)
     Worker._learn_or_give_up(worker)
-    assert f"Rank 3 {what}" in caplog.text and said == [f"{type(error).__name__}: {error}"]
+    assert f"Rank 3 {what}" in caplog.text and worker._leases == []
+    assert said == [Leave("excluded", f"{type(error).__name__}: {error}", waits=True)]
 
 
 def test_too_little_memory_is_refused_by_how_much(monkeypatch):
