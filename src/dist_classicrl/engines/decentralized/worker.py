@@ -31,7 +31,6 @@ class Player(Working):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._orders: deque[Begin | Play] = deque()
-        self._leaving = False
         self._tally: Counted | None = None
         self._term_of_table = self.begun_with.term
         self.part.has_merged = self._has_merged
@@ -119,12 +118,6 @@ class Player(Working):
         self._tend_idle()
         if self.final is not None or self.was_released or self._orders:
             raise _Superseded
-
-    def _leave_if_asked(self) -> None:
-        why = None if self._leaving else self.wants_to_leave()
-        if why is not None:
-            self._leaving = True
-            self.say_leave("left", why, waits=False)
 
     def _take_in(self) -> None:
         while self.final is None and (message := self.channel.poll()) is not None:

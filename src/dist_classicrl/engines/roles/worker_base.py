@@ -37,7 +37,7 @@ class Working(ABC):
         self.progress = 0  # turns of the main loop
         self.final: Final | None = None  # the final table and the result, once they have come
         self.final_term = -1  # of the server that they are of
-        self.was_released = False
+        self.was_released = self._leaving = False
         self._term = -1
         self._server_progress = -1
         self._progressed_at = self._woken = self.group.wire.now()
@@ -195,12 +195,12 @@ class Working(ABC):
                 backoff.wait()
         self.group.tell_released()
 
-    def say_leave(self, event: str, why: str, *, waits: bool) -> None:
-        """Tell the server that this rank learns no more, and whether it waits for the end all the same.
-
-        `event` is what the record shall say of it, see `membership.events.KINDS`.
-        """
-        self.channel.send(encode(Leave(event, why, waits)))
+    def _leave_if_asked(self) -> None:
+        """Tell the server, once, that this rank learns no more and goes, if it is to leave."""
+        why = None if self._leaving else self.wants_to_leave()
+        if why is not None:
+            self._leaving = True
+            self.channel.send(encode(Leave("left", why, waits=False)))
 
     def pass_on_stop(self) -> None:
         """Tell the server, once, if this rank was asked to stop."""

@@ -32,7 +32,6 @@ class RoundWorker(Working):
         super().__post_init__()
         self.round = RoundStart(self.pace)
         self._has_played = self._has_finished = False
-        self._leaving = False
         self._order: RoundOrder | None = None
         self._looked = 0.0
 
@@ -87,12 +86,6 @@ class RoundWorker(Working):
         if self.final is not None:
             self.await_release()
         return self.final
-
-    def _leave_if_asked(self) -> None:
-        why = None if self._leaving else self.wants_to_leave()
-        if why is not None:
-            self._leaving = True
-            self.say_leave("left", why, waits=False)
 
     def _take_in(self) -> None:
         while self.final is None and (message := self.channel.poll()) is not None:

@@ -56,7 +56,6 @@ class SuperstepWorker(Working):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._orders: deque[Order] = deque()
-        self._leaving = False
 
     @property
     def base(self) -> Base:
@@ -187,12 +186,6 @@ class SuperstepWorker(Working):
         self._tend_idle()
         if self.final is not None or self.was_released or self._orders:
             raise _Superseded
-
-    def _leave_if_asked(self) -> None:
-        why = None if self._leaving else self.wants_to_leave()
-        if why is not None:
-            self._leaving = True
-            self.say_leave("left", why, waits=False)
 
     def _take_in(self) -> None:
         while self.final is None and (message := self.channel.poll()) is not None:
