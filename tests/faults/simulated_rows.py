@@ -385,6 +385,7 @@ class _OwnShare(OwnShare):
     def __init__(self, learner: _RowsLearner) -> None:
         self.learner, self.rate = learner, 0.0
         self._chunks: deque[tuple[float, Chunk]] = deque()
+        self._ready: list[Done] = []
         self._ends = 0.0
 
     def give(self, chunk: Chunk) -> None:
@@ -397,18 +398,20 @@ class _OwnShare(OwnShare):
         return len(self._chunks)
 
     def take(self) -> list[Done]:
-        made = []
         while self._chunks and self._chunks[0][0] <= self.learner.story.network.now:
-            _, chunk = self._chunks.popleft()
-            self.learner.learn_now(chunk.stream, chunk.steps)
-            made.append(Done(chunk, self.learner.totals.take(), 1e-3 * chunk.steps))
+            self._make()
             self.rate = 1.0 / self.learner.story.step_seconds
+        made, self._ready = self._ready, []
         return made
 
+    def _make(self) -> None:
+        _, chunk = self._chunks.popleft()
+        self.learner.learn_now(chunk.stream, chunk.steps)
+        self._ready.append(Done(chunk, self.learner.totals.take(), 1e-3 * chunk.steps))
+
     def close(self) -> None:
-        if self._chunks:  # the one that is under way comes to its end, and nobody counts it
-            _, chunk = self._chunks.popleft()
-            self.learner.learn_now(chunk.stream, chunk.steps)
+        if self._chunks:  # the one that is under way comes to its end
+            self._make()
         self._chunks.clear()
 
 

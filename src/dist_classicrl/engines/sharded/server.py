@@ -46,6 +46,13 @@ class HostServer(Server):
         own = self._own
         if own is None:
             return 0
+        made = self._count_own(own)
+        while own.has_room and not self._awaits_maps and (chunk := self._next_chunk(own)) is not None:
+            own.give(chunk)
+        return made
+
+    def _count_own(self, own: OwnShare) -> int:
+        """Count what was learned here; return how many chunks that were."""
         made = own.take()
         rank = self.group.rank
         for done in made:
@@ -59,8 +66,6 @@ class HostServer(Server):
             tally.worker_seconds += learned.worker_seconds
             self.reporter.count(rank, steps, learned)
             self._report_at_step()
-        while own.has_room and not self._awaits_maps and (chunk := self._next_chunk(own)) is not None:
-            own.give(chunk)
         return len(made)
 
     def _next_chunk(self, own: OwnShare) -> Chunk | None:
@@ -109,7 +114,10 @@ class HostServer(Server):
 
     def _take_in_last_pushes(self) -> None:
         super()._take_in_last_pushes()
-        self._stop_here()
+        if self._own is not None:
+            own = self._own
+            self._stop_here()
+            self._count_own(own)  # the chunk that was under way has come to its end
 
     def finish(self, result: dict[str, object]) -> None:
         """See `Serving`: nothing is learned here any more."""
