@@ -29,8 +29,9 @@ from dist_classicrl.engines.server.worker import Worker
 from dist_classicrl.engines.supersteps.messages import Begin, Cut, Play
 from dist_classicrl.engines.supersteps.part import Part
 from dist_classicrl.engines.supersteps.worker import SuperstepWorker
-from dist_classicrl.errors import CutOffError, RemoteRankError
+from dist_classicrl.errors import CutOffError, ProtocolError, RemoteRankError
 from dist_classicrl.learning.learner import Totals
+from dist_classicrl.learning.supersteps.together import SEQUENCE, boxes_in, bytes_of
 from dist_classicrl.membership.election import Base
 from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.heartbeat import Beat
@@ -380,3 +381,38 @@ def test_no_two_channels_of_a_call_have_the_same_tag():
         tags += [group.tag(term, admission) for admission in range(100)]
         tags += [group.tag_between_workers(group.first_attempt + attempt) for attempt in range(1, 100)]
     assert len(set(tags)) == len(tags)
+
+
+def test_many_attempts_of_a_term_do_not_run_into_the_next():
+    """A rank that is still in an old attempt must not take part in one of the next server."""
+    group = Group(SimpleNamespace(rank=0, size=2, tag_limit=2**31 - 1), [""] * 2)
+    numbers, tags = [], []
+    for term in (7, 8):  # as close as two servers' terms can be
+        group.adopt(View(term, 0, 0, (0, 1)))
+        attempt = group.first_attempt
+        for _ in range(1000):
+            attempt = group.next_attempt(attempt)
+            numbers.append(attempt)
+            tags.append(group.tag_between_workers(attempt))
+    assert len(set(numbers)) == len(set(tags)) == 2000
+
+
+def test_a_term_in_which_there_can_be_no_more_attempts_ends_in_an_error_that_says_so():
+    group = Group(SimpleNamespace(rank=0, size=2, tag_limit=2**31 - 1), [""] * 2)
+    group.adopt(View(8, 0, 0, (0, 1)))
+    next_term = group.first_attempt
+    group.adopt(View(7, 0, 0, (0, 1)))
+    assert group.next_attempt(next_term - 2) == next_term - 1
+    with pytest.raises(ProtocolError, match="Ranks have begun anew .* times under the server of rank 0"):
+        group.next_attempt(next_term - 1)
+
+
+def test_attempts_of_late_terms_fit_into_the_memory_that_ranks_share():
+    group = Group(SimpleNamespace(rank=0, size=2, tag_limit=2**31 - 1), [""] * 2)
+    memory = np.zeros(bytes_of(2, 4, 3, 2, 1), np.uint8)
+    sequences = []
+    for term in (0, 8000, 1_000_000):
+        group.adopt(View(term, 0, 0, (0, 1)))
+        attempt = group.next_attempt(group.first_attempt)
+        sequences.append(int(boxes_in(memory, 2, 4, 3, 2, 1, 0, (0, 1), attempt).state[SEQUENCE]))
+    assert len(set(sequences)) == 3 and min(sequences) > 0

@@ -15,6 +15,7 @@ from dist_classicrl.comm.collectives import duplicate, finish
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import decode_stamped, encode, message
 from dist_classicrl.comm.transport import SMALL_PIECE_BYTES, Channel, Unfinished, Wire
+from dist_classicrl.errors import ProtocolError
 from dist_classicrl.membership.events import EventLog
 from dist_classicrl.membership.view import View
 
@@ -34,7 +35,7 @@ _HOST_BYTES = 64  # as many as Linux allows
 # Of tags, in one call, and for one purpose. What comes late must not be met by what is sent later.
 _PURPOSES = 2 * 8191
 _NUMBERS = 4096
-_ATTEMPTS_OF_TERM = 256
+_ATTEMPTS_OF_TERM = 1 << 18
 
 
 # Control messages. Each is stamped with the number of the call of `train` that it belongs to.
@@ -159,6 +160,19 @@ class Group:
     def first_attempt(self) -> int:
         """The number before that of this term's first attempt at something that workers do together."""
         return self.view.term * _ATTEMPTS_OF_TERM
+
+    def next_attempt(self, before: int) -> int:
+        """Return the number of the attempt of this term that comes after the one `before`.
+
+        A `ProtocolError` is raised where it would be one of the next term's.
+        """
+        if before + 1 >= self.first_attempt + _ATTEMPTS_OF_TERM:
+            raise ProtocolError(
+                f"Ranks have begun anew {_ATTEMPTS_OF_TERM - 1:,} times under the server of rank "
+                f"{self.view.server}, and more cannot be told apart. Start the job again; it goes on from the "
+                "last checkpoint, where there is one (checkpoint_dir=). The log tells which ranks come and go."
+            )
+        return before + 1
 
     def tag_between_workers(self, attempt: int) -> int:
         """Return the tag of what workers tell each other in an attempt, counted from `first_attempt` on."""

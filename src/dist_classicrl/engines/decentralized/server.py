@@ -179,7 +179,7 @@ class Coordinator(Serving[Client]):
     def _begin(self) -> None:
         """Let all who are there learn from the table as it is now."""
         part = self.part
-        self._attempt += 1
+        self._attempt = self.group.next_attempt(self._attempt)
         self._is_broken = self._must_begin = False
         # Who takes over before the first rounds are ordered counts on from this, too.
         cut = replace(part.cut, tally=self.tally.so_far(self.seconds))

@@ -90,7 +90,7 @@ class Server(Serving[Client]):
     max_staleness: int | None = field(default=None, kw_only=True)  # of workers that learn on
 
     def __post_init__(self) -> None:
-        self._routes = 0
+        self._route = self.group.first_attempt  # the number of the last one
         self._broken: set[Branch] = set()
         self._probes = self._probed = 0  # sent, and the last that came back
         self._snapshot = self.table.snapshot()
@@ -363,7 +363,7 @@ class Server(Serving[Client]):
         """Let maps come as the tree says: at first, and again where a branch has lost somebody."""
         if self.tree is None:
             return
-        if self._routes == 0:
+        if self._route == self.group.first_attempt:
             self._lay_out([peer.rank for peer in self.peers.learners])
         learners = {peer.rank for peer in self.peers.learners}
         broken = list(self._broken)
@@ -375,8 +375,7 @@ class Server(Serving[Client]):
         """Tell `ranks` which way their maps go from now on."""
         group, present = self.group, self.peers.present
         assert self.tree is not None  # as was checked before
-        self._routes += 1
-        number = group.first_attempt + self._routes
+        self._route = number = group.next_attempt(self._route)
         parents = self.tree.parents(ranks, group.rank)
         branch_of = branches(parents, group.rank, number)
         for rank in ranks:

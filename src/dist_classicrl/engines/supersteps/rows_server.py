@@ -237,7 +237,7 @@ class RowsServer(SuperstepServer):
     def _halt_all(self) -> None:
         """Wait until all others have stopped; RankLostError if one may go on that is not heard any more."""
         self.part.close()
-        self._attempt += 1
+        self._attempt = self.group.next_attempt(self._attempt)
         self._halted = set()
         message, asked = encode(Halt(self._attempt)), set[Peer[Client]]()
         lost = {rank for rank, _ in self.members.lost_before}

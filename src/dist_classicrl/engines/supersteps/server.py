@@ -262,7 +262,7 @@ class SuperstepServer(Serving[Client]):
     def _begin(self) -> None:
         """Divide the table of the last cut among all who are there, or who are to play."""
         self.part.close()
-        self._attempt += 1
+        self._attempt = self.group.next_attempt(self._attempt)
         if self._is_broken and self.cut.tally is not None:
             self.tally.go_back_to(self.cut.tally.to_dict())
         self._is_broken = self._must_begin = False

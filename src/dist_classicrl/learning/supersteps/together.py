@@ -38,6 +38,9 @@ _LOOKS_AT_ONCE = 2000
 _LONG_AWAY = 10_000_000
 """Cycles: who did not have the core for longer has other things to see to first."""
 
+_ATTEMPTS = (1 << 31) - 1
+"""So many a sequence tells apart."""
+
 _SETS = 2
 """Who has not heard yet that an attempt is over may still read what was written in it."""
 
@@ -91,7 +94,7 @@ def boxes_in(
     first, others = (attempt % _SETS) * ranks * ranks, np.array(players)
     out, into = first + own * ranks + others, first + others * ranks + own
     state = np.zeros(10, np.int64)
-    state[SEQUENCE] = (attempt + 1) << 32
+    state[SEQUENCE] = (attempt % _ATTEMPTS + 1) << 32
     return Boxes(
         records.reshape(-1, words),
         records.view(np.float64).reshape(-1, words),
