@@ -169,13 +169,17 @@ class Group:
         if before + 1 >= self.first_attempt + _ATTEMPTS_OF_TERM:
             raise ProtocolError(
                 f"Ranks have begun anew {_ATTEMPTS_OF_TERM - 1:,} times under the server of rank "
-                f"{self.view.server}, and more cannot be told apart. Start the job again; it goes on from the "
-                "last checkpoint, where there is one (checkpoint_dir=). The log tells which ranks come and go."
+                f"{self.view.server}, and more cannot be told apart. Start the job again; it goes on from "
+                "the last checkpoint, where there is one (checkpoint_dir=). The log tells which ranks come "
+                "and go."
             )
         return before + 1
 
     def tag_between_workers(self, attempt: int) -> int:
-        """Return the tag of what workers tell each other in an attempt, counted from `first_attempt` on."""
+        """Return the tag of what workers tell each other in an attempt, counted from `first_attempt` on.
+
+        It comes again within the term, after as many attempts as there are numbers for tags.
+        """
         term, number = divmod(attempt, _ATTEMPTS_OF_TERM)
         return self._tag(2 * term + 1, number)
 
