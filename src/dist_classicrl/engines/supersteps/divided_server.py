@@ -124,8 +124,8 @@ class DividedServer(RowsServer):
             raise unreadable(self.group.rank, what, error) from error
         self._await_saved(others, _Broken())
         for peer in others.values():
-            if error := self._saved[peer.rank].error:
-                raise unreadable(peer.rank, what, error)
+            if why := self._saved[peer.rank].error:
+                raise unreadable(peer.rank, what, why)
 
     def _let_leave(self, peer: Peer[Client], leave: Leave) -> None:
         """See `RowsServer`: what its host alone has goes to the others first.
