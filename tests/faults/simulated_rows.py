@@ -6,7 +6,6 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
@@ -29,6 +28,7 @@ from simulated_calls import (
 from simulated_network import SimWire
 
 from dist_classicrl._steps import next_multiple
+from dist_classicrl.checkpoint.file_thread import FileThread
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.engines.outcome import Outcome
 from dist_classicrl.engines.run import Resumed, Run
@@ -37,9 +37,8 @@ from dist_classicrl.engines.sharded import server as sharded_server
 from dist_classicrl.engines.sharded import training as sharded_training
 from dist_classicrl.engines.sharded.own_share import Chunk, Done, OwnShare
 from dist_classicrl.engines.sharded.rows import HostRows
-from dist_classicrl.engines.supersteps import division, rows_server
+from dist_classicrl.engines.supersteps import division
 from dist_classicrl.engines.supersteps import training as superstep_training
-from dist_classicrl.engines.supersteps import worker as superstep_worker
 from dist_classicrl.engines.supersteps.divided_rows import put_rows
 from dist_classicrl.engines.supersteps.part import Part
 from dist_classicrl.errors import CheckpointFencedError, CutOffError
@@ -145,25 +144,9 @@ class _Memory:
         pass
 
 
-class _Now:
-    """What `ThreadPoolExecutor` is, where there are no threads."""
-
-    def __init__(self, *_: Any) -> None:
-        pass
-
-    def __enter__(self) -> _Now:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        pass
-
-    def submit(self, work: Callable[[], Any]) -> Future[Any]:
-        done: Future[Any] = Future()
-        try:
-            done.set_result(work())
-        except BaseException as error:
-            done.set_exception(error)
-        return done
+def _do_now(thread: FileThread, work: Callable[[Callable[[], None]], Any], *_: Any) -> Any:
+    """Do what `FileThread.do` does, where there are no threads."""
+    return work(lambda: None)
 
 
 class SharedRows(Supersteps):
@@ -201,7 +184,7 @@ class SharedRows(Supersteps):
             return run
         call = (run.start - self.first) // self.steps
         run.large = self.larges[group.rank]
-        run.reload = lambda: self._reload(run, call)
+        run.reload = lambda look: self._reload(run, call)
         if self.steps_between_checkpoints < math.inf:
             saver: Any = partial(_Saver, self, call, group)
             run.saver = saver(takes_over=False) if group.is_server else None
@@ -243,7 +226,7 @@ class SharedRows(Supersteps):
         """Let it happen, and return what was wrong."""
         with (
             mock.patch.object(superstep_training, "_share_rows", self._share_rows),
-            mock.patch.object(rows_server, "ThreadPoolExecutor", _Now),
+            mock.patch.object(FileThread, "do", _do_now),
         ):
             return super().check()
 
@@ -311,10 +294,11 @@ class Divided(SharedRows):
         self._parts.setdefault(name, []).append((rows, large.rows.values[rows], large.rows.counts[rows]))
         return {}
 
-    def _load_rows(self, part: Part, name: str) -> None:
+    def _load_rows(self, part: Part, name: str, meanwhile: Callable[[], None]) -> dict[str, Any]:
         """Do what `Part.load_rows` does."""
         part.group.wire.work(0.2 * INTERVAL * self.slices)
         put_rows(part.run.large, part.group.host_of(part.group.rank), *self._table(name))
+        return {}
 
     def _share_rows(self, run: Run, group: Group, start: Setup | Entry) -> None:
         """Do what the engine does."""
@@ -328,7 +312,6 @@ class Divided(SharedRows):
         )
         with (
             mock.patch.multiple(Part, save_rows=save, load_rows=load),
-            mock.patch.object(superstep_worker, "ThreadPoolExecutor", _Now),
             mock.patch.object(superstep_training, "open_desk", lambda *_: None),
             mock.patch.object(division, "BLOCK_SHIFT", 0),
         ):

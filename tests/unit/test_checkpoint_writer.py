@@ -330,7 +330,7 @@ def test_seconds_is_the_longest_of_the_last_ten(folder, writer, monkeypatch):
     durations = iter([9.0, 2.0, *[1.0] * 9, 0.5])
     clock = {"now": 0.0}
 
-    def lasting(arrays, body, run, is_wanted, *parts):
+    def lasting(arrays, body, run, look, *parts):
         clock["now"] += next(durations)
         return "name"
 

@@ -1,5 +1,6 @@
 """What tables that are divided between hosts are made of: slots, parts of checkpoints."""
 
+import threading
 from types import SimpleNamespace
 
 import numba
@@ -9,7 +10,9 @@ import pytest
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.agent.agent import state_of
 from dist_classicrl.agent.divided_model import save_divided
+from dist_classicrl.checkpoint import file_thread
 from dist_classicrl.checkpoint.arrays import ArrayEntry
+from dist_classicrl.checkpoint.file_thread import FileThread
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.checkpoint.location import open_storage
 from dist_classicrl.checkpoint.parts import rows_in, stretches_of, whole_table, write_part
@@ -17,9 +20,11 @@ from dist_classicrl.comm.messages import decode
 from dist_classicrl.engines.supersteps import desk, division
 from dist_classicrl.engines.supersteps.divided_server import DividedServer
 from dist_classicrl.engines.supersteps.division import BLOCK_SHIFT, Division
-from dist_classicrl.engines.supersteps.messages import SavedRows, SaveRows
+from dist_classicrl.engines.supersteps.messages import LoadRows, SavedRows, SaveRows
+from dist_classicrl.engines.supersteps.part import Part
+from dist_classicrl.engines.supersteps.rows_server import RowsServer
 from dist_classicrl.engines.supersteps.worker import SuperstepWorker
-from dist_classicrl.errors import CheckpointError
+from dist_classicrl.errors import CheckpointError, CheckpointUnreadableError
 from dist_classicrl.membership.group import Group
 
 HOSTS = ["a", "b", "a", "c"]
@@ -173,6 +178,77 @@ def test_a_host_that_cannot_write_its_rows_says_why():
     worker._obey(SaveRows(3, "one", 2))
     (saved,) = map(decode, sent)
     assert saved == SavedRows(3, "one", "nothing was written for 600 s", {})
+
+
+@pytest.fixture
+def hanging_part(monkeypatch):
+    """What a rank has whose disk hangs at the first piece that is read; its clock goes on by each look."""
+    entered, goes_on, clock = threading.Event(), threading.Event(), SimpleNamespace(now=0.0)
+
+    def hang(*given):
+        given[-1]()
+        entered.set()
+        assert goes_on.wait(600.0)
+        given[-1]()
+
+    def passes(seconds=200.0):
+        assert entered.wait(600.0) and clock.now < 6000.0, "this would go on for ever"
+        clock.now += seconds
+
+    part = Part.__new__(Part)
+    part.group = SimpleNamespace(rank=1, host_of="ab".__getitem__)
+    part.run = SimpleNamespace(
+        settings=SimpleNamespace(timeout=600.0), large=object(), reload=hang, read_table=hang
+    )
+    part._reading, part.passes = FileThread("read"), passes
+    monkeypatch.setattr(file_thread, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    yield part
+    goes_on.set()
+
+
+def test_a_host_whose_disk_hangs_with_rows_to_read_says_so_to_its_server(hanging_part):
+    worker, sent = SuperstepWorker.__new__(SuperstepWorker), []
+    worker.part, worker.channel = hanging_part, SimpleNamespace(send=sent.append)
+    worker._tend_idle = hanging_part.passes
+    worker._obey(LoadRows(3, "one"))
+    (saved,) = map(decode, sent)
+    why = "nothing was read for 800 s: its disk, or the server of it, hangs"
+    assert saved == SavedRows(3, "one", why, {})
+
+
+@pytest.mark.parametrize("which", ["own rows", "rows of another host", "the whole table"])
+def test_rows_that_cannot_be_read_end_the_run_with_who_could_not_and_why(hanging_part, which):
+    server = DividedServer.__new__(DividedServer)
+    server.part, server._attempt, server.keep_alive = hanging_part, 3, hanging_part.passes
+    server.group = SimpleNamespace(rank=0)
+    told = SimpleNamespace(rank=1, channel=SimpleNamespace(send=lambda message: None))
+    server._others, server._halt_all = lambda players: {"b": told}, lambda: None
+    hanging_part.players = (0, 1)
+    who, what, why = 0, "the rows of its host from the checkpoint one", "nothing was read for 800 s"
+    if which == "rows of another host":
+        who, why = 1, "the connection is lost"
+        hanging_part.load_rows = lambda name, meanwhile: {}
+        server._await_saved = lambda *_: server._saved.update({1: SavedRows(3, "one", why, {})})
+    if which == "the whole table":
+        what = "the table from the last checkpoint of this call"
+    with pytest.raises(CheckpointUnreadableError, match=f"rank {who} cannot read {what}: {why}"):
+        RowsServer._go_back(server) if which == "the whole table" else server._have_loaded("one")
+
+
+def test_what_is_read_after_a_loss_is_looked_at_piece_by_piece(tmp_path):
+    folder, looked = CheckpointFolder(tmp_path, "agent"), []
+    folder.fence.claim()
+    values, counts, parts = parts_of(100, 2)
+    name, entries = folder.next_name(7, "0123abcd"), {}
+    for number, stretches in enumerate(parts):
+        entries |= write_part(folder.storage, str(name), number, stretches, values, counts)
+    folder.write({"more": np.arange(3)}, {"steps": 7}, "0123abcd", name=name, parts=entries)
+    pieces = 1 + 2 + 2 * 3  # the manifest, an array, and of two parts what rows they have and two heads
+    folder.read(str(name), True, lambda: looked.append(1))
+    assert len(looked) == pieces
+    looked.clear()
+    folder.read_newest(lambda: looked.append(1))
+    assert len(looked) == pieces + 2 * 3 * 2  # and before that all of it is verified
 
 
 def test_whoever_waits_for_a_part_hears_of_each_piece(tmp_path):

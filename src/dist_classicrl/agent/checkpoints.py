@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -195,13 +195,19 @@ def put_table_back(state: AgentState) -> None:
 
 
 def put_back_to_call(
-    state: AgentState, folder: CheckpointFolder, place: PlaceName, begin: int, end: int
+    state: AgentState,
+    folder: CheckpointFolder,
+    place: PlaceName,
+    begin: int,
+    end: int,
+    look: Callable[[], None],
 ) -> Resumed | None:
     """Let the agent's table be that of the newest checkpoint that the call from `begin` to `end` has written.
 
-    Return what it says besides; None: there is none. CheckpointError where none can be used.
+    Return what it says besides; None: there is none. `look` is called before each piece that is read.
+    CheckpointError where none can be used.
     """
-    saved = folder.read_newest()
+    saved = folder.read_newest(look)
     if saved is None or saved.body.get("run") != place.run:
         return None
     if saved.body.get("call") != {"begin": begin, "end": end}:
@@ -212,7 +218,7 @@ def put_back_to_call(
     found = state.shape.from_arrays(saved.arrays)
     if found is None:
         raise _refused(saved, "its tables are not those of this training")
-    state.put(*found)
+    state.put(*found, look)
     learners = _learners(state, saved)
     return Resumed(saved.url, body["steps"] - begin, body["tally"], body["mode"], None, learners)
 

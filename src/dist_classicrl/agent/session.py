@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -134,10 +135,10 @@ class Session:
         pending = self.state.pending
         return "" if pending is None else pending.resumed.checkpoint.rpartition("/")[2]
 
-    def _read_table(self, name: str) -> tuple[Any, Any]:
+    def _read_table(self, name: str, look: Callable[[], None] = lambda: None) -> tuple[Any, Any]:
         """Return values and visits of a checkpoint that another rank has checked."""
         assert self.plan is not None  # else there is none
-        arrays = self.state.places.of(self.plan).folder.read(name, is_verified=True).arrays
+        arrays = self.state.places.of(self.plan).folder.read(name, True, look).arrays
         found = self.state.shape.from_arrays(arrays)
         if found is None:
             raise CheckpointError(f"The tables in {name} are not those of this training.")
@@ -533,14 +534,14 @@ class Session:
             return None
         return self._saver(source, beginning, place)
 
-    def _reload(self, beginning: Beginning) -> Resumed | None:
+    def _reload(self, beginning: Beginning, look: Callable[[], None]) -> Resumed | None:
         """Bring the table to the last checkpoint of a call; return what that says, None if there is none."""
         if self.plan is None or beginning.place is None:
             return None
         try:
             place = self.state.places.of(self.plan)
             return put_back_to_call(
-                self.state, place.folder, beginning.place, beginning.begin, beginning.asked
+                self.state, place.folder, beginning.place, beginning.begin, beginning.asked, look
             )
         except CheckpointError as error:
             logger.warning("There is no table to go back to: %s", error)

@@ -128,16 +128,19 @@ def verify(file: BinaryIO, entry: ArrayEntry, look: Callable[[], None] = lambda:
     _check_sum(sha256, entry)
 
 
-def read(file: BinaryIO, entry: ArrayEntry) -> np.ndarray:
-    """Return the array in `file`; ValueError unless the file is exactly what `entry` describes."""
+def read(file: BinaryIO, entry: ArrayEntry, look: Callable[[], None] = lambda: None) -> np.ndarray:
+    """Return the array in `file`; ValueError unless the file is exactly what `entry` describes.
+
+    `look` is called before each piece that is read.
+    """
     start, header = _head_of(file, entry)
     sha256 = hashlib.sha256(start + header)
     if entry.bytes >= MAPPED_FROM and isinstance(file, io.BufferedReader):
         array: np.ndarray = np.memmap(file, entry.dtype, "r", file.tell(), entry.shape)
-        verify(file, entry)
+        verify(file, entry, look)
     else:
         array = np.empty(entry.shape, entry.dtype)
-        fill(file, _memory(array), sha256)
+        fill(file, _memory(array), sha256, look)
         _check_sum(sha256, entry)
     try:
         described = np.lib.format.read_array_header_1_0(io.BytesIO(start[-2:] + header))
@@ -191,10 +194,13 @@ def _check_sum(sha256: Any, entry: ArrayEntry) -> None:
         raise ValueError("its checksum does not match")
 
 
-def fill(file: IO[bytes], memory: memoryview, digest: Any = None) -> None:
-    """Read until `memory` is full, and let a checksum take in what was read."""
+def fill(
+    file: IO[bytes], memory: memoryview, digest: Any = None, look: Callable[[], None] = lambda: None
+) -> None:
+    """Read until `memory` is full, and let a checksum take in what was read; `look` before each piece."""
     position = 0
     while position < len(memory):
+        look()
         piece = memory[position : position + _CHUNK]
         count = file.readinto(piece)  # type: ignore[attr-defined]
         if not count:

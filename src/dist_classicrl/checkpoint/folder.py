@@ -9,7 +9,6 @@ import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,10 +38,6 @@ class Saved:
     url: str  # where it is, for people
     body: dict[str, Any]  # what its writer said of it, and what the folder added: fence, sequence and so on
     arrays: dict[str, np.ndarray]
-
-
-class _NotWanted(Exception):
-    """The checkpoint that is being written is no longer wanted."""
 
 
 class CheckpointFolder:
@@ -89,26 +84,28 @@ class CheckpointFolder:
 
     # Reading
 
-    def read(self, name: str, is_verified: bool = False) -> Saved:
+    def read(self, name: str, is_verified: bool = False, look: Callable[[], None] = lambda: None) -> Saved:
         """Return the checkpoint `name`; nothing in it is ever run.
 
         A table in parts is read when it is looked at, after all of it was checked; `is_verified`: another
-        process has done that. CheckpointError if there is none of that name, or it is truncated, damaged or
-        foreign; CheckpointUnreadableError where that cannot be found out for now.
+        process has done that. `look` is called before each piece that is read. CheckpointError if there is
+        none of that name, or it is truncated, damaged or foreign; CheckpointUnreadableError where that cannot
+        be found out for now.
         """
         try:
             parsed = CheckpointName.parse(name)
             if parsed is None:
                 raise ValueError("its name is not that of a checkpoint")
+            look()
             body, entries = manifest.checked(self._read_manifest(name), parsed)
             arrays: dict[str, Any] = {}
             for key, entry in entries.items():
                 if not is_part(key):
-                    arrays[key] = self._read_array(name, key, entry)
+                    arrays[key] = self._read_array(name, key, entry, look)
                 elif not is_verified:
-                    self._verify(name, key, entry)
+                    self._read_array(name, key, entry, look, array_files.verify)
             if any(map(is_part, entries)):
-                arrays |= whole_table(self.storage, name, entries)
+                arrays |= whole_table(self.storage, name, entries, look)
         except MemoryError:  # says nothing about the checkpoint
             raise
         except Exception as error:  # remote stores raise errors of many kinds
@@ -124,8 +121,8 @@ class CheckpointFolder:
             ) from error
         return Saved(name, self.url_of(name), body, arrays)
 
-    def read_newest(self) -> Saved | None:
-        """Return the newest checkpoint that can be used; None if there is no checkpoint at all.
+    def read_newest(self, look: Callable[[], None] = lambda: None) -> Saved | None:
+        """Return the newest checkpoint that can be used, see `read`; None if there is no checkpoint at all.
 
         Only one of the same run takes the place of one that is damaged: CheckpointError if none of the newest
         one's run can be used. CheckpointUnreadableError where it may be good: an older one would undo it.
@@ -137,7 +134,7 @@ class CheckpointFolder:
             if name is None:
                 break
             try:
-                saved = self.read(str(name))
+                saved = self.read(str(name), look=look)
             except CheckpointUnreadableError:
                 if self._is_complete(name):
                     raise
@@ -187,14 +184,14 @@ class CheckpointFolder:
         arrays: Mapping[str, np.ndarray | array_files.InSlices],
         body: dict[str, Any],
         run: str,
-        is_wanted: Callable[[], bool] = lambda: True,
+        look: Callable[[], None] = lambda: None,
         name: CheckpointName | None = None,
         parts: Mapping[str, array_files.ArrayEntry] | None = None,
-    ) -> str | None:
+    ) -> str:
         """Write a checkpoint, verify it, remove what is no longer kept, and return its name.
 
-        Return None, and leave nothing of it, if it is no longer wanted: `is_wanted` is asked before each
-        piece of an array is written, or read back, and right before the manifest. The `arrays` must not
+        `look` is called before each piece of an array is written, or read back, and right before the
+        manifest; what it raises, such as GivenUp, comes through, and nothing is left. The `arrays` must not
         change until then; `body` is plain data for JSON, with "steps"; `run` has 8 hexadecimal digits: only
         checkpoints of the same run are ever removed.
         `parts` are entries of arrays that others have written to a folder whose `name` was `next_name`.
@@ -209,13 +206,11 @@ class CheckpointFolder:
         if taken:
             raise ValueError(f"{', '.join(taken)} are given by the folder itself, not by the caller")
         try:
-            self._write(name, arrays, body, is_wanted, parts or {})
-        except BaseException as error:
+            self._write(name, arrays, body, look, parts or {})
+        except BaseException:
             # The manifest first: without it, nobody takes the rest for a checkpoint.
             with suppress(Exception):
                 self._remove(name)
-            if isinstance(error, _NotWanted):
-                return None
             raise
         try:
             self._rotate(name)
@@ -241,11 +236,10 @@ class CheckpointFolder:
         name: CheckpointName,
         arrays: Mapping[str, np.ndarray | array_files.InSlices],
         body: dict[str, Any],
-        is_wanted: Callable[[], bool],
+        look: Callable[[], None],
         parts: Mapping[str, array_files.ArrayEntry],
     ) -> None:
-        folder, look = str(name), partial(_check_wanted, is_wanted)
-        entries = {}
+        folder, entries = str(name), {}
         for key, array in arrays.items():
             file = array_files.ArrayFile(array)
             self.storage.write(f"{folder}/{key}.npy", file.chunks(look))
@@ -271,7 +265,7 @@ class CheckpointFolder:
             }
         )
         self.fence.check()
-        _check_wanted(is_wanted)
+        look()
         self.storage.write(f"{folder}/{MANIFEST}", [content])
         self.storage.sync(folder)
         self.storage.sync("")
@@ -330,19 +324,19 @@ class CheckpointFolder:
         except FileNotFoundError as error:
             raise ValueError(f"it has no {MANIFEST}") from error
 
-    def _read_array(self, name: str, key: str, entry: array_files.ArrayEntry) -> np.ndarray:
+    def _read_array(
+        self,
+        name: str,
+        key: str,
+        entry: array_files.ArrayEntry,
+        look: Callable[[], None],
+        read: Callable[..., Any] = array_files.read,
+    ) -> Any:
+        """Return what `read` does of an array's file; ValueError where it is missing or damaged."""
         try:
+            look()
             with self.storage.open(f"{name}/{key}.npy") as file:
-                return array_files.read(file, entry)
-        except FileNotFoundError as error:
-            raise ValueError(f"{key}.npy is missing") from error
-        except ValueError as error:
-            raise ValueError(f"{key}.npy is damaged: {error}") from error
-
-    def _verify(self, name: str, key: str, entry: array_files.ArrayEntry) -> None:
-        try:
-            with self.storage.open(f"{name}/{key}.npy") as file:
-                array_files.verify(file, entry)
+                return read(file, entry, look)
         except FileNotFoundError as error:
             raise ValueError(f"{key}.npy is missing") from error
         except ValueError as error:
@@ -351,8 +345,3 @@ class CheckpointFolder:
     def _refusal(self, name: str, error: BaseException | None) -> str:
         why = str(error) or type(error).__name__
         return f"{self.url_of(name)} is no usable checkpoint: {why}."
-
-
-def _check_wanted(is_wanted: Callable[[], bool]) -> None:
-    if not is_wanted():
-        raise _NotWanted

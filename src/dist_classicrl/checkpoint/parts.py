@@ -173,10 +173,16 @@ def is_part(name: str) -> bool:
     return _PART.fullmatch(name) is not None
 
 
-def whole_table(storage: Storage, folder: str, entries: Mapping[str, ArrayEntry]) -> dict[str, PartedArray]:
+def whole_table(
+    storage: Storage,
+    folder: str,
+    entries: Mapping[str, ArrayEntry],
+    look: Callable[[], None] = lambda: None,
+) -> dict[str, PartedArray]:
     """Return `q_table` and `visits` of a checkpoint in parts, of which the arrays of these `entries` are.
 
-    Nothing but the stretches is read yet. ValueError where they are no whole table.
+    Nothing but the stretches is read yet, and `look` is called before each piece. ValueError where they are
+    no whole table.
     """
     numbers = sorted({int(found[2]) for name in entries if (found := _PART.fullmatch(name))})
     rows = {}
@@ -186,7 +192,7 @@ def whole_table(storage: Storage, folder: str, entries: Mapping[str, ArrayEntry]
         if missing:
             raise ValueError(f"part {number} lacks {', '.join(missing)}")
         with storage.open(f"{folder}/rows_{number}.npy") as file:
-            rows[number] = array_files.read(file, entries[f"rows_{number}"])
+            rows[number] = array_files.read(file, entries[f"rows_{number}"], look)
     n_rows = _check_stretches(rows)
     tables = {}
     for name, kind in IN_PARTS.items():
@@ -196,6 +202,7 @@ def whole_table(storage: Storage, folder: str, entries: Mapping[str, ArrayEntry]
             if len(entry.shape) != 2 or entry.shape[0] != stretches[:, 1].sum():
                 raise ValueError(f"{kind}_{number} has the shape {entry.shape}")
             path = f"{folder}/{kind}_{number}.npy"
+            look()
             before = np.cumsum(stretches[:, 1]) - stretches[:, 1]
             parts.append(_Part(stretches, before, _reader(storage, path, entry)))
         shapes = {entries[f"{kind}_{number}"].shape[1] for number in numbers}

@@ -7,14 +7,15 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from dist_classicrl.checkpoint import arrays as array_files
+from dist_classicrl.checkpoint.file_thread import GivenUp, Job
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.checkpoint.names import CheckpointName
 from dist_classicrl.errors import CheckpointFencedError
@@ -24,30 +25,7 @@ logger = logging.getLogger(__name__)
 _EXIT_SECONDS = 10.0
 
 
-@dataclass(eq=False)
-class _Job:
-    """A checkpoint that is being written."""
-
-    arrays: Mapping[str, np.ndarray | array_files.InSlices]
-    body: dict[str, Any]
-    run: str
-    begun: float  # by the monotonic clock
-    name: CheckpointName | None = None  # with the entries of what others have written already
-    parts: Mapping[str, array_files.ArrayEntry] | None = None
-    moved: float = field(init=False)  # when a piece of it was last written, or read back
-    is_wanted: bool = True
-    is_reported: bool = False
-
-    def __post_init__(self) -> None:
-        self.moved = self.begun
-
-    def goes_on(self) -> bool:
-        """Take note that it makes progress, and return whether it is still wanted."""
-        self.moved = time.monotonic()
-        return self.is_wanted
-
-
-_writing: dict[threading.Thread, _Job] = {}
+_writing: dict[threading.Thread, Job] = {}
 
 
 @atexit.register
@@ -70,7 +48,8 @@ class Writer:
     def __init__(self, folder: CheckpointFolder) -> None:
         self._folder = folder
         self._changed = threading.Condition()
-        self._job: _Job | None = None
+        self._job: Job | None = None
+        self._is_reported = False  # that it is slow
         #: Where the last checkpoint is that was written and verified; None if there is none yet.
         self.last: str | None = None
         #: Whether the most recent attempt failed; one that was abandoned does not count.
@@ -107,7 +86,7 @@ class Writer:
         While the system brings to disk what was written to a file, which it may do at its end, nothing does.
         """
         job = self._job
-        return 0.0 if job is None else time.monotonic() - job.moved
+        return 0.0 if job is None else job.stalled_for
 
     def check(self) -> None:
         """Raise the CheckpointFencedError that a thread met, if one did."""
@@ -139,8 +118,10 @@ class Writer:
         with self._changed:
             if self._job is not None:
                 raise ValueError("the writer is busy; submit when it no longer is")
-            self._job = job = _Job(arrays, body, run, time.monotonic(), name, parts)
-            thread = threading.Thread(target=self._work, args=(job,), name="checkpoints", daemon=True)
+            self._job = job = Job()
+            self._is_reported = False
+            write = partial(self._folder.write, arrays, body, run, job.look, name, parts)
+            thread = threading.Thread(target=self._work, args=(job, write), name="checkpoints", daemon=True)
             _writing[thread] = job
             try:
                 thread.start()
@@ -165,12 +146,12 @@ class Writer:
     def report_slow(self, seconds: float) -> None:
         """Log, once per checkpoint, that the one being written has taken longer than `seconds`."""
         job = self._job
-        if job is None or job.is_reported:
+        if job is None or self._is_reported:
             return
         taken = time.monotonic() - job.begun
         if taken <= seconds:
             return
-        job.is_reported = True
+        self._is_reported = True
         logger.warning(
             "The checkpoint that was begun at %s is still being written to %s, after %.0f s. Training goes "
             "on, but what it has learned since the last good checkpoint of this process (%s) is not saved. "
@@ -181,25 +162,25 @@ class Writer:
             self.last or "none",
         )
 
-    def _work(self, job: _Job) -> None:
+    def _work(self, job: Job, write: Callable[[], str]) -> None:
         try:
-            self._write(job)
+            self._write(job, write)
         finally:
             del _writing[threading.current_thread()]
             with self._changed:
                 self._job = None
                 self._changed.notify_all()
 
-    def _write(self, job: _Job) -> None:
+    def _write(self, job: Job, write: Callable[[], str]) -> None:
         try:
-            name = self._folder.write(job.arrays, job.body, job.run, job.goes_on, job.name, job.parts)
+            name = write()
+        except GivenUp:
+            return
         except CheckpointFencedError as error:
             self.failed, self._fenced = True, error
         except Exception as error:  # a full disk, a lost connection: backends raise errors of many kinds
             self._note_failure(error)
         else:
-            if name is None:
-                return
             if self.failed:
                 logger.warning("Checkpoints can be written to %s again.", self._folder.url)
             self.last, self.failed = self._folder.url_of(name), False

@@ -102,11 +102,13 @@ class Run:
     #: Returns a saver for this rank, which has to serve in place of one that was lost; None: it cannot save.
     take_over_saving: Callable[[], Saver | None] | None = None
     #: Brings `large` to the last checkpoint of this call, and returns what that says; None: there is none.
-    reload: Callable[[], Resumed | None] | None = None
+    #: It is given what to call before each piece that is read.
+    reload: Callable[[Callable[[], None]], Resumed | None] | None = None
     #: Returns where the call is saved, for rows that this rank's host alone has; and the whole table of a
-    #: checkpoint of this name there, values and visits, which are read as they are looked at.
+    #: checkpoint of this name there, values and visits, which are read as they are looked at; what is given
+    #: besides is called before each piece that is read at once.
     storage: Callable[[], Storage] | None = None
-    read_table: Callable[[str], tuple[Any, Any]] | None = None
+    read_table: Callable[..., tuple[Any, Any]] | None = None
     table_from: str = ""  # such a name, on the rank that has taken up the checkpoint
     wants_to_leave: Callable[[], str | None] = lambda: None  # why this rank is to leave in good order
     #: Takes what brings `values` and `counts` up to date, to be called before anybody else reads them.

@@ -349,10 +349,10 @@ class AgentState:
         if self.large is not None:
             check_room(self.shape.size * (np.dtype(self.settings.dtype).itemsize + 8), what, remedy)
 
-    def put(self, values: np.ndarray, counts: np.ndarray) -> None:
-        """Let the first rows and actions be these, two-dimensional."""
+    def put(self, values: np.ndarray, counts: np.ndarray, look: Callable[[], None] = lambda: None) -> None:
+        """Let the first rows and actions be these, two-dimensional; see `LargeTable.put`."""
         if self.large is not None:
-            self.large.put(values, counts)
+            self.large.put(values, counts, look)
             return
         rows, columns = values.shape
         self.values[:rows, :columns] = values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -111,14 +112,18 @@ class LargeTable:
             first, last = (self.size * each // ranks for each in (number, number + 1))
             _memory.take(self.memory[first:last])
 
-    def put(self, values: np.ndarray, counts: np.ndarray) -> None:
-        """Let the first rows and actions be these, two-dimensional; where it is divided, `waiting`."""
+    def put(self, values: np.ndarray, counts: np.ndarray, look: Callable[[], None] = lambda: None) -> None:
+        """Let the first rows and actions be these, two-dimensional; where it is divided, `waiting`.
+
+        `look` is called before each piece that is copied.
+        """
         if self.is_divided:
             self.waiting = values, counts
             return
         self.take_room()
         columns = values.shape[1]
         for first in range(0, len(values), _COPIED_ROWS):
+            look()
             part = slice(first, first + _COPIED_ROWS)
             self.rows.values[: len(values)][part, :columns] = values[part]
             self.rows.counts[: len(values)][part, :columns] = np.minimum(counts[part], MOST_VISITS)

@@ -100,9 +100,15 @@ def _fill(large: LargeTable, host: str, what: int, is_new: bool, read: Callable[
             large.rows.values[large.division.rows_of(host, *part)] = large.initial
 
 
-def put_rows(large: LargeTable, host: str, values: Any, counts: Any) -> None:
-    """Let the rows that a host has be those of a whole table, of shape (states, actions)."""
+def put_rows(
+    large: LargeTable, host: str, values: Any, counts: Any, look: Callable[[], None] = lambda: None
+) -> None:
+    """Let the rows that a host has be those of a whole table, of shape (states, actions).
+
+    `look` is called before each piece.
+    """
     for part in large.division.slices():
+        look()
         rows = large.division.rows_of(host, *part)
         large.rows.values[rows] = _rows_in(values, rows)
         large.rows.counts[rows] = np.minimum(_rows_in(counts, rows), MOST_VISITS)

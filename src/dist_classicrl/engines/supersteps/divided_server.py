@@ -21,9 +21,9 @@ from dist_classicrl.engines.roles.peers import Peer
 from dist_classicrl.engines.supersteps.division import Division
 from dist_classicrl.engines.supersteps.host_rows import HostRows
 from dist_classicrl.engines.supersteps.messages import AskRows, Begin, LoadRows, PutRows, SavedRows, SaveRows
-from dist_classicrl.engines.supersteps.rows_server import RowsServer
+from dist_classicrl.engines.supersteps.rows_server import RowsServer, unreadable
 from dist_classicrl.engines.supersteps.server import Client, _Broken
-from dist_classicrl.errors import CheckpointError, RankLostError
+from dist_classicrl.errors import RankLostError
 
 
 @dataclass
@@ -112,19 +112,20 @@ class DividedServer(RowsServer):
         )
 
     def _have_loaded(self, name: str) -> None:
-        """Let all hosts read their rows; _Broken if one is lost."""
+        """Let all hosts read their rows; _Broken if one is lost, CheckpointUnreadableError if one cannot."""
+        what = f"the rows of its host from the checkpoint {name}"
         others = self._others(self.part.players)
         self._saved = {}
         for peer in others.values():
             peer.channel.send(encode(LoadRows(self._attempt, name)))
-        self._meanwhile_alive(lambda: self.part.load_rows(name))
+        try:
+            self.part.load_rows(name, self.keep_alive)
+        except OSError as error:
+            raise unreadable(self.group.rank, what, error) from error
         self._await_saved(others, _Broken())
         for peer in others.values():
-            if error := self._saved[peer.rank].error:
-                raise CheckpointError(
-                    f"Rank {peer.rank} cannot read the rows of its host from the checkpoint {name}: {error}. "
-                    "All hosts must reach checkpoint_dir."
-                )
+            if why := self._saved[peer.rank].error:
+                raise unreadable(peer.rank, what, why)
 
     def _let_leave(self, peer: Peer[Client], leave: Leave) -> None:
         """See `RowsServer`: what its host alone has goes to the others first.

@@ -13,6 +13,7 @@ import numpy as np
 from dist_classicrl._memory import zeros
 from dist_classicrl._random import stream_key
 from dist_classicrl.checkpoint.arrays import ArrayEntry
+from dist_classicrl.checkpoint.file_thread import FileThread
 from dist_classicrl.checkpoint.parts import stretches_of, write_part
 from dist_classicrl.comm import envelope
 from dist_classicrl.comm.envelope import Kind
@@ -24,7 +25,6 @@ from dist_classicrl.engines.sharded.host_memory import HostMemory, opened_later
 from dist_classicrl.engines.supersteps.divided_rows import put_rows
 from dist_classicrl.engines.supersteps.division import Division
 from dist_classicrl.engines.supersteps.messages import Cut, Played, Rows
-from dist_classicrl.engines.supersteps.row_writer import RowWriter
 from dist_classicrl.errors import ProtocolError, StateLimitError
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.rates import Rates
@@ -108,7 +108,7 @@ class Part:
         self._tended = 0.0
         self._sends = False  # messages to the other players, since they share no memory
         self._rows: LineTable | None = None  # of all ranks of an attempt
-        self._row_writer = RowWriter()
+        self._writing, self._reading = FileThread("written"), FileThread("read")
         self._made: HostMemory | None = None  # in which they are, on the rank that made it
 
     def share(self, rank: int, ranks: int, boxes: Boxes | None = None) -> Share:
@@ -363,13 +363,27 @@ class Part:
             return write_part(storage(), name, number, own, rows.values, rows.counts, look)
 
         patience = longest_silence(run.settings.timeout, n_bytes)
-        return self._row_writer.write(write, patience, meanwhile)
+        return self._writing.do(write, patience, meanwhile)
 
-    def load_rows(self, name: str) -> None:
-        """Read what this host has of a table that is divided from a checkpoint."""
-        run = self.run
+    def load_rows(self, name: str, meanwhile: Callable[[], None]) -> dict[str, ArrayEntry]:
+        """Read what this host has of a table that is divided from a checkpoint; it writes nothing.
+
+        Else as `save_rows`.
+        """
+        run, host = self.run, self.group.host_of(self.group.rank)
         assert run.large is not None and run.read_table is not None
-        put_rows(run.large, self.group.host_of(self.group.rank), *run.read_table(name))
+        large, read_table = run.large, run.read_table
+
+        def load(look: Callable[[], None]) -> dict[str, ArrayEntry]:
+            put_rows(large, host, *read_table(name, look), look)
+            return {}
+
+        return self._reading.do(load, run.settings.timeout, meanwhile)
+
+    def reload(self, meanwhile: Callable[[], None]) -> Resumed | None:
+        """Go back to the last checkpoint of the call, see `Run.reload`, with errors as in `save_rows`."""
+        work, patience = self.run.reload, self.run.settings.timeout
+        return None if work is None else self._reading.do(work, patience, meanwhile)
 
     def gather(self, rows: list[Rows]) -> None:
         """Write the rows of all players, in their order, into the run's table."""

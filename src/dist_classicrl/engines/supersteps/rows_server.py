@@ -9,10 +9,9 @@ the server's where the whole table is needed, and hears it before rows get other
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -27,13 +26,9 @@ from dist_classicrl.engines.supersteps.host_rows import HostRows
 from dist_classicrl.engines.supersteps.messages import AskRows, GotRows, Halt, Halted, SomeRows
 from dist_classicrl.engines.supersteps.part import Sums, cut_at
 from dist_classicrl.engines.supersteps.server import Client, SuperstepServer
-from dist_classicrl.errors import RankLostError
+from dist_classicrl.errors import CheckpointUnreadableError, RankLostError
 from dist_classicrl.membership.heartbeat import Beat
 from dist_classicrl.process.stop import Stop
-
-T = TypeVar("T")
-
-_LOOK_SECONDS = 0.05
 
 
 @dataclass
@@ -214,10 +209,18 @@ class RowsServer(SuperstepServer):
     # After a loss
 
     def _go_back(self) -> None:
-        """Bring the rows to the last checkpoint of this call; RankLostError if there is none."""
+        """Bring the rows to the last checkpoint of this call.
+
+        RankLostError if there is none, and CheckpointUnreadableError where it cannot be read.
+        """
         self._halt_all()
         run = self.part.run
-        saved = None if run.reload is None else self._meanwhile_alive(run.reload)
+        try:
+            saved = self.part.reload(self.keep_alive)
+        except OSError as error:
+            raise unreadable(
+                self.group.rank, "the table from the last checkpoint of this call", error
+            ) from error
         if saved is None:
             raise RankLostError(
                 "A rank was lost in the middle of a superstep, while rows of the table that all ranks share "
@@ -264,13 +267,14 @@ class RowsServer(SuperstepServer):
         self.receive()
         self.look_around(woken)
 
-    def _meanwhile_alive(self, work: Callable[[], T]) -> T:
-        """Return what `work` does, in a thread, while this rank says that it is there."""
-        with ThreadPoolExecutor(1, "reload") as threads:
-            result = threads.submit(work)
-            while not wait([result], _LOOK_SECONDS).done:
-                self.keep_alive()
-        return result.result()
+
+def unreadable(rank: int, what: str, why: object) -> CheckpointUnreadableError:
+    """Return what ends the run where a rank cannot read what it has to go back to."""
+    return CheckpointUnreadableError(
+        f"A rank was lost, and rank {rank} cannot read {what}: {why}. The checkpoint may be as good as ever: "
+        "see to it that all hosts reach checkpoint_dir=, and start the job again, which goes on from there. "
+        "timeout= says for how long nothing may go on."
+    )
 
 
 def _may_go_on(ranks: set[int]) -> RankLostError:

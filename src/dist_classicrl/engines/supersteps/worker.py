@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from dist_classicrl.checkpoint.arrays import ArrayEntry
 from dist_classicrl.comm.messages import decode, encode
 from dist_classicrl.comm.transport import Backoff, Channel
 from dist_classicrl.engines.roles.messages import Final
@@ -34,8 +35,6 @@ from dist_classicrl.membership.election import Base
 from dist_classicrl.tables.maps import Refresh
 
 Order = Begin | Play | TellRows | Halt | AskRows | SomeRows | PutRows | SaveRows | LoadRows
-
-_LOOK_SECONDS = 0.05
 
 
 class _Superseded(Exception):
@@ -120,9 +119,9 @@ class SuperstepWorker(Working):
                 HostRows(part).put(rows_there, lines)
                 self.channel.send(encode(GotRows(attempt, first)))
             case SaveRows(attempt, name, number):
-                self._save_rows(attempt, name, number)
+                self._tell_of(attempt, name, partial(part.save_rows, name, number))
             case LoadRows(attempt, name):
-                self._load_rows(attempt, name)
+                self._tell_of(attempt, name, partial(part.load_rows, name))
 
     def _begin(self, order: Begin) -> None:
         """Own rows from here on, unless the memory for them is gone with a server, or with another order."""
@@ -139,28 +138,17 @@ class SuperstepWorker(Working):
                 backoff.wait()
             raise
 
-    def _save_rows(self, attempt: int, name: str, number: int) -> None:
-        """Write rows to a checkpoint while this rank says that it is there; tell what came of it."""
+    def _tell_of(
+        self, attempt: int, name: str, work: Callable[[Callable[[], None]], dict[str, ArrayEntry]]
+    ) -> None:
+        """Write or read rows of a checkpoint while this rank says that it is there; tell what came of it."""
         error, entries = "", {}
         try:
-            written = self.part.save_rows(name, number, self._tend_idle)
+            written = work(self._tend_idle)
             entries = {key: entry.to_dict() for key, entry in written.items()}
         except OSError as caught:
             error = str(caught)
         self.channel.send(encode(SavedRows(attempt, name, error, entries)))
-
-    def _load_rows(self, attempt: int, name: str) -> None:
-        """Read rows of a checkpoint, in a thread, likewise."""
-        with ThreadPoolExecutor(1, "rows") as threads:
-            result = threads.submit(partial(self.part.load_rows, name))
-            while not wait([result], _LOOK_SECONDS).done:
-                self._tend_idle()
-        error = ""
-        try:
-            result.result()
-        except Exception as caught:  # remote stores raise errors of many kinds
-            error = f"{type(caught).__name__}: {caught}"
-        self.channel.send(encode(SavedRows(attempt, name, error, {})))
 
     def _keep(self, refresh: Refresh, cut: Cut) -> None:
         term, base = self.group.view.term, self.begun_with

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from dist_classicrl.engines.supersteps import row_writer
-from dist_classicrl.engines.supersteps.row_writer import RowWriter
+from dist_classicrl.checkpoint import file_thread
+from dist_classicrl.checkpoint.file_thread import FileThread, GivenUp
 from dist_classicrl.errors import RankTimeoutError
 
 PATIENCE = 60.0
@@ -27,7 +27,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    monkeypatch.setattr(row_writer, "time", made)
+    monkeypatch.setattr(file_thread, "time", made)
     return made
 
 
@@ -47,42 +47,42 @@ class Hanging:
 
     def end(self, writer):
         self.goes_on.set()
-        writer._thread.join(PATIENCE)
-        assert not writer._thread.is_alive()
+        with pytest.raises(GivenUp):
+            writer._result.result(PATIENCE)
 
 
 def test_what_is_written_comes_back_and_errors_of_every_kind_are_of_one():
-    writer = RowWriter()
-    assert writer.write(lambda look: look() or 7, 10.0, lambda: None) == 7
+    writer = FileThread("written")
+    assert writer.do(lambda look: look() or 7, 10.0, lambda: None) == 7
     for error in (StoreError, OSError, ValueError):
 
         def fails(look, error=error):
             raise error("the connection is lost")
 
         with pytest.raises(OSError, match=f"^{error.__name__}: the connection is lost"):
-            writer.write(fails, 10.0, lambda: None)
+            writer.do(fails, 10.0, lambda: None)
 
 
 def test_work_that_goes_on_is_waited_for_and_work_that_hangs_is_given_up_for_good(clock):
-    writer, work, seen = RowWriter(), Hanging(), []
+    writer, work, seen = FileThread("written"), Hanging(), []
 
     def passes():
         assert work.hangs.wait(PATIENCE)
         seen.append(clock.now)
         clock.now += 3.0
 
-    with pytest.raises(OSError, match="^nothing was written for 10 s"):
-        writer.write(work, 10.0, passes)
+    with pytest.raises(OSError, match="^nothing was written for 12 s"):
+        writer.do(work, 10.0, passes)
     assert seen == [1000.0, 1003.0, 1006.0, 1009.0]
-    with pytest.raises(OSError, match="an earlier checkpoint is still being written"):
-        writer.write(lambda look: pytest.fail("this would hang as well"), 10.0, lambda: None)
+    with pytest.raises(OSError, match="^nothing was written for 12 s"):
+        writer.do(lambda look: pytest.fail("this would hang as well"), 10.0, lambda: None)
     work.end(writer)
     assert work.pieces == [1]  # it reads no more of what has changed since
-    assert writer.write(lambda look: 7, 10.0, lambda: None) == 7
+    assert writer.do(lambda look: 7, 10.0, lambda: None) == 7
 
 
 def test_each_piece_has_the_patience_anew(clock):
-    writer, passed, begins = RowWriter(), threading.Event(), threading.Event()
+    writer, passed, begins = FileThread("written"), threading.Event(), threading.Event()
 
     def work(look):
         for _ in range(5):
@@ -101,18 +101,31 @@ def test_each_piece_has_the_patience_anew(clock):
             passed.set()
             assert begins.wait(PATIENCE)
 
-    assert writer.write(work, 10.0, passes) == "all"
+    assert writer.do(work, 10.0, passes) == "all"
     assert clock.now == 1045.0
 
 
 def test_what_a_rank_hears_meanwhile_comes_through_and_gives_the_work_up():
-    writer, work = RowWriter(), Hanging()
+    writer, work = FileThread("written"), Hanging()
 
     def hears():
         assert work.hangs.wait(PATIENCE)
         raise RankTimeoutError("rank 2 hangs")
 
     with pytest.raises(RankTimeoutError):
-        writer.write(work, 10.0, hears)
+        writer.do(work, 10.0, hears)
     work.end(writer)
+    assert work.pieces == [1]
+
+
+def test_what_was_given_up_and_goes_on_is_waited_for_before_the_next(clock):
+    reader, work = FileThread("read"), Hanging()
+
+    def hears():
+        assert work.hangs.wait(PATIENCE)
+        raise RankTimeoutError("rank 2 hangs")
+
+    with pytest.raises(RankTimeoutError):
+        reader.do(work, 10.0, hears)
+    assert reader.do(lambda look: 7, 10.0, work.goes_on.set) == 7
     assert work.pieces == [1]
