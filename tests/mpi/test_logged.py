@@ -1,9 +1,14 @@
 """Learning from logged transitions on several ranks."""
 
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
+from dist_classicrl.comm import rooted
 from dist_classicrl.data.empirical import empirical_model
 from dist_classicrl.data.transitions import Transitions
 from dist_classicrl.errors import DataError, RankMismatchError, RemoteRankError
@@ -26,6 +31,13 @@ def logged(seed=0, size=2_000):
         "next_states": MODEL.outcome_next[outcome],
         "terminated": MODEL.outcome_terminated[outcome],
     }
+
+
+@dataclass(frozen=True)
+class Long:
+    """A message in many pieces."""
+
+    numbers: np.ndarray
 
 
 def outcomes(pair):
@@ -71,3 +83,43 @@ def test_ranks_hear_of_what_is_wrong_with_the_data_of_one(world):
     with pytest.raises(RankMismatchError, match=f"Rank {world.size - 1} was given other transitions"):
         agent.learn(logged(seed=int(is_last)))
     assert agent.learn(data, epochs=1).updates == 2_000
+
+
+def test_each_call_gives_its_communicator_back(world, monkeypatch):
+    made, given_back = [], []
+
+    def make(self, comm):
+        made.append(comm)
+        make_of_rooted(self, comm)
+
+    def give_back(self, comm):
+        free(self, comm)
+        given_back.append(comm)
+
+    make_of_rooted, free = rooted.Wire.__init__, rooted.RootedCollectives.free
+    monkeypatch.setattr(rooted.Wire, "__init__", make)
+    monkeypatch.setattr(rooted.RootedCollectives, "free", give_back)
+    agent = DistAsyncQLearning(seed=1, discount_factor=0.8, comm=world, timeout=60)
+    for _ in range(3):
+        agent.learn(logged(size=10), epochs=1)
+    assert len(made) == (3 if world.size > 1 else 0) and given_back == made
+
+
+def test_what_was_told_last_arrives_though_who_told_it_calls_mpi_no_more(world, tmp_path):
+    folder = Path(world.bcast(str(tmp_path)))
+    if world.size == 1:
+        pytest.skip("there is nobody to tell")
+    own = world.Dup()
+    told = rooted.RootedCollectives.over(own, 60.0)
+    if told.is_root:
+        told.tell(Long(np.ones(1 << 21)), Long, "numbers")
+        told.free(own)
+        until = time.monotonic() + 30.0
+        while len(list(folder.glob("rank-*"))) < world.size - 1 and time.monotonic() < until:
+            time.sleep(0.05)
+        assert len(list(folder.glob("rank-*"))) == world.size - 1
+    else:
+        time.sleep(2.5)  # longer than what is left of a failed call gets
+        assert told.tell(None, Long, "numbers").numbers.sum() == 1 << 21
+        (folder / f"rank-{world.rank}").touch()
+        told.free(own)

@@ -10,8 +10,7 @@ import numpy as np
 
 from dist_classicrl._random import fresh_seed
 from dist_classicrl.checks import checked_whole
-from dist_classicrl.comm.collectives import own_communicator
-from dist_classicrl.comm.rooted import RootedCollectives
+from dist_classicrl.comm.rooted import RootedCollectives, rooted_over
 from dist_classicrl.comm.world import find_world
 from dist_classicrl.data.coverage import Coverage
 from dist_classicrl.data.empirical import empirical_model
@@ -128,17 +127,14 @@ def learn(state: AgentState, given: Any, epochs: Any, method: Any, env: Any, com
         values, counts = _learned(state, task, _ready(state, task), None)
         return _kept(state, task, values, counts, 1, begin)
     seconds = state.settings.timeout
-    own = own_communicator(world, seconds, "call of learn")
-    rooted = RootedCollectives.over(own, seconds)
-    try:
+    with rooted_over(world, seconds, "call of learn") as (rooted, _):
         with rooted.operation():
             task = _prepared(state, given, epochs, method, env)
             everyone = rooted.share(_ready(state, task), "all ranks to read their transitions")
         _check_alike(everyone)
         values, counts = _learned(state, task, everyone[rooted.root], rooted)
-    finally:
-        rooted.close()
-    return _kept(state, task, values, counts, own.Get_size(), begin)
+        ranks = rooted.wire.size
+    return _kept(state, task, values, counts, ranks, begin)
 
 
 def _prepared(state: AgentState, given: Any, epochs: Any, method: Any, env: Any) -> _Task:

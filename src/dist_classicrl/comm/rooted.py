@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dist_classicrl.comm.collectives import give_back
+from dist_classicrl.comm.collectives import give_back, own_communicator
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import Bye, decode_stamped, encode, message
 from dist_classicrl.comm.parts import from_parts, to_parts
@@ -216,8 +216,21 @@ class RootedCollectives:
             channel.close(linger)
 
     def free(self, comm: Any) -> None:
-        """Stop listening, as all ranks should, and give back `comm`, which this is `over`."""
+        """Stop listening, as all ranks should, and give back `comm`, which this is `over`.
+
+        MPI sends while it is called, which may not be for long after this: so first all that was sent goes,
+        unless nobody takes any of it for `seconds`.
+        """
         self._send(self.others, Bye())
+        backoff = Backoff(self.wire.sleep)
+        unsent, since = self.others, self.wire.now()
+        while unsent and self.wire.now() < since + self.seconds:
+            self._listen(set())
+            still = [rank for rank in unsent if not self.channels[rank].reap()]
+            if len(still) < len(unsent):
+                since = self.wire.now()
+            unsent = still
+            backoff.wait()
         give_back(comm, self.channels.values(), self._channels_of_those_who_left)
 
     def _channels_of_those_who_left(self) -> list[Channel]:
@@ -270,6 +283,22 @@ class RootedCollectives:
                 )
             return stamped.parts
         return None
+
+
+@contextmanager
+def rooted_over(comm: Any, seconds: float, name: str) -> Iterator[tuple[RootedCollectives, Any]]:
+    """Give what all ranks talk by in one call, of which errors have the `name`, and the communicator for it.
+
+    See `RootedCollectives.over` and `own_communicator`, of which the errors are.
+    """
+    own = own_communicator(comm, seconds, name)
+    rooted = RootedCollectives.over(own, seconds)
+    try:
+        yield rooted, own
+    except BaseException:
+        rooted.close()
+        raise
+    rooted.free(own)
 
 
 def _lose_patience(rooted: RootedCollectives, waiting: Waiting) -> None:

@@ -15,20 +15,19 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dist_classicrl._hints import bound_cores
 from dist_classicrl._memory import memory_left
-from dist_classicrl.comm.collectives import own_communicator
-from dist_classicrl.comm.rooted import RootedCollectives
+from dist_classicrl.comm.rooted import rooted_over
 from dist_classicrl.diagnosis import marked
 from dist_classicrl.diagnosis.cores import asked_threads
 from dist_classicrl.mpi_tools.clocks import compare_clocks
 from dist_classicrl.mpi_tools.communication_profile import COLLECTIVES, CommunicationProfile, measure
 
 DEATH_RANKS = 3  # how many ranks `death` takes: one dies, and two talk after it
+_NAME = "measuring of communication"
 _TIMEOUT = 30.0
 _DEATH_SECONDS = 15.0
 _SIZES = (8, 1 << 20)
@@ -66,7 +65,7 @@ def hosts(seconds: str) -> None:
     """Compare the clocks of all ranks, and measure messages between all hosts for so many seconds at most."""
     from mpi4py import MPI
 
-    with _together(MPI.COMM_WORLD, _TIMEOUT) as (comm, rooted):
+    with rooted_over(MPI.COMM_WORLD, _TIMEOUT, _NAME) as (rooted, comm):
         clocks = compare_clocks(comm, rooted)
         found = measure(comm, rooted, _SIZES, _ITERATIONS, _SECONDS_EACH, (), "some", float(seconds))
     if rooted.rank == 0:
@@ -87,17 +86,9 @@ def measured(
     `communication_profile.measure`.
     """
     host_pairs = "some" if collectives else "one"
-    with _together(comm, timeout) as (own, rooted):
+    with rooted_over(comm, timeout, _NAME) as (rooted, own):
         found = measure(own, rooted, sizes, iterations, seconds_each, collectives, host_pairs)
     return found if rooted.rank == 0 else None
-
-
-@contextmanager
-def _together(comm: Any, timeout: float) -> Iterator[tuple[Any, RootedCollectives]]:
-    own = own_communicator(comm, timeout, "measuring of communication")
-    rooted = RootedCollectives.over(own, timeout)
-    yield own, rooted
-    rooted.free(own)
 
 
 def _say_profile(found: CommunicationProfile | None) -> None:

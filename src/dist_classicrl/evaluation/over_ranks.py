@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dist_classicrl.checks import as_array, checked_positive
-from dist_classicrl.comm.collectives import own_communicator
-from dist_classicrl.comm.rooted import RootedCollectives
+from dist_classicrl.comm.rooted import RootedCollectives, rooted_over
 from dist_classicrl.environments.function_model import FunctionMDP, process_of
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.solution import check_finite
@@ -233,15 +232,12 @@ def policy_value_over_ranks(
 def _together(comm: Any, timeout: float, name: str) -> Iterator[RootedCollectives]:
     """Give what all ranks talk by in one call of a function of this module."""
     seconds = checked_positive("timeout", timeout)
-    own = own_communicator(comm, seconds, f"call of {name}")
-    rooted = RootedCollectives.over(own, seconds)
-    try:
-        with np.errstate(over="ignore", invalid="ignore"):  # it is said of the values
-            yield rooted
-    except BaseException:
-        rooted.close()
-        raise
-    rooted.free(own)
+    # What overflows is said of the values.
+    with (
+        rooted_over(comm, seconds, f"call of {name}") as (rooted, _),
+        np.errstate(over="ignore", invalid="ignore"),
+    ):
+        yield rooted
 
 
 def _checked_discount(value: Any, alone: str) -> float:
