@@ -98,6 +98,35 @@ def test_batches_equal_single_values(space):
         assert same(one, expected) and same(single, expected)
 
 
+@pytest.mark.parametrize("space", FINITE.values(), ids=FINITE)
+def test_a_few_values_have_the_indices_that_many_have(space):
+    """Few are joined one by one, many as arrays."""
+    values = all_values(space)
+    index = SpaceIndex(space)
+    for value, number in zip(values, range(len(values)), strict=True):
+        out = np.full(3, -9, np.int64)
+        index.encode_each([value], out[1:2])
+        assert out.tolist() == [-9, number, -9]
+        assert index.encode_each([value] * 40).tolist() == [number] * 40
+
+
+@pytest.mark.parametrize(
+    "value", [2, True, np.int8(2), np.uint64(2), np.bool_(True), np.array(2)], ids=lambda value: type(value)
+)
+@pytest.mark.parametrize("count", [1, 2, 40])
+def test_whole_numbers_of_any_type_are_values(count, value):
+    index = SpaceIndex(Tuple((Discrete(3), Discrete(3, start=1))))
+    assert index.encode_each([(0, value)] * count).tolist() == [int(value) - 1] * count
+
+
+@pytest.mark.parametrize("value", [3, 0, 1.0, None, "1", np.float64(1), 2**70])
+@pytest.mark.parametrize("count", [1, 2, 40])
+def test_few_and_many_values_outside_their_space_are_named_alike(count, value):
+    index = SpaceIndex(Discrete(2, start=1))
+    with pytest.raises(OutsideSpaceError, match="outside the observation space"):
+        index.encode_each([1] * (count - 1) + [value])
+
+
 def test_decoded_actions_are_copies():
     actions = np.array([1, 2], np.int64)
     decoded = SpaceIndex(Discrete(3), "action").decode_batch(actions)

@@ -102,6 +102,18 @@ class Batch(NamedTuple):
     truncated: np.ndarray  # bool; these bootstrap from their next state
 
 
+class Given(NamedTuple):
+    """What one step of E environments gives: each array has the shape (E,)."""
+
+    valid: np.ndarray  # bool
+    states: np.ndarray  # int64, as the next two; where the environments were before the step
+    actions: np.ndarray
+    next_states: np.ndarray
+    rewards: np.ndarray  # float64
+    terminated: np.ndarray  # bool, as the next
+    truncated: np.ndarray
+
+
 class Logged(NamedTuple):
     """Logged transitions, B of them, each by itself: each array has the shape (B,)."""
 
@@ -256,6 +268,32 @@ def choose_actions(rule, context, states, masks, epsilon, key, offset, actions):
     for i in range(states.size):
         actions[i] = choose_legal(rule, context, states[i], masks, i, epsilon, mix(counter))
         counter += GAMMA
+
+
+@jit
+def note_steps(batch, masks, first, given, next_masks):
+    """Write what one step of E environments gave to `batch` from entry `first` on; return how many it holds.
+
+    Left out is what is not valid. `next_masks`, None or bool of shape (E, A), are the legal actions of the
+    next states, which go to `masks`, shape (B, A).
+    """
+    n = first
+    for e in range(given.valid.size):
+        if not given.valid[e]:
+            continue
+        batch.walkers[n] = e
+        batch.states[n] = given.states[e]
+        batch.actions[n] = given.actions[e]
+        batch.next_states[n] = given.next_states[e]
+        batch.rewards[n] = given.rewards[e]
+        batch.terminated[n] = given.terminated[e]
+        # Of a time limit that runs out where an episode terminates Gymnasium says both: nothing is cut off.
+        batch.truncated[n] = given.truncated[e] and not given.terminated[e]
+        if next_masks is not None:
+            for action in range(next_masks.shape[1]):
+                masks[n, action] = next_masks[e, action]
+        n += 1
+    return n
 
 
 @jit

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from dist_classicrl._jit import compiled_for, jit_for
@@ -12,7 +10,7 @@ from dist_classicrl.environments.resolve import Source
 from dist_classicrl.environments.stepped.base import SteppedEnv
 from dist_classicrl.learning import loops
 from dist_classicrl.learning.learner import Problem, Stream, Totals
-from dist_classicrl.learning.loops import NO_LINE, NO_STEPS, Batch
+from dist_classicrl.learning.loops import NO_LINE, NO_STEPS, Batch, Given
 from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.replay import ReplayMemory
 from dist_classicrl.learning.rules import compiling
@@ -83,7 +81,7 @@ class _Walkers:
         )
         self._replay = ReplayMemory.for_settings(problem.settings)
         self._actions = np.zeros(env.n_envs, np.int64)
-        self._rows = np.arange(env.n_envs)
+        self._before = np.zeros(env.n_envs, np.int64)  # where the environments stood before a step
         self._key = stream_key(seed, "stepped")
         self._draws = 0
         room = problem.settings.batch_size + env.n_envs
@@ -120,6 +118,7 @@ class _Walkers:
         choose, learn = self._loops
         with compiling(self._rule):
             self._choose = compiled_for(choose, *self._seen, 0.0, self._key, 0, self._actions)
+            self._note = compiled_for(loops.note_steps, self._batch, self._masks, 0, *self._given)
             self._learn_batch = compiled_for(
                 learn, self._parameters, self._batch, 0, *self._where, NO_STEPS, self._totals.values
             )
@@ -131,6 +130,16 @@ class _Walkers:
         context = self._memory.context(self._table, self._rates.table, self._discount, masks)
         self._seen = (self._parameters, context, env.states, env.masks)
         self._where = (context, None if self._replay is None else self._replay.in_context(context))
+        given = Given(
+            env.valid,
+            self._before,
+            self._actions,
+            env.next_states,
+            env.rewards,
+            env.terminated,
+            env.truncated,
+        )
+        self._given = (given, env.next_masks)
 
     def learn(self, stream: Stream, steps: int) -> None:
         """Learn `steps` transitions of `stream`, in batches of `batch_size`; the last may be cut."""
@@ -149,32 +158,18 @@ class _Walkers:
     def _step(self, stream: Stream) -> None:
         if self._learned:
             self._shift()
-        env, batch = self._env, self._batch
+        env = self._env
         epsilon = self._epsilon_at(stream.start + stream.used)
         self._choose(*self._seen, epsilon, self._key, self._draws, self._actions)
         self._draws += env.n_envs
-        first, n = self._held, env.n_envs
-        batch.states[first : first + n] = env.states
+        self._before[:] = env.states
         masks = None if env.masks is None or not self._memory.notes_masks else env.masks.copy()
         env.step(self._actions)
-        rows: Any = slice(None)
-        if env.n_valid < n:
-            rows, n = env.valid, env.n_valid
-            batch.states[first : first + n] = batch.states[first : first + env.n_envs][rows]
-        new = slice(first, first + n)
-        self._memory.note_masks(batch.states[new], None if masks is None else masks[rows])
-        batch.walkers[new] = self._rows[rows]
-        batch.actions[new] = self._actions[rows]
-        batch.next_states[new] = env.next_states[rows]
-        batch.rewards[new] = env.rewards[rows]
-        batch.terminated[new] = env.terminated[rows]
-        # Of a time limit that runs out where an episode terminates Gymnasium says both: nothing is cut off.
-        batch.truncated[new] = env.truncated[rows] & ~env.terminated[rows]
-        if env.next_masks is not None:
-            if not self._has_masks:
-                self._follow_masks()
-            self._masks[new] = env.next_masks[rows]
-        self._held += n
+        if masks is not None:
+            self._memory.note_masks(self._before[env.valid], masks[env.valid])
+        if env.next_masks is not self._given[1]:  # the first that it gives
+            self._follow_masks()
+        self._held = self._note(self._batch, self._masks, self._held, *self._given)
         if env.episode_returns:
             self._totals.values[:3] += (
                 len(env.episode_returns),

@@ -8,11 +8,14 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from dist_classicrl._jit import jit
+from dist_classicrl._jit import compiled_for, jit
 from dist_classicrl.environments.stepped.description import describe_env, digest, time_limit
 from dist_classicrl.environments.stepped.masks import MASK_KEY, first_blocked, masks_are_advice, write_masks
 from dist_classicrl.environments.stepped.spaces import SpaceIndex, check_table_size
 from dist_classicrl.errors import ActionMaskError, EnvError, RewardError
+
+# What steps give as a rule. Of whatever else there is, arrays of NumPy say what it is, and take longer.
+_REALS, _TRUTHS = frozenset((float, int, np.float64)), frozenset((bool, np.bool_))
 
 
 @jit
@@ -111,6 +114,18 @@ class SteppedEnv:
         self._ended_returns = np.zeros(n_envs)
         self._ended_lengths = np.zeros(n_envs, np.int64)
         self._rows = np.arange(n_envs)
+        self._counted = (
+            self.rewards,
+            self.terminated,
+            self.truncated,
+            self.valid,
+            self._returns,
+            self._lengths,
+            self._ended,
+            self._ended_returns,
+            self._ended_lengths,
+        )
+        self._count_step = compiled_for(settle, *self._counted)
 
     @property
     def masks(self) -> np.ndarray | None:
@@ -183,14 +198,17 @@ class SteppedEnv:
     def _take(self, n: int, rewards: Any, terminated: Any, truncated: Any) -> None:
         """Take what a step of the first `n` gave, one value each; EnvError if that is of another kind."""
         given = (
-            ("reward", rewards, "fiub", self.rewards),
-            ("value of terminated", terminated, "biu", self.terminated),
-            ("value of truncated", truncated, "biu", self.truncated),
+            ("reward", rewards, "fiub", _REALS, self.rewards),
+            ("value of terminated", terminated, "biu", _TRUTHS, self.terminated),
+            ("value of truncated", truncated, "biu", _TRUTHS, self.truncated),
         )
-        for what, values, kinds, out in given:
+        for what, values, kinds, usual, out in given:
             try:
+                if isinstance(values, list) and usual.issuperset(map(type, values)):
+                    out[:n] = values if n != 1 else values[0]  # of a list it makes an array first
+                    continue
                 array = np.array(values)
-            except Exception:  # ragged, or no numbers: errors of many kinds
+            except Exception:  # ragged, no numbers, or too large: errors of many kinds
                 array = np.empty(0)
             if array.dtype.kind not in kinds or array.shape != (n,):
                 raise _not_one_each(what, values, kinds)
@@ -201,17 +219,7 @@ class SteppedEnv:
 
         From here on the environments stand where the step has brought them.
         """
-        n_ended = settle(
-            self.rewards,
-            self.terminated,
-            self.truncated,
-            self.valid,
-            self._returns,
-            self._lengths,
-            self._ended,
-            self._ended_returns,
-            self._ended_lengths,
-        )
+        n_ended = self._count_step(*self._counted)
         if n_ended < 0:
             e = -1 - n_ended
             raise RewardError(
@@ -220,11 +228,14 @@ class SteppedEnv:
                 f"must be finite numbers: correct the environment, or replace such rewards with "
                 f"gymnasium.wrappers.TransformReward."
             )
+        self.states[:] = self.next_states
+        if self._has_masks:
+            self._masks[:] = self._next_masks
+        if not n_ended:
+            self.episode_returns, self.episode_lengths = [], []
+            return self._rows[:0]
         self.episode_returns = self._ended_returns[:n_ended].tolist()
         self.episode_lengths = self._ended_lengths[:n_ended].tolist()
-        np.copyto(self.states, self.next_states)
-        if self._has_masks:
-            np.copyto(self._masks, self._next_masks)
         return self._ended[:n_ended].copy()
 
     def _write_masks(self, given: Any, rows: np.ndarray, masks: np.ndarray) -> None:

@@ -79,7 +79,8 @@ class LoopedEnvs(SteppedEnv):
             self.valid[:n], self.valid[n:] = True, False
             self.n_valid = n
         envs = self._envs
-        observations, rewards, terminated, truncated, infos = _rooms(n)
+        room: list[Any] = [None] * n
+        observations, rewards, terminated, truncated, infos = room, room[:], room[:], room[:], room[:]
         for e, action in enumerate(self.actions.decode_each(actions)):
             result = envs[e].step(action)
             try:  # not `unpacked`: a call more would cost as much as a step of some environments
@@ -232,11 +233,6 @@ class VectorEnvs(SteppedEnv):
                 self._write_masks(given if len(rows) == self.n_envs else given[rows], rows, masks)
             elif self._has_masks:
                 masks[rows] = True
-
-
-def _rooms(n: int) -> Iterator[list[Any]]:
-    """Give room for all that n steps return, a list each."""
-    return ([None] * n for _ in STEP.split(","))
 
 
 def _check_has_spaces(env: gymnasium.Env | VectorEnv, *names: str) -> None:

@@ -27,6 +27,10 @@ MAX_TABLE_BYTES = 2**34
 MAX_INDEX_BITS = 62
 """Of the number of values of a space, so that sums of digits times strides stay inside int64."""
 
+# The types of whole numbers, and up to how many values are joined without arrays, which take longer to make.
+_WHOLE = frozenset((int, bool, np.bool_, *(np.dtype(code).type for code in np.typecodes["AllInteger"])))
+_FEW = 16
+
 
 class _MisfitError(Exception):
     """A batch of `count` values has not the form of a space, or that with the number `entry` is outside."""
@@ -84,6 +88,14 @@ class SpaceIndex:
         # The usual action space, where an index is the value itself: a copy saves a microsecond per step.
         simple = isinstance(self._counted, spaces.Discrete) and int(self._counted.start) == 0
         self.is_plain = simple and self._leaves[0].dtype == np.int64
+        # Where a value is single numbers alone: the path to each, its first value, its number of values and
+        # its weight.
+        self._numbers: list[tuple[tuple[str | int, ...], int, int, int]] = []
+        if all(leaf.shape == () for leaf in self._leaves):
+            self._numbers = [
+                (leaf.path, int(leaf.start[0]), int(leaf.sizes[0]), int(leaf.strides[0]))
+                for leaf in self._leaves
+            ]
 
     # From a value to its index
 
@@ -108,6 +120,11 @@ class SpaceIndex:
             raise self._misfit(misfit, rows) from None
 
     def _encode_each(self, values: Sequence[Any], out: np.ndarray | None = None) -> np.ndarray:
+        if self._numbers and len(values) <= _FEW and (found := self._join(values)) is not None:
+            if out is None:
+                return np.array(found, np.int64)
+            out[:] = found if len(found) != 1 else found[0]  # of a list it makes an array first
+            return out
         arrays = []
         for leaf in self._leaves:
             parts = values if not leaf.path else [self._follow(value, leaf.path) for value in values]
@@ -116,6 +133,27 @@ class SpaceIndex:
             except ValueError:  # ragged: the values have different shapes
                 raise _MisfitError(f"the {self.role}s {parts!r} differ in shape") from None
         return self._encode(arrays, len(values), out)
+
+    def _join(self, values: Sequence[Any]) -> list[int] | None:
+        """Return the indices of values of single numbers, or None where one is not in the space."""
+        indices = []
+        for value in values:
+            index = 0
+            for path, first, size, stride in self._numbers:
+                part = value
+                try:
+                    for step in path:
+                        part = part[step]
+                except (KeyError, IndexError, TypeError):
+                    return None
+                if type(part) not in _WHOLE:
+                    return None
+                digit = int(part) - first
+                if not 0 <= digit < size:
+                    return None
+                index += digit * stride
+            indices.append(index)
+        return indices
 
     def encode_batch(self, batch: Any, out: np.ndarray | None = None) -> np.ndarray:
         """Return the indices of a batch as Gymnasium's vector environments give it; see `encode_each`.
@@ -216,6 +254,8 @@ class SpaceIndex:
 
     def decode_each(self, indices: np.ndarray) -> list[Any]:
         """Return a list of the single values with these indices (int64, shape (E,), each in 0..n-1)."""
+        if self.is_plain:
+            return [np.int64(index) for index in indices.tolist()]
         arrays = [list(array) for array in self._decode(indices)]
         if not self._leaves[0].path:
             return arrays[0]
