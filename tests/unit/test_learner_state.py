@@ -250,6 +250,9 @@ def test_masks_are_optional_for_a_stepped_learner():
     assert "replay_masks" not in late.state(0)
     late.restore(0, with_masks)
     assert late.state(0)["replay_masks"].tolist() == with_masks["replay_masks"].tolist()
+    late.learn(0, Stream(KEY, 0), 40)
+    late.table.pack()
+    assert late.table.visits[1] <= 2  # by the two environments, before they said that it is illegal
 
     both = stack_states([with_masks, without])
     assert set(both) == set(with_masks) and both["replay_masks"].shape == (2, 30, 2)
