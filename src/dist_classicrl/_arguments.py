@@ -46,6 +46,7 @@ _NO_NETWORK = "the table is the policy: leave it out."
 _NOT_RECURRENT = "nothing is recurrent here, and the observation alone decides: leave it out."
 _RANKS = "workers are processes that mpirun starts: type mpirun -n 4 python and your script's name."
 _SCHEDULE = "write epsilon=Linear(1.0, 0.05, steps=100_000), from dist_classicrl.schedules."
+_FOLDER = "write train(callbacks=TensorBoardCallback(folder)), from dist_classicrl.callbacks."
 _ADVICE = {
     **dict.fromkeys(
         ("desc", "env_args", "env_kwargs", "is_rainy", "is_slippery", "make_kwargs", "map_name"),
@@ -69,7 +70,8 @@ _ADVICE = {
     "render": "nothing is drawn: leave it out, or write a callback that draws.",
     "reset_num_timesteps": "train() goes on where it stopped, and another agent begins anew: leave it out.",
     "state": _NOT_RECURRENT,
-    "tensorboard_log": "write train(callbacks=TensorBoardCallback(folder)), from dist_classicrl.callbacks.",
+    "tb_log_name": _FOLDER,
+    "tensorboard_log": _FOLDER,
 }
 
 _NEEDED = {

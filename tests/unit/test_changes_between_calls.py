@@ -110,6 +110,16 @@ def test_what_a_training_would_not_take_is_not_set_while_it_runs(async_updates, 
     agent.train("FrozenLake-v1", total_steps=10)
 
 
+def test_a_copy_learns_by_itself():
+    agent = DistAsyncQLearning(seed=1)
+    agent.train("FrozenLake-v1", total_steps=1_000)
+    before, other = agent.q_table.copy(), copy.copy(agent)
+    other.train("FrozenLake-v1", total_steps=1_000)
+    assert (agent.steps, other.steps) == (1_000, 2_000)
+    np.testing.assert_array_equal(agent.q_table, before)
+    assert not np.array_equal(other.q_table, before)
+
+
 @pytest.mark.parametrize("make_copy", [copy.deepcopy, lambda agent: pickle.loads(pickle.dumps(agent))])
 @pytest.mark.parametrize(
     "env, settings, large_from",

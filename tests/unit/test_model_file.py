@@ -227,6 +227,16 @@ def test_foreign_files_are_refused_and_never_run(tmp_path):
         model_file.read(tmp_path / "nothing")
 
 
+def test_folders_on_the_way_are_made_and_a_folder_is_not_replaced(tmp_path):
+    agent = DistAsyncQLearning(2, 2, seed=1)
+    path = tmp_path / "not" / "there" / "agent.npz"
+    assert agent.save_model(path) == path
+    assert DistAsyncQLearning.load_model(path).q_table.shape == (2, 2)
+    with pytest.raises(SettingsError, match=r"there is a folder. Write save_model\('.*there/model.npz'\)"):
+        agent.save_model(path.parent)
+    assert [each.name for each in path.parent.iterdir()] == ["agent.npz"]
+
+
 def test_what_is_wrong_with_visits_is_told(tmp_path):
     wrong = saved_model()
     path = tmp_path / "model.npz"
@@ -287,11 +297,6 @@ def test_a_name_of_the_greatest_length_can_be_written(tmp_path):
     path = tmp_path / ("m" * 255)
     model_file.write(path, saved_model())
     assert same(model_file.read(path), saved_model())
-
-
-def test_writing_where_there_is_no_folder_says_so(tmp_path):
-    with pytest.raises(FileNotFoundError, match="missing"):
-        model_file.write(tmp_path / "missing" / "model.npz", saved_model())
 
 
 # Files that somebody else made

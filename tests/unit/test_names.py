@@ -43,6 +43,11 @@ ENV = "FrozenLake-v1"
             lambda: DistAsyncQLearning(env=ENV),
             r"env is one of train\(\)\. Write train\(env='FrozenLake-v1'\)",
         ),
+        (lambda: DistAsyncQLearning(tensorboard_log="runs"), r"callbacks=TensorBoardCallback\(folder\)"),
+        (
+            lambda: DistAsyncQLearning().train(ENV, tb_log_name="q"),
+            r"callbacks=TensorBoardCallback\(folder\)",
+        ),
         (lambda: DistAsyncQLearning(total_timesteps=5), r"total_steps is one of train\(\)"),
         (lambda: DistAsyncQLearning(n_workers=5), r"mpirun -n 4"),
         (

@@ -9,6 +9,7 @@ from gymnasium.envs.toy_text.cliffwalking import CliffWalkingEnv
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 from gymnasium.envs.toy_text.taxi import TaxiEnv
 
+from dist_classicrl.environments import registry
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.resolve import known_model
 from dist_classicrl.errors import EnvError, RewardError
@@ -134,6 +135,19 @@ def test_start_distribution_by_formula():
     cliff = TabularMDP.from_gymnasium("CliffWalking-v1")
     np.testing.assert_array_equal(cliff.start_prob, np.arange(48) == 36)
     assert cliff.grid_shape == (4, 12)
+
+
+def test_the_problems_of_this_package_are_known_by_their_ids():
+    id = "dist_classicrl/RiverSwim-v0"
+    made = registry()[id].make()
+    for env in (id, gymnasium.make(id)):
+        model = TabularMDP.from_gymnasium(env)
+        assert model.fingerprint() == made.fingerprint() and model.max_episode_steps == made.max_episode_steps
+    limited = TabularMDP.from_gymnasium(id, max_episode_steps=7)
+    assert limited.max_episode_steps == 7 and limited.solve(0.9).v.tolist() == made.solve(0.9).v.tolist()
+    without = next(each.id for each in registry().values() if not isinstance(each.make(), TabularMDP))
+    with pytest.raises(EnvError, match=rf"{without} has no tables: registry\(\)\['{without}'\].make"):
+        TabularMDP.from_gymnasium(without)
 
 
 @pytest.mark.parametrize("name", ["FrozenLake-v1", "Taxi-v4", "CliffWalkingSlippery-v1"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
@@ -228,6 +229,10 @@ class DistAsyncQLearning(LearnedTable):
         super().__init__(AgentState(settings))
         self._comm = checked_comm(comm)
 
+    def __copy__(self: _Self) -> _Self:
+        """Return another agent, as `copy.deepcopy` does: two agents with one table would train each other."""
+        return copy.deepcopy(self)
+
     if not TYPE_CHECKING:  # else every name would pass for one of these
 
         def __getattr__(self, name: str) -> Any:
@@ -343,9 +348,9 @@ class DistAsyncQLearning(LearnedTable):
             Whether a checkpoint of another algorithm, environment, table or seed is refused. False: what fits
             of its table is taken over, with its steps.
         time_limit : float or str, optional
-            Seconds, or a time such as "55m" or "1:30:00", after which this call has stopped, from its first
-            step on: what is compiled before that comes on top. By default what SLURM leaves to the job, or
-            none.
+            With `checkpoint_dir`: seconds, or a time such as "55m" or "1:30:00", after which this call has
+            stopped, from its first step on: what is compiled before that comes on top. By default what SLURM
+            leaves to the job, or none.
         stop_signals : iterable of str or int
             Signals that stop the training in order, whichever rank hears them, besides Ctrl-C, and SIGUSR1
             under `dist-classicrl launch` and `train --ranks`. A second one ends the process at once.

@@ -291,9 +291,9 @@ class LearnedTable:
     def save_model(self, path: str | os.PathLike[str]) -> Path:
         """Write table, visits and settings to exactly `path`, with whatever suffix.
 
-        The file is written whole or not at all, and holds no pickle. A URL is refused. Where the table is
-        divided between hosts `path` is a folder, as of a checkpoint, which `load_model` takes, too: rows are
-        asked for and written some at a time.
+        The file is written whole or not at all, and holds no pickle. Folders that the path needs are made. A
+        URL is refused. Where the table is divided between hosts `path` is a folder, as of a checkpoint, which
+        `load_model` takes, too: rows are asked for and written some at a time.
         """
         target = checked_path("path", path)
         if "://" in target:
@@ -306,4 +306,9 @@ class LearnedTable:
             from dist_classicrl.agent.divided_model import save_divided
 
             return save_divided(target, self._state)
+        if os.path.isdir(target):
+            raise SettingsError(
+                f"save_model writes a file, and {target} is a folder. Write "
+                f"save_model({os.path.join(target, 'model.npz')!r})."
+            )
         return model_file.write(target, self._state.to_model())

@@ -66,8 +66,9 @@ def train(agent: Any, state: AgentState, asked: Request, comm: Any) -> TrainingR
     """Do what `DistAsyncQLearning.train` says, for an agent that holds `state`."""
     if state.is_training:
         raise SettingsError(
-            "train() was called for an agent that is training: a callback cannot do that. Let the callback "
-            "return False to end the training, and call train() again when it has returned."
+            "train() was called for an agent that is training: neither a callback nor another thread can do "
+            "that. Let the callback return False to end the training and call train() again when it has "
+            "returned, or give each thread an agent of its own."
         )
     state.is_training = True
     try:

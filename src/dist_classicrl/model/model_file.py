@@ -72,6 +72,7 @@ def write(
 ) -> Path:
     """Write `model` to exactly `path`: whole, or not at all. An existing file is replaced at the end.
 
+    Folders on the way that do not exist are made: what was learned must not be lost for the lack of one.
     `derived` are arrays of plain numbers for other readers; `read` passes over them.
     """
     target = Path(path)
@@ -90,6 +91,7 @@ def write(
     }
     arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
     arrays.update(derived or {})
+    target.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(target) as file:
         # No allow_pickle: NumPy 1.24 would take it for an array. All of these are of plain numbers.
         np.savez_compressed(file, **arrays)

@@ -1,4 +1,4 @@
-"""Gymnasium's FrozenLake, Taxi and CliffWalking as models: which instances are known, and how they are read.
+"""Models of Gymnasium's environments: which instances are known, and how they are read.
 
 An instance is read, not its id: its transitions, its start distribution and its time limit are what it will
 do, even where they have been edited. What is not known to be the same process is not compiled.
@@ -53,6 +53,8 @@ def fields_of_instance(env: Any, use_action_mask: bool) -> dict[str, Any]:
     from gymnasium.envs.toy_text.taxi import TaxiEnv
 
     base, limits = unwrap_unchanged(env)
+    if "model_fields" in vars(type(base)):  # a ProblemEnv, and not a subclass, which may do something else
+        return {**base.model_fields(), "max_episode_steps": min(limits, default=None)}
     mask = None
     grid_shape: Any = None
     if type(base) is FrozenLakeEnv:
@@ -71,7 +73,8 @@ def fields_of_instance(env: Any, use_action_mask: bool) -> dict[str, Any]:
     else:
         raise EnvError(
             f"{type(base).__module__}.{type(base).__qualname__} has no known model; those that have are "
-            "Gymnasium's own FrozenLakeEnv, TaxiEnv and CliffWalkingEnv, subclasses excepted"
+            "Gymnasium's own FrozenLakeEnv, TaxiEnv and CliffWalkingEnv, subclasses excepted, and the "
+            "problems of dist_classicrl.environments.registry()"
         )
     _require_plain_spaces(env, base)
     fields = fields_of_dict(base.P, int(base.action_space.n), mask)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import fields
 from typing import Any, SupportsIndex
 
 import gymnasium
@@ -11,9 +12,10 @@ from gymnasium import spaces
 
 from dist_classicrl._jit import jit, jit_for
 from dist_classicrl.environments.function_model import FunctionMDP
+from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.problems.registry import problem_of
 from dist_classicrl.environments.simulate import CompiledSimulator, advance, begin
-from dist_classicrl.errors import IllegalActionError, SettingsError
+from dist_classicrl.errors import EnvError, IllegalActionError, SettingsError
 
 
 @jit
@@ -71,6 +73,15 @@ class ProblemEnv(gymnasium.Env[Any, Any]):
         if isinstance(model, CompiledSimulator):
             return model
         return model.simulator() if isinstance(model, FunctionMDP) else CompiledSimulator.from_model(model)
+
+    def model_fields(self) -> dict[str, Any]:
+        """Return the fields of its model, a `TabularMDP`; EnvError if it is none."""
+        if not isinstance(self.model, TabularMDP):
+            raise EnvError(
+                f"{self.problem.id} has no tables: registry()[{self.problem.id!r}].make(), from "
+                f"dist_classicrl.environments, gives what it is, a {type(self.model).__name__}"
+            )
+        return {field.name: getattr(self.model, field.name) for field in fields(TabularMDP)}
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
