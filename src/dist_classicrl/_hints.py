@@ -80,6 +80,11 @@ def launched() -> bool:
     return any(name in os.environ for name in (*_RANKS, *_SIZES, _SLURM_RANK, *_SLURM_SIZES))
 
 
+def is_one_of_several() -> bool:
+    """Return whether a launcher started this process, or SLURM promises several: one task of it is no rank."""
+    return rank_of_environment() is not None or promised_size() > 1
+
+
 def _numbers(names: Iterable[str], environ: Mapping[str, str] | None = None) -> Iterator[int]:
     """Yield those of the variables that are whole numbers."""
     values = ((os.environ if environ is None else environ).get(name, "") for name in names)

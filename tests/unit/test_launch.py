@@ -641,11 +641,21 @@ def test_hostfiles_of_both_kinds_are_read(tmp_path):
     )
 
 
+def test_lines_of_a_host_without_slots_are_slots_and_the_others_keep_what_they_say(tmp_path):
+    text = "\ufeffnode1 slots=4 max_slots=8\nnode2\nnode3\nnode2\n"  # begun as some editors do
+    assert read_hostfile(hostfile(tmp_path, text)) == (
+        Host("node1", 4, 8),
+        Host("node2", 2),
+        Host("node3", 1),
+    )
+
+
 @pytest.mark.parametrize(
     "text, match",
     [
         ("node1 slots=4\nnode2 lots=3\n", "Line 2 of the hostfile .*'node2 lots=3'"),
         ("node1 slots=four\n", "Line 1"),
+        (f"node1 slots={'9' * 5_000}\n", "Line 1"),
         ("node1 node2\n", "Line 1"),
         ("node1 slots=4 max_slots=many\n", "Line 1"),
         ("node1 slots=0\n", "no slots"),

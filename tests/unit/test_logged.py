@@ -306,6 +306,11 @@ def test_an_episode_ends_where_the_next_transition_is_elsewhere():
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
+        (
+            {**ARRAYS, "rewards": np.ma.array([1.0, 0.0, 2.0], mask=[0, 1, 0])},
+            DataError,
+            "rewards is a masked array that hides 1 of its numbers",
+        ),
         ({**ARRAYS, "rewards": [1.0, np.nan, 2.0]}, RewardError, "reward of transition 1 is nan"),
         ({**ARRAYS, "actions": [1, 0]}, DataError, "lengths: states 3, actions 2"),
         ({**ARRAYS, "states": [0, -1, 0]}, DataError, "states has -1 at transition 1"),

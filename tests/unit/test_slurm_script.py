@@ -286,6 +286,15 @@ def test_what_never_hears_the_warning_does_not_begin_anew_for_ever(started, tmp_
     assert "Not queued again: USR1 ended it after 30" in (tmp_path / "said").read_text()
 
 
+def test_in_a_short_job_what_never_hears_the_warning_does_not_either(started, tmp_path):
+    """The warning comes 120 s after its start, and up to a minute early."""
+    job = started(BatchJob(2, time="4:00", setup=("SECONDS=60",)), DEAF)
+    assert job.wait(timeout=30.0) == 128 + signal.SIGUSR1
+    assert asked_of_slurm(tmp_path) is None
+    assert started(BatchJob(2, time="4:00"), DEAF).wait(timeout=30.0) == 128 + signal.SIGUSR1
+    assert asked_of_slurm(tmp_path) == "requeue 17\n"
+
+
 def test_a_shell_that_ends_at_the_first_failure_still_puts_the_job_back(started, tmp_path):
     assert started(BatchJob(2, setup=("set -eu",)), "exit 75\n").wait(timeout=30.0) == 75
     assert asked_of_slurm(tmp_path) == "requeue 17\n"

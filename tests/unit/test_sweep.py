@@ -24,6 +24,7 @@ from dist_classicrl.cli.study_file import keep_study_file, read_study
 from dist_classicrl.errors import MissingExtraError, StudyError, TrainingStopped, WorkerLeft
 from dist_classicrl.schedules import Constant, PerVisit
 from dist_classicrl.sweep import Range, SuccessiveHalving
+from dist_classicrl.sweep import sweep as sweep_module
 from dist_classicrl.sweep import trial as trial_module
 from dist_classicrl.sweep.choosing.search import variants
 from dist_classicrl.sweep.comparison import interquartile_mean
@@ -942,3 +943,18 @@ def test_settings_are_compared_by_a_command(whole, capsys):
     assert main(["compare", str(whole.folder), names[0], "nothing"]) == 2
     assert main(["compare", str(whole.folder), names[0]]) == 2
     assert main(["compare", str(whole.folder / "nothing")]) == 2
+
+
+@pytest.mark.parametrize("tasks, is_alone", [("1", True), ("2", False)])
+def test_one_task_of_slurm_is_no_rank(tasks, is_alone, monkeypatch):
+    """As in a shell that SLURM has given: then all cores work, and nobody else has to see the folder."""
+    monkeypatch.setenv("SLURM_NTASKS", tasks)
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    used = []
+    monkeypatch.setattr(sweep_module, "usable_cores", lambda: used.append(True) or 1)
+    if not is_alone:
+        with pytest.raises(StudyError, match="Several ranks need one folder"):
+            Sweep("FrozenLake-v1", total_steps=1_000, seeds=1)
+        return
+    assert len(Sweep("FrozenLake-v1", total_steps=1_000, seeds=1).run().runs) == 1
+    assert used

@@ -242,6 +242,11 @@ def _fields_of(data: Any) -> dict[str, Any] | None:
 
 
 def _checked(name: str, value: Any) -> np.ndarray:
+    if np.ma.is_masked(value):
+        raise DataError(
+            f"{name} is a masked array that hides {np.ma.count_masked(value)} of its numbers: leave such "
+            "transitions out"
+        )
     array = as_array(value)
     kinds, what = {
         "rewards": ("fiu", "numbers"),

@@ -9,7 +9,7 @@ import shutil
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dist_classicrl._files import read_regular
@@ -42,7 +42,7 @@ def read_hostfile(path: str | Path) -> tuple[Host, ...]:
     LauncherError if the file cannot be used.
     """
     try:
-        lines = read_regular(path).decode().splitlines()
+        lines = read_regular(path).decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise LauncherError(
             f"The hostfile {str(path)!r} cannot be read ({error}). Write one with a line such as "
@@ -71,8 +71,8 @@ def _each_once(hosts: Sequence[Host], path: str) -> tuple[Host, ...]:
                 f"The hostfile {path!r} names {host.name!r} {lines[host.name]} times. Write one line for it, "
                 f"such as `{host.name} slots={total}`."
             )
-    slots = {host.name: host.slots or lines[host.name] for host in hosts}
-    return tuple(Host(name, number) for name, number in slots.items())
+    once = {host.name: host for host in hosts}
+    return tuple(replace(host, slots=host.slots or lines[name]) for name, host in once.items())
 
 
 def _host(text: str, where: str) -> Host:
@@ -81,7 +81,7 @@ def _host(text: str, where: str) -> Host:
     settings = dict(said)
     slots = None if found is None else found[2] or settings.get("slots")
     most = settings.get("max_slots")
-    are_numbers = all(number is None or number.isdecimal() for number in (slots, most))
+    are_numbers = all(number is None or re.fullmatch(r"\d{1,9}", number) for number in (slots, most))
     if found is None or not settings.keys() <= {"slots", "max_slots"} or not are_numbers:
         raise LauncherError(
             f"{where[0].upper()}{where[1:]} is {text!r}. Write `node1 slots=4`, `node1:4`, or `node1` alone."

@@ -11,7 +11,7 @@ from dist_classicrl import durations
 from dist_classicrl.errors import SettingsError
 
 _MEMORY = re.compile(r"\d+[KMGT]?")
-_ARRAY = re.compile(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%[1-9]\d*)?")
+_ARRAY = re.compile(r"\d+(-\d+(:0*[1-9]\d*)?)?(,\d+(-\d+(:0*[1-9]\d*)?)?)*(%[1-9]\d*)?")
 _NAME = re.compile(r"[\w.,+-]+")
 VARIABLE = re.compile(r"\$(SLURM_\w+|\{SLURM_\w+\})")  # what `word_of` leaves to the shell
 TASK = "$SLURM_ARRAY_TASK_ID"  # what stands for the number of a job of an array
@@ -33,13 +33,16 @@ done
 trap '' USR1
 status=0
 wait "$job" || status=$? # so also after set -e
-if [ "$status" = 138 ] && [ "$SECONDS" -ge 300 ]; then # else it was warned before it could listen
+if [ "$status" = 138 ] && [ "$SECONDS" -ge {listening} ]; then # else it was warned before it could listen
     echo "Not queued again: USR1 ended it after $SECONDS s. A training that saves its run ends with 75." >&2
 elif [ "$status" = 75 ] || [ "$status" = 138 ]; then # the same command goes on
     scontrol requeue "{job}"
 fi
 exit "$status"
 """
+
+# By then a training listens, if it ever does.
+_LISTENING_SECONDS = 300
 
 # What SLURM's PMIx asks of each rank may be a part of it that the PMIx of the ranks does not have.
 _FOR_PMIX = "export PMIX_MCA_psec=native PMIX_MCA_gds=hash"
@@ -121,6 +124,17 @@ class BatchJob:
             )
         return seconds
 
+    @property
+    def _listening(self) -> int:
+        """By how many seconds after the start a command that the warning ends is not to go on.
+
+        In a short job that is long before the warning: else a command that never listens would for ever be
+        queued again.
+        """
+        if self.seconds is None or self.warning is None:
+            return _LISTENING_SECONDS
+        return min(_LISTENING_SECONDS, int(self.seconds - self.warning) // 2)
+
     def directives(self) -> list[str]:
         """Return what follows #SBATCH in each line."""
         asked = {
@@ -154,7 +168,7 @@ class BatchJob:
         if self.requeue:
             # The last job of an array has the number of the whole array.
             job = "$SLURM_JOB_ID" if self.array is None else "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"
-            body = _REQUEUE.format(command=command, job=job)
+            body = _REQUEUE.format(command=command, job=job, listening=self._listening)
         else:
             body = f"exec {command}\n"  # so that the warning arrives where it is understood
         return "\n".join(lines) + "\n" + body

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 
 from dist_classicrl._arguments import named_constructor
-from dist_classicrl._hints import launched, task_of_environment, usable_cores
+from dist_classicrl._hints import is_one_of_several, task_of_environment, usable_cores
 from dist_classicrl.checks import checked_path, is_whole
 from dist_classicrl.environments.stepped.description import plain
 from dist_classicrl.errors import StudyError
@@ -204,7 +204,7 @@ class Sweep:
             search=self._searched(search, len(made), search_seed) if is_sampled else None,
         )
         if folder is None:
-            if launched():
+            if is_one_of_several():
                 raise StudyError("Several ranks need one folder= for the study, which all of them see.")
             folder = tempfile.mkdtemp(prefix="study-")
         self.folder = Path(checked_path("folder", folder))
@@ -283,7 +283,7 @@ class Sweep:
         StudyError
             If the folder holds another study, or cannot be written to.
         """
-        count = (1 if launched() else usable_cores()) if processes is None else processes
+        count = (1 if is_one_of_several() else usable_cores()) if processes is None else processes
         if not is_whole(count) or count < 1:
             raise StudyError(f"processes must be a whole number of 1 or more, got {processes!r}.")
         if self._devices == {"cuda"} and count > 1:
