@@ -81,7 +81,7 @@ def launched() -> bool:
 
 
 def is_one_of_several() -> bool:
-    """Return whether a launcher started this process, or SLURM promises several: one task of it is no rank."""
+    """Return whether a launcher started this process, or SLURM promises several; one task is no rank."""
     return rank_of_environment() is not None or promised_size() > 1
 
 
