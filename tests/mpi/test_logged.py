@@ -11,7 +11,7 @@ from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.comm import rooted
 from dist_classicrl.data.empirical import empirical_model
 from dist_classicrl.data.transitions import Transitions
-from dist_classicrl.errors import DataError, RankMismatchError, RemoteRankError
+from dist_classicrl.errors import DataError, RankLostError, RankMismatchError, RemoteRankError
 from dist_classicrl.schedules import Linear
 
 MODEL = TabularMDP.garnet(10, 3, 2, seed=3, termination_probability=0.1)
@@ -123,3 +123,22 @@ def test_what_was_told_last_arrives_though_who_told_it_calls_mpi_no_more(world, 
         assert told.tell(None, Long, "numbers").numbers.sum() == 1 << 21
         (folder / f"rank-{world.rank}").touch()
         told.free(own)
+
+
+def test_nobody_waits_for_a_rank_that_failed_when_it_had_given_its_part(world):
+    if world.size == 1:
+        pytest.skip("there is nobody to wait for")
+    last = world.size - 1
+    with pytest.raises(MemoryError if world.rank == last else (RankLostError, RemoteRankError)) as caught:
+        with rooted.rooted_over(world, 300.0, "test") as (together, _):
+            with together.operation():
+                together.gather(Long(np.zeros(1)), "numbers")
+                if world.rank == last:
+                    world.Recv(np.zeros(1), 0)  # rank 0 has ended the step
+                    raise MemoryError
+            if together.is_root:
+                world.Send(np.zeros(1), last)
+            with together.operation():
+                together.share(Long(np.zeros(1)), "all ranks")
+    if world.rank == 0:
+        assert "closed its end" in str(caught.value) and f"Rank {last} " in str(caught.value)

@@ -215,6 +215,11 @@ class RootedCollectives:
         for channel in self.channels.values():
             channel.close(linger)
 
+    def leave(self) -> None:
+        """Stop listening after a failure; the others need not wait for this rank any more."""
+        self._send(self.others, Bye())
+        self.close()
+
     def free(self, comm: Any) -> None:
         """Stop listening, as all ranks should, and give back `comm`, which this is `over`.
 
@@ -296,7 +301,7 @@ def rooted_over(comm: Any, seconds: float, name: str) -> Iterator[tuple[RootedCo
     try:
         yield rooted, own
     except BaseException:
-        rooted.close()
+        rooted.leave()
         raise
     rooted.free(own)
 
@@ -311,8 +316,8 @@ def _lose_patience(rooted: RootedCollectives, waiting: Waiting) -> None:
         )
     if left := waiting.missing & rooted.left:
         raise RankLostError(
-            f"{_named(left)} closed its end while rank {rooted.rank} waited for {waiting.what}. Every "
-            "rank has to make the same calls before it closes its own."
+            f"{_named(left)} closed its end while rank {rooted.rank} waited for {waiting.what}: it failed, "
+            "and says why itself, or it has not made the same calls, as every rank has to."
         )
     if rooted.wire.now() > waiting.heard + rooted.seconds:
         raise RankTimeoutError(
