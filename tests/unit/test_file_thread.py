@@ -45,6 +45,11 @@ class Hanging:
         look()
         self.pieces.append(2)
 
+    def interrupt(self):
+        """Be what a rank hears while this hangs."""
+        assert self.hangs.wait(PATIENCE)
+        raise RankTimeoutError("rank 2 hangs")
+
     def end(self, writer):
         self.goes_on.set()
         with pytest.raises(GivenUp):
@@ -108,12 +113,8 @@ def test_each_piece_has_the_patience_anew(clock):
 def test_what_a_rank_hears_meanwhile_comes_through_and_gives_the_work_up():
     writer, work = FileThread("written"), Hanging()
 
-    def hears():
-        assert work.hangs.wait(PATIENCE)
-        raise RankTimeoutError("rank 2 hangs")
-
     with pytest.raises(RankTimeoutError):
-        writer.do(work, 10.0, hears)
+        writer.do(work, 10.0, work.interrupt)
     work.end(writer)
     assert work.pieces == [1]
 
@@ -121,11 +122,7 @@ def test_what_a_rank_hears_meanwhile_comes_through_and_gives_the_work_up():
 def test_what_was_given_up_and_goes_on_is_waited_for_before_the_next(clock):
     reader, work = FileThread("read"), Hanging()
 
-    def hears():
-        assert work.hangs.wait(PATIENCE)
-        raise RankTimeoutError("rank 2 hangs")
-
     with pytest.raises(RankTimeoutError):
-        reader.do(work, 10.0, hears)
+        reader.do(work, 10.0, work.interrupt)
     assert reader.do(lambda look: 7, 10.0, work.goes_on.set) == 7
     assert work.pieces == [1]
