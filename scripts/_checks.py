@@ -1,6 +1,7 @@
 """The checks of this repository, each under a time limit that ends all that it started.
 
-The first argument may be `--all`, see scripts/test, or `--cluster`, see scripts/test-cluster.
+The first argument may be `--all`, see scripts/test, or `--cluster`, see scripts/test-cluster. The next two
+may be `--part K/N`, an option of tests/conftest.py.
 """
 
 from __future__ import annotations
@@ -39,8 +40,6 @@ PROCESSES = {"unit": max(3, CORES), "jobs": max(3, CORES), "faults": 3, "cluster
 ALONE = PROCESSES["unit"]
 # How pytest gives tests to processes: those of a file of tests/cluster share what its fixtures have started.
 SHARING = {"cluster": "loadfile"}
-# By folder: which marks the tests of the core have, or have not.
-CORE = {"unit": "not slow", "mpi": "core", "jobs": "core", "faults": "core"}
 # They end what is stuck: several times what each takes on two cores that others use as well.
 LIMIT_SECONDS = {
     "lint": 120,
@@ -59,8 +58,9 @@ class Checks:
 
     def __init__(self, pytest_arguments: list[str], core: bool = False) -> None:
         self.core = core
+        self.divided = pytest_arguments[:1] == ["--part"]
         self.paths, self.options = split_arguments(pytest_arguments)
-        self.choosing = bool(pytest_arguments)
+        self.choosing = len(pytest_arguments) > 2 * self.divided
         self.failed: list[str] = []
         self.counts: Counter[str] = Counter()
 
@@ -79,7 +79,7 @@ class Checks:
         job = run_job(command, timeout=limit, env=environment, cwd=ROOT, keep_output=False)
         ending = f"did not end within {limit:g} s and was killed" if job.timed_out else f"{job.seconds:.0f} s"
         ending += f" ({processor_seconds() - before:.0f} s of processor time)"
-        nothing = self.choosing and job.returncode == NO_TESTS_CHOSEN and not job.timed_out
+        nothing = (self.choosing or self.divided) and job.returncode == NO_TESTS_CHOSEN and not job.timed_out
         late = job.returncode == ENDED_IN_FINALIZE and not job.timed_out and is_done()
         if late:
             ending += ", of which MPI's end took too long after all ranks had passed"
@@ -104,7 +104,7 @@ class Checks:
             report = Path(logs) / "report.xml"
             pytest = [sys.executable, "-m", "pytest", *self.options, *(paths or [str(folder)])]
             if self.core or (ranks == ONLY_CORE_ON and not self.choosing):
-                pytest += ["-m", CORE[name]]
+                pytest += ["-m", "core"]
             processes = ALONE if ranks == 1 else PROCESSES.get(name)
             if processes and not self.choosing:
                 pytest += ["-n", str(processes), "--dist", SHARING.get(name, "worksteal")]
@@ -199,7 +199,7 @@ def main(arguments: list[str]) -> int:
         return checks.finish(time.monotonic() - started)
     chosen = arguments[1:] if arguments[:1] == ["--all"] else arguments
     checks = Checks(chosen, core=not arguments)
-    if not chosen:
+    if not checks.choosing:
         checks.tool("lint", LIMIT_SECONDS["lint"], "ruff", "check")
         checks.tool("format", LIMIT_SECONDS["lint"], "ruff", "format", "--check")
         if not checks.core:

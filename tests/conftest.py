@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+import zlib
 from pathlib import Path
 
 import hypothesis
@@ -14,7 +15,10 @@ import pytest
 hypothesis.settings.register_profile("any time", deadline=None)
 hypothesis.settings.load_profile("any time")
 
-MPI_FOLDER = Path(__file__).parent / "mpi"
+TESTS = Path(__file__).parent
+# Their files stay whole, whose tests share kernels that are compiled, or what fixtures have started. Those of the
+# other folders are divided one by one, into parts that take more alike.
+DIVIDED_BY_FILES = ("unit", "cluster")
 # How long a rank that failed waits for the others before it says why: pytest says it only at the very end.
 SAY_WHY_SECONDS = 5.0
 # How long the ranks that are through with a test wait for the others: long enough for a rank that is stuck to
@@ -22,12 +26,48 @@ SAY_WHY_SECONDS = 5.0
 PATIENCE_SECONDS = 330.0
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--part", type=part, metavar="K/N", help="run the core, and the Kth of N parts of all other tests"
+    )
+
+
+def part(text):
+    """Return the two numbers of K/N."""
+    which, parts = map(int, text.split("/"))
+    if not 1 <= which <= parts:
+        raise ValueError(f"a part is one of 1/{parts} to {parts}/{parts}, not {text}")
+    return which, parts
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Mark what lies in tests/mpi, so that without mpirun it is skipped, and nobody can forget the mark."""
+def pytest_collection_modifyitems(config, items):
+    """Give tests the marks that follow from where they lie, which nobody can forget then, and choose a part.
+
+    What lies in tests/mpi is skipped without mpirun. Of tests/unit all is core that is not slow.
+    """
     for item in items:
-        if MPI_FOLDER in item.path.parents:
+        if folder_of(item) == "mpi":
             item.add_marker("mpi")
+        if folder_of(item) == "unit" and "slow" not in item.keywords:
+            item.add_marker("core")
+    chosen = config.getoption("--part")
+    if chosen:
+        kept, left_out = [], []
+        for item in items:
+            (kept if "core" in item.keywords or is_in_part(item, *chosen) else left_out).append(item)
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = kept
+
+
+def folder_of(item):
+    return item.path.relative_to(TESTS).parts[0]
+
+
+def is_in_part(item, which, parts):
+    """Whether a test is one of that part: the same in every process, and whatever tests are added."""
+    name = item.path.name if folder_of(item) in DIVIDED_BY_FILES else item.nodeid
+    return zlib.crc32(name.encode()) % parts == which - 1
 
 
 @pytest.fixture

@@ -54,6 +54,18 @@ def test_a_number_of_ranks_that_is_none_is_refused_before_anything_is_done(ranks
     assert done.stdout == ""
 
 
+def test_the_parts_of_all_tests_are_all_of_them_and_each_has_the_core(run_python):
+    def chosen(*arguments):
+        done = run_python("-m", "pytest", "--collect-only", "-q", *folders, *arguments)
+        return [line for line in done.output.splitlines() if "::" in line]
+
+    folders = [SCRIPTS.parent / "tests" / name for name in ("faults", "jobs")]
+    everything, core = chosen(), chosen("-m", "core")
+    parts = [chosen("--part", f"{part}/3") for part in (1, 2, 3)]
+    assert 0 < len(core) < min(map(len, parts)) and max(map(len, parts)) < len(everything)
+    assert sorted(sum(parts, [])) == sorted(everything + 2 * core)
+
+
 def script_named(monkeypatch, name):
     """Return one of the scripts as a module, which has done nothing yet."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
