@@ -16,8 +16,8 @@ hypothesis.settings.register_profile("any time", deadline=None)
 hypothesis.settings.load_profile("any time")
 
 TESTS = Path(__file__).parent
-# Their files stay whole, whose tests share kernels that are compiled, or what fixtures have started. Those of the
-# other folders are divided one by one, into parts that take more alike.
+# There a file stays whole, as its tests share kernels that are compiled, or what fixtures have started. Tests
+# of the other folders are divided one by one, into parts that take more alike.
 DIVIDED_BY_FILES = ("unit", "cluster")
 # How long a rank that failed waits for the others before it says why: pytest says it only at the very end.
 SAY_WHY_SECONDS = 5.0

@@ -19,10 +19,12 @@ from dist_classicrl.compression import Carry
 from dist_classicrl.engines.server.window import PushWindow
 from dist_classicrl.engines.sharded.rows import HostRows
 from dist_classicrl.errors import DivergenceError, ProtocolError
+from dist_classicrl.tables.composition import Composition
 from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.map_table import MapTable
-from dist_classicrl.tables.maps import PackedMap, Refresh
+from dist_classicrl.tables.maps import PackedMap, PackedSums, Refresh, rounded
 from dist_classicrl.tables.merging import AFFINE, Merging
+from dist_classicrl.tables.round_merge import Parts, RoundMerge
 from dist_classicrl.tables.shape import TableShape
 from dist_classicrl.tables.shared import SharedTable
 
@@ -525,6 +527,45 @@ def test_what_breaks_the_protocol_is_an_error():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("entries", "values"), [([0, SIZE], 2), ([-1, 0], 2), ([0, 1], 3)])
+def test_what_is_of_another_table_is_refused_before_a_kernel_has_it(entries, values):
+    entries, numbers, visits = np.array(entries, np.int32), np.full(values, 0.5), np.ones(values, np.uint32)
+    maps = PackedMap(entries, numbers, numbers, visits, visits, None)
+    sums = PackedSums(entries, numbers, numbers, numbers, visits.astype(np.int64))
+    refresh = Refresh(0, 1, entries, numbers, visits.astype(np.int64))
+    shared, table = shared_table(), LocalTable(STATES, ACTIONS, np.dtype("f8"))
+    own = PackedMap.empty(0, np.dtype(np.int32), False)
+    for takes in (
+        lambda: shared.apply(1, 1, maps),
+        lambda: shared.follow(refresh),
+        lambda: table.rebase(refresh, []),
+        lambda: table.preview(refresh, []),
+        lambda: Composition(SIZE).of([own, maps]),
+        lambda: RoundMerge(shared).merge([Parts.one(0, sums)]),
+    ):
+        with pytest.raises(ProtocolError, match="All ranks must"):
+            takes()
+    assert shared.version == 0 and not shared.values.any() and not shared.applied
+
+
+def test_a_whole_table_of_another_size_is_refused():
+    values, counts = np.ones(SIZE + 1), np.ones(SIZE + 1, np.int64)
+    for takes in (
+        shared_table().follow,
+        lambda told: LocalTable(STATES, ACTIONS, np.dtype("f8")).rebase(told, []),
+    ):
+        with pytest.raises(ProtocolError, match=f"{SIZE + 1} entries came for one of {SIZE}"):
+            takes(Refresh(-1, 1, None, values, counts))
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_what_is_rounded_stays_finite(dtype):
+    numbers = np.finfo(dtype).max * np.array([1.0, -1.0, 0.3], dtype)
+    found = rounded(numbers, 8)
+    assert found.dtype == dtype
+    assert np.abs(found / numbers - 1.0).max() <= 1 / 64
+
+
 def test_undo_brings_back_the_base():
     rng = np.random.default_rng(1)
     history = History(3, "f8")
@@ -613,6 +654,11 @@ def test_a_worker_learns_on_previews_and_its_base_stays_as_it_was():
     some = shared.preview(-1, told - 1.0, Carry(bits=8))
     assert np.abs(some.values - shared.values).max() <= np.abs(shared.values).max() / 127
     assert shared.preview(-1, shared.values.copy(), Carry(bits=8)) is None
+    has = shared.values - 1.0
+    previews = iter(lambda: shared.preview(-1, has, Carry(share=0.5, bits=8)), None)
+    largest = [np.abs(each.values).max() for _, each in zip(range(99), previews, strict=False)]
+    assert 1 < len(largest) < 99, "they go on until nothing is left to be told"
+    assert np.abs(has - shared.values).max() <= max(largest) / 127
     with pytest.raises(ProtocolError, match="A preview beyond version 1 came to a base of version"):
         own.refresh(Refresh(1, 999, np.zeros(1, np.int32), np.zeros(1), np.zeros(1, int), is_preview=True), 0)
 

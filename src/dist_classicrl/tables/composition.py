@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dist_classicrl.tables import kernels
-from dist_classicrl.tables.maps import PackedMap
+from dist_classicrl.tables.maps import PackedMap, require_fit
 from dist_classicrl.tables.merging import AFFINE, Merging
 
 
@@ -21,7 +21,10 @@ class Composition:
         self._now = 0
 
     def of(self, maps: Sequence[PackedMap]) -> PackedMap:
-        """Return the maps that have the effect of all of these (one at least), the first being the oldest."""
+        """Return the maps that have the effect of all of these (one at least), the first being the oldest.
+
+        ProtocolError where some are of another table.
+        """
         if len(maps) == 1:
             return maps[0]
         self._now += 1
@@ -32,6 +35,7 @@ class Composition:
         composed = PackedMap.empty(most, maps[0].entries.dtype, maps[0].replays is not None)
         size = 0
         for each in maps:
+            require_fit(each.entries, each.parts, self._place.size)
             size = kernels.compose_maps(
                 each, composed, self._place, self._stamp, self._now, size, self._order_free
             )

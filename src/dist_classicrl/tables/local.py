@@ -285,7 +285,8 @@ class LocalTable:
         """Move to a newer base, where `pending` was pushed and is not in `refresh`, oldest first.
 
         Where it changed, ``q = current map after residual after pending maps, oldest first, after base``.
-        What others did there since the base before limits the current map, as it would a push.
+        What others did there since the base before limits the current map, as it would a push. ProtocolError
+        where the refresh is of another table.
         """
         self._move_to(refresh, pending, self.base)
 
@@ -296,6 +297,7 @@ class LocalTable:
         self._move_to(refresh, pending, self._beyond_base)
 
     def _move_to(self, refresh: Refresh, pending: list[PackedMap], base: np.ndarray) -> None:
+        refresh.require_fit(base.size)
         self._stamp_now += 1
         if self._stamp_now == np.iinfo(np.int32).max:
             self._stamp[:] = 0

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from dist_classicrl.errors import DivergenceError
+from dist_classicrl.errors import DivergenceError, ProtocolError
 
 _TINY = 2.0**-900
+_ALIKE = "All ranks must learn the same environment, and run the same version of this package."
 
 
 class PackedMap(NamedTuple):
@@ -109,9 +111,33 @@ class Refresh:
     keys: np.ndarray | None = None  # int64: of the states of a whole table, where they are such
     is_preview: bool = False
 
+    def require_fit(self, size: int) -> None:
+        """Raise ProtocolError unless this is of a table of that `size`."""
+        told = (self.values, self.counts)
+        if self.entries is not None:
+            require_fit(self.entries, told, size)
+        elif any(array.shape != (size,) for array in told):
+            raise ProtocolError(
+                f"A whole table of {self.values.size} entries came for one of {size}. {_ALIKE}"
+            )
+
+
+def require_fit(entries: np.ndarray, arrays: Iterable[np.ndarray], size: int) -> None:
+    """Raise ProtocolError unless all are entries of a table of that `size`, and arrays have a value for each.
+
+    For all that other ranks sent: a kernel does not look, and would write to memory that is not the table's.
+    """
+    if any(array.shape != (entries.size,) for array in (entries, *arrays)):
+        raise ProtocolError(f"{entries.size} entries of a table came with another number of values. {_ALIKE}")
+    if entries.size and not (0 <= entries.min() and entries.max() < size):
+        raise ProtocolError(
+            f"Entries from {entries.min()} to {entries.max()} came for a table that has 0 to {size - 1}. "
+            f"{_ALIKE}"
+        )
+
 
 def rounded(numbers: np.ndarray, bits: int) -> np.ndarray:
-    """Return float64 numbers as multiples of a power of two, which are whole numbers of so many bits.
+    """Return numbers as multiples of a power of two, which are whole numbers of so many bits, in their dtype.
 
     The largest is below twice as many multiples as these can count, so each is off by at most its size over
     ``2**(bits - 1) - 1``. Numbers that are all tiny stay as they are.
@@ -120,8 +146,10 @@ def rounded(numbers: np.ndarray, bits: int) -> np.ndarray:
     if not _TINY < largest < np.inf:
         return numbers
     quantum = 2.0 ** math.ceil(math.log2(largest / (2 ** (bits - 1) - 1)))
-    found: np.ndarray = np.rint(numbers / quantum) * quantum + 0.0  # no -0.0, which takes more bytes
-    return found
+    # To the next multiple above there may be no number.
+    to_whole = np.rint if largest < np.finfo(numbers.dtype).max / 2.0 else np.trunc
+    multiples = to_whole(numbers.astype(np.float64) / quantum) * quantum
+    return (multiples + 0.0).astype(numbers.dtype)  # no -0.0, which takes more bytes
 
 
 def diverged(what: str, dtype: np.dtype) -> DivergenceError:

@@ -16,7 +16,7 @@ import numpy as np
 from dist_classicrl._memory import zeros
 from dist_classicrl.tables import round_kernels
 from dist_classicrl.tables.local import LocalTable
-from dist_classicrl.tables.maps import PackedSums, diverged, index_dtype
+from dist_classicrl.tables.maps import PackedSums, diverged, index_dtype, require_fit
 from dist_classicrl.tables.round_kernels import Packing, RoundSums
 from dist_classicrl.tables.shared import SharedTable
 
@@ -203,11 +203,14 @@ class RoundMerge:
     def merge(self, parts: Iterable[Parts]) -> float:
         """Apply one round: the parts of all logical workers, by their numbers. Return its N k a.
 
-        That is the mean of -ln W over the visits. DivergenceError where the round takes a value beyond what
-        the table can hold, which then stays as it was.
+        That is the mean of -ln W over the visits. ProtocolError where parts are of another table;
+        DivergenceError where the round takes a value beyond what the table can hold, which then stays as it
+        was.
         """
         table, sums = self._table, self._sums.arrays
         parts = list(parts)
+        for some in parts:
+            require_fit(some.sums.entries, some.sums, table.values.size)
         n_workers = sum(int(some.counts.sum()) for some in parts)
         size = group_size(n_workers)
         for some in parts:

@@ -11,7 +11,7 @@ import numpy as np
 from dist_classicrl.compression import Carry
 from dist_classicrl.errors import ProtocolError
 from dist_classicrl.tables import kernels
-from dist_classicrl.tables.maps import PackedMap, Refresh, diverged, index_dtype, rounded
+from dist_classicrl.tables.maps import PackedMap, Refresh, diverged, index_dtype, require_fit, rounded
 from dist_classicrl.tables.merging import AFFINE, Merging
 from dist_classicrl.tables.snapshot import TableSnapshot
 
@@ -66,8 +66,8 @@ class SharedTable:
         The sender did not know of `staleness` versions that others made. Where merging refuses a push for
         that, its maps are dropped: the sender's next refresh has the entries as they are here.
 
-        ProtocolError where a push before it never came; DivergenceError where it takes a value beyond what
-        the table can hold, which then stays as it was.
+        ProtocolError where a push before it never came, or it is of another table; DivergenceError where it
+        takes a value beyond what the table can hold, which then stays as it was.
         """
         last = self.applied.get(sender, 0)
         if sequence <= last:
@@ -89,6 +89,7 @@ class SharedTable:
                     f"Push {first} of worker {sender} came after push {last}: one is missing. The transport "
                     "must keep the order of a sender's messages, as MPI does for one communicator and tag."
                 )
+        require_fit(packed.entries, packed.parts, self.values.size)
         is_refused = self.merging.refuses(staleness)
         lost = -1 if is_refused else self.apply_maps(self.merging.weighted(packed, staleness))
         if lost >= 0:
@@ -104,6 +105,7 @@ class SharedTable:
 
     def follow(self, refresh: Refresh) -> None:
         """Be what another server's table is, by a `refresh` of it that this one is old or new enough for."""
+        refresh.require_fit(self.values.size)
         self.version = refresh.version - 1
         if refresh.entries is None:
             self.values[:], self.counts[:] = refresh.values, refresh.counts
@@ -166,7 +168,7 @@ class SharedTable:
         """Return a preview for a base of version `since` that was told the values `told`, which it then has.
 
         It has the values that differ most, of as many of the entries that differ as `carry` says, rounded as
-        that says. None: nothing differs.
+        that says; what rounding takes goes with a later one. None: nothing differs by as much as is told.
         """
         changed = self._changed_since(since)
         entries = np.flatnonzero(self.values != told) if changed is None else changed
@@ -179,9 +181,13 @@ class SharedTable:
             entries = entries[np.argpartition(moved, entries.size - most)[entries.size - most :]]
         entries = np.sort(entries).astype(self.index_dtype)
         values = self.values[entries]
-        told[entries] = values
         if carry.bits:
-            values = rounded(values.astype(np.float64), carry.bits).astype(self.values.dtype)
+            values = rounded(values, carry.bits)
+            is_news = values != told[entries]
+            entries, values = entries[is_news], values[is_news]
+            if not entries.size:
+                return None
+        told[entries] = values
         return Refresh(since, self.version, entries, values, self.counts[entries], is_preview=True)
 
     def _changed_since(self, since: int) -> np.ndarray | None:

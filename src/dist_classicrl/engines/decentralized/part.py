@@ -29,7 +29,7 @@ from dist_classicrl.errors import ProtocolError, RankTimeoutError
 from dist_classicrl.learning.learner import Learner, Stream
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.membership.group import Group
-from dist_classicrl.tables.maps import PackedMap, PackedSums, Refresh, diverged
+from dist_classicrl.tables.maps import PackedMap, PackedSums, Refresh, diverged, require_fit
 from dist_classicrl.tables.round_merge import Parts, RoundMerge
 from dist_classicrl.tables.shared import SharedTable
 
@@ -373,15 +373,9 @@ class RoundPart:
 
     def _take_in(self, rank: int, message: np.ndarray) -> None:
         told, _ = self.codec.decode(message)
-        size = self.table.values.size
-        is_right = isinstance(told, RoundSums) and told.counted.dtype == np.float64
-        if is_right:
-            maps = told.maps
-            lengths = {array.size for array in maps}
-            inside = maps.entries.size == 0 or 0 <= maps.entries.min() and maps.entries.max() < size
-            is_right = len(lengths) == 1 and bool(inside)
-        if not is_right:
-            raise ProtocolError(f"Rank {rank} sent what is no sums of a table of {size} entries.")
+        if not (isinstance(told, RoundSums) and told.counted.dtype == np.float64):
+            raise ProtocolError(f"Rank {rank} sent {type(told).__name__} where the sums of a round are due.")
+        require_fit(told.maps.entries, told.maps, self.table.values.size)
         assert self._adder is not None  # from `begin`
         sums = Sums(told.maps, told.counted, self._adder)
         self._came[self.players.index(rank)].append((told.number, sums))
