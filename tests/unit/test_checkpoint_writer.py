@@ -274,7 +274,8 @@ def test_a_full_disk_is_logged_once_and_training_goes_on(folder, writer, caplog)
     (record,) = caplog.records
     assert record.levelname == "WARNING" and "No space left on device" in record.message
     assert record.message.endswith(
-        f"Training goes on, and the next one is tried. The last good checkpoint of this process is {first}."
+        "As long as training goes on, the next one is tried. "
+        f"The last good checkpoint of this process is {first}."
     )
     gate.error = None
     second = write_now(writer, arrays_of(3), 3)

@@ -98,6 +98,21 @@ def test_an_agents_folder_may_have_another_name(tmp_path):
     assert same(DistAsyncQLearning.load_model(tmp_path / "copy"), agent)
 
 
+@pytest.mark.parametrize("resume", ["auto", "never"])
+def test_training_into_an_agents_own_folder_is_refused_and_its_checkpoints_stay(tmp_path, anew, resume):
+    trained(tmp_path / "all")
+    (tmp_path / "all" / "agent-0").rename(tmp_path / "moved")
+    before = sorted(each.name for each in (tmp_path / "moved").iterdir())
+    anew()
+    agent = DistAsyncQLearning(seed=1, learning_rate=PerVisit(0.7))
+    with pytest.raises(CheckpointError, match="moved is the folder of one agent.* must be called agent-0"):
+        agent.train(LAKE, total_steps=8_000, checkpoint_dir=tmp_path / "moved", resume=resume)
+    assert sorted(each.name for each in (tmp_path / "moved").iterdir()) == before
+    (tmp_path / "moved").rename(tmp_path / "all" / "agent-0")
+    result = agent.train(LAKE, total_steps=8_000, checkpoint_dir=tmp_path / "all", resume="must")
+    assert result.resumed_from is not None
+
+
 def test_several_agents_are_told_apart(tmp_path):
     agents = [trained(tmp_path, seed=seed) for seed in (1, 2)]
     with pytest.raises(CheckpointError, match=f"2 agents .*agent-0, agent-1.*{tmp_path}/agent-0"):

@@ -51,7 +51,7 @@ def shown(tmp_path_factory):
             r"100,000 steps, [\d,]+ episodes, mean return N, mean length N, N s, N steps/s, 1 worker",
         ),
         ("Progress", r"100,000 of 100,000 steps, N s, N steps/s, [\d,]+ episodes, mean return N"),
-        ("EvaluationResult", r"100 episodes, mean return N ± N, mean length N"),
+        ("EvaluationResult", r"100 episodes, \d+ of them cut off, mean return N ± N, mean length N"),
         ("Solution", r"16 states, 4 actions, values from 0 to 0\.8628, [\d,]+ iterations, residual N"),
         ("Policy", r"16 states, 4 actions, 11 states visited"),
         ("CompiledSimulator", r"'FrozenLake-v1', 16 states, 4 actions, max_episode_steps=100"),
@@ -77,3 +77,5 @@ def test_what_has_nothing_to_show_is_shown_as_well():
     assert repr(Progress(0, 10)) == "Progress(0 of 10 steps, 0 s, 0 steps/s, 0 episodes)"
     one = EvaluationResult(np.array([2.0]), np.array([7]))
     assert repr(one) == "EvaluationResult(1 episode, mean return 2, mean length 7)"
+    cut = EvaluationResult(np.array([2.0, 2.0]), np.array([7, 9]), 1)
+    assert repr(cut).startswith("EvaluationResult(2 episodes, 1 of them cut off, mean return 2 ±")

@@ -368,13 +368,17 @@ def test_after_a_failure_the_next_one_is_tried_soon(clock, interval, seconds):
     assert saver.is_due(80) == (interval == "5s")
 
 
-def test_one_that_could_not_be_written_is_nowhere(clock):
+def test_one_that_could_not_be_written_is_nowhere(clock, caplog):
     saver, writer, _ = make_saver(clock)
     assert saver.save_last(VALUES, COUNTS, position(60)) == "checkpoint 1"
     writer.fails = True
     # Not where the one before it is
+    assert not caplog.records
     assert saver.save_last(VALUES, COUNTS, position(70)) is None
     assert saver.finish(VALUES, COUNTS, position(70), Outcome()) is None
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2, "each time, as after either of them this process may end"
+    assert all("the last good one of this process (checkpoint 1) is not saved" in each for each in said)
 
 
 def test_somebody_else_in_the_folder_is_raised_but_does_not_hide_another_error(clock, caplog):

@@ -12,6 +12,8 @@ import numpy as np
 
 from dist_classicrl.agent.checkpoint_body import checkpoint_fault
 from dist_classicrl.checkpoint.folder import CheckpointFolder, Saved
+from dist_classicrl.checkpoint.location import open_storage
+from dist_classicrl.checkpoint.names import checkpoints_in
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.engines.run import Resumed
 from dist_classicrl.engines.saving import MODES
@@ -55,6 +57,22 @@ class Found:
     pending: Pending  # the rest, with the table
 
 
+def _check_holds_agents(plan: CheckpointPlan) -> None:
+    """Raise CheckpointError where checkpoint_dir holds checkpoints, and not the folders of agents that do."""
+    storage = open_storage(plan.checkpoint_dir, "", plan.checkpoint_mode)
+    try:
+        held = checkpoints_in(storage.names())
+    except Exception:  # remote stores raise errors of many kinds; what may not be listed may still be used
+        return
+    if held:
+        url = storage.url.rstrip("/")
+        raise CheckpointError(
+            f"{url} is the folder of one agent, with checkpoints such as {held[-1]}. To go on from there, "
+            "give as checkpoint_dir the folder above it, where this one must be called agent-0; to begin "
+            "afresh, give another folder."
+        )
+
+
 def find(
     state: AgentState,
     source: Source,
@@ -68,9 +86,11 @@ def find(
     It is for a call in `source` that was to end at global step `asked`, with so many `walkers` if there are
     some.
 
-    CheckpointError where there are some and none is good, or `plan` asks for one and there is none;
+    CheckpointError where there are some and none is good, `plan` asks for one and there is none, or what it
+    has as checkpoint_dir is itself an agent's folder;
     CheckpointMismatchError where it is of something else than the agent is to learn.
     """
+    _check_holds_agents(plan)
     if plan.resume == "never":
         _check_begins_once(place)
     saved = None if plan.resume == "never" else place.folder.read_newest()

@@ -14,6 +14,7 @@ from dist_classicrl._urls import without_password
 from dist_classicrl.checks import checked_path
 from dist_classicrl.environments.identity import Identity
 from dist_classicrl.errors import SettingsError
+from dist_classicrl.evaluation import LONGEST_EPISODE
 from dist_classicrl.evaluation.episodes import EvaluationResult, evaluate
 from dist_classicrl.model import model_file
 from dist_classicrl.model.agent_state import AgentState
@@ -172,7 +173,7 @@ class LearnedTable:
 
     @named_arguments("evaluate")
     def evaluate(
-        self, env: EnvLike, episodes: int = 100, seed: int | None = None, max_steps: int = 1_000_000
+        self, env: EnvLike, episodes: int = 100, seed: int | None = None, max_steps: int = LONGEST_EPISODE
     ) -> EvaluationResult:
         """Play the greedy policy, ties broken at random. Local: other ranks take no part.
 
@@ -184,7 +185,8 @@ class LearnedTable:
         seed : int, optional
             By default the agent's.
         max_steps : int
-            An episode that is longer is cut off there, for environments without a time limit.
+            An episode that is longer is cut off there, as in an environment without a time limit one need
+            not come to an end. How many were is in the result's `cut_off`.
 
         Raises
         ------

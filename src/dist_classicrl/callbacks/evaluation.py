@@ -21,6 +21,7 @@ from dist_classicrl.callbacks.tables import whole_table
 from dist_classicrl.checks import checked_path, checked_whole
 from dist_classicrl.environments.finite_model import FiniteModel
 from dist_classicrl.errors import ConvergenceError, SettingsError
+from dist_classicrl.evaluation import LONGEST_EPISODE
 from dist_classicrl.monitoring.files import set_aside
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MAX_STEPS = 10_000
 _EXACT_STATES = 10_000
 
 
@@ -110,7 +110,7 @@ class EvalCallback(EventCallback):
         verbose: int = 0,
         *,
         seed: int | None = None,
-        max_steps: int = _MAX_STEPS,
+        max_steps: int = LONGEST_EPISODE,
         exact_states: int = _EXACT_STATES,
     ) -> None:
         super().__init__(callback_after_eval, verbose)

@@ -190,7 +190,7 @@ class Writer:
     def _note_failure(self, error: Exception) -> None:
         if not self.failed:
             logger.warning(
-                "No checkpoint could be written to %s (%s: %s). Training goes on, and the next one is "
+                "No checkpoint could be written to %s (%s: %s). As long as training goes on, the next one is "
                 "tried. The last good checkpoint of this process is %s.",
                 self._folder.url,
                 type(error).__name__,

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 
 _EVALUATION_SECONDS = 30.0
-_LONGEST_EPISODE = 10_000  # a greedy policy need not come to an end
 
 
 @dataclass(frozen=True)
@@ -141,6 +140,6 @@ def _evaluated(run: RequestedRun, agent: DistAsyncQLearning, env: Any) -> Evalua
     try:
         signals = checked_signals("stop_signals", run.settings["stop_signals"])
         with ended_after(_EVALUATION_SECONDS, with_launchers(signals)):
-            return agent.evaluate(env, episodes=run.settings["eval_episodes"], max_steps=_LONGEST_EPISODE)
+            return agent.evaluate(env, episodes=run.settings["eval_episodes"])
     except Ended as end:
         return f"not known: {end}; see `dist-classicrl evaluate {shlex.quote(short_path(run.folder.path))}`"

@@ -270,6 +270,14 @@ class Saver:
                 self.writer.last or "none",
             )
         self.writer.check()
+        if written and self.writer.failed:
+            logger.warning(
+                "The last checkpoint could not be written to %s, and none follows: what was learned since "
+                "the last good one of this process (%s) is not saved. Where this process goes on, save it "
+                "elsewhere with save_model, or make room there and call train again.",
+                self.writer.url,
+                self.writer.last or "none",
+            )
         return self.writer.last if written and not self.writer.failed else None
 
     def stop(self) -> None:

@@ -8,11 +8,11 @@ import numpy as np
 
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.errors import ConvergenceError
+from dist_classicrl.evaluation import LONGEST_EPISODE
 from dist_classicrl.evaluation.episodes import play_table
 
 EPISODES = 10_000
 MOST_STATES = 100_000  # a model of more takes long to solve
-_LONGEST_EPISODE = 10_000
 
 
 def best_return(env: Any, discount_factor: float, use_action_mask: bool | None = None) -> float | None:
@@ -31,4 +31,4 @@ def best_return(env: Any, discount_factor: float, use_action_mask: bool | None =
         return None
     # One action a state: of actions with equal values at discount factor 1, some never come to an end.
     best = (policy[:, None] == np.arange(simulator.model.n_actions)).astype(np.float64)
-    return play_table(simulator, best, EPISODES, 0, _LONGEST_EPISODE).mean_return
+    return play_table(simulator, best, EPISODES, 0, LONGEST_EPISODE).mean_return

@@ -17,6 +17,7 @@ from dist_classicrl.environments.simulate import CAME, CompiledSimulator
 from dist_classicrl.environments.state_keys import name_of_kind, words_of
 from dist_classicrl.environments.trial import compiling, run_game
 from dist_classicrl.errors import SettingsError
+from dist_classicrl.evaluation import LONGEST_EPISODE
 from dist_classicrl.evaluation.divided import AskedRows, play_divided
 from dist_classicrl.evaluation.greedy import play_greedily
 from dist_classicrl.learning.keyed_table import KeyedTable
@@ -57,8 +58,9 @@ class EvaluationResult:
 
     def __repr__(self) -> str:
         error = f" ± {self.standard_error:.2g}" if self.episodes > 1 else ""
+        cut = f", {self.cut_off:,} of them cut off" if self.cut_off else ""
         return (
-            f"EvaluationResult({counted(self.episodes, 'episode')}, "
+            f"EvaluationResult({counted(self.episodes, 'episode')}{cut}, "
             f"mean return {self.mean_return:.4g}{error}, mean length {self.mean_length:.4g})"
         )
 
@@ -120,7 +122,7 @@ class EvaluationResult:
 
 
 def evaluate(
-    env: Any, agent: AgentState, episodes: int, seed: int | None = None, max_steps: int = 1_000_000
+    env: Any, agent: AgentState, episodes: int, seed: int | None = None, max_steps: int = LONGEST_EPISODE
 ) -> EvaluationResult:
     """Play `episodes` greedy episodes of an agent in `env`; see `DistAsyncQLearning.evaluate`."""
     settings, large = agent.settings, agent.large

@@ -14,6 +14,7 @@ import numpy as np
 from dist_classicrl.engines.engine import engine_for
 from dist_classicrl.environments.resolve import Source, with_exploring_starts
 from dist_classicrl.errors import DistClassicRLError
+from dist_classicrl.evaluation import LONGEST_EPISODE
 from dist_classicrl.evaluation.episodes import play_table
 from dist_classicrl.learning.card.cards import Card
 from dist_classicrl.learning.card.choosing import card_of_this_rank
@@ -24,7 +25,6 @@ from dist_classicrl.settings import Settings
 from dist_classicrl.sweep.plan import Parcel, Plan, Trial
 from dist_classicrl.sweep.trial import (
     LONG_STEPS,
-    LONGEST_EPISODE,
     Laboratory,
     judged,
     looked_at,

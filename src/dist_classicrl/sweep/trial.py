@@ -35,7 +35,6 @@ LONG_STEPS = 3e9
 _CHECKPOINT_INTERVAL = "60s"
 # Solving a model of that size takes about as long as a run.
 MOST_PAIRS = 1_000_000
-LONGEST_EPISODE = 100_000
 
 
 class _OneRank:
@@ -176,7 +175,7 @@ class Laboratory:
             env, total_steps=trial.total_steps, callbacks=curve, progress_bar=False, **saving
         )
         episodes = self._plan.eval_episodes if eval_episodes is None else eval_episodes
-        final = agent.evaluate(env, episodes, seed=trial.seed, max_steps=LONGEST_EPISODE)
+        final = agent.evaluate(env, episodes, seed=trial.seed)
         told = {
             "steps": result.steps,
             "episodes": result.episodes,
