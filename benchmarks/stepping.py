@@ -4,6 +4,9 @@ For each environment, in turns: learning, as a worker does it; the package's own
 with actions drawn beforehand; and, where there is one, Gymnasium's SyncVectorEnv with actions drawn
 beforehand. 16 environments each. The learner explores with probability 1, so that episodes are as long as
 under the actions drawn beforehand.
+
+Then one environment object, as it is given to `train`, over Q-learning as tutorials write it, a loop in plain
+Python with a dictionary: both explore one time in ten.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import Any
 import common
 import gymnasium
 import numpy as np
+from suite import plain
 
 from dist_classicrl._random import stream_key
 from dist_classicrl.environments.resolve import resolve
@@ -47,6 +51,30 @@ class GridWalk(gymnasium.Env):
         place[2] = self.np_random.random() < 0.5
         done = place[0] == 9 and place[1] == 9
         return place.copy(), 1.0 if done else 0.0, bool(done), False, {}
+
+
+class PlainGrid(gymnasium.Env):
+    """A walk over a grid of 10 x 10 numbered places, in Python without arrays: nothing is cheaper to step."""
+
+    observation_space = gymnasium.spaces.Discrete(100)
+    action_space = gymnasium.spaces.Discrete(4)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[int, dict[str, Any]]:
+        """Start in a corner."""
+        super().reset(seed=seed)
+        self._place = 0
+        return 0, {}
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        """Move, and end at the far corner."""
+        row, column = divmod(self._place, 10)
+        if action < 2:
+            row = min(9, row + 1) if action else max(0, row - 1)
+        else:
+            column = min(9, column + 1) if action == 3 else max(0, column - 1)
+        self._place = 10 * row + column
+        done = self._place == 99
+        return self._place, float(done), done, False, {}
 
 
 class VectorWalk(gymnasium.vector.VectorEnv):
@@ -153,6 +181,33 @@ def measure(name: str, step_size: str, steps: int, rounds: int) -> dict[str, Any
     }
 
 
+ALONE: dict[str, Callable[[], gymnasium.Env]] = {
+    "FrozenLake 8x8, stepped": frozen_lake,
+    "grid in plain Python": lambda: gymnasium.wrappers.TimeLimit(PlainGrid(), 200),
+}
+
+
+def measure_alone(name: str, steps: int, rounds: int) -> dict[str, Any]:
+    """Time learning in one environment object and the plain loop."""
+    source = resolve(ALONE[name](), 1, None, compile_env=False)
+    learner = common.learner_in(source, Settings(learning_rate=plain.STEP_SIZE, epsilon=0.1))
+    loop = plain.PlainLoop(ALONE[name](), epsilon=0.1)
+    stream = Stream(stream_key(0, "benchmark"), 0)
+    seconds = common.interleave(
+        {
+            "learn": lambda _: common.timed(lambda: learner.learn(0, stream, steps)),
+            "loop": lambda _: loop.learn(steps),
+        },
+        rounds,
+    )
+    source.close()
+    return {
+        "environment": name,
+        "microseconds": {label: 1e6 * statistics.median(found) / steps for label, found in seconds.items()},
+        "over_loop": common.median_ratio(seconds["learn"], seconds["loop"]),
+    }
+
+
 def main() -> None:
     """Measure every case."""
     parser = common.parser(__doc__, "stepping.json")
@@ -186,8 +241,20 @@ def main() -> None:
             for row in rows
         ],
     )
-    print("Microseconds are for one step of all 16 environments.")
-    common.save(arguments.output, rows, steps=arguments.steps, rounds=arguments.rounds)
+    print("Microseconds are for one step of all 16 environments.\n")
+    alone = [measure_alone(name, arguments.steps * N_ENVS, arguments.rounds) for name in ALONE]
+    common.show(
+        ["one object", "learning, us", "plain loop, us", "/ plain loop"],
+        [
+            [
+                row["environment"],
+                *(f"{row['microseconds'][label]:.1f}" for label in ("learn", "loop")),
+                f"{row['over_loop']:.2f}",
+            ]
+            for row in alone
+        ],
+    )
+    common.save(arguments.output, rows + alone, steps=arguments.steps, rounds=arguments.rounds)
 
 
 if __name__ == "__main__":

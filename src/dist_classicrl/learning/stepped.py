@@ -81,7 +81,6 @@ class _Walkers:
         )
         self._replay = ReplayMemory.for_settings(problem.settings)
         self._actions = np.zeros(env.n_envs, np.int64)
-        self._before = np.zeros(env.n_envs, np.int64)  # where the environments stood before a step
         self._key = stream_key(seed, "stepped")
         self._draws = 0
         room = problem.settings.batch_size + env.n_envs
@@ -132,7 +131,7 @@ class _Walkers:
         self._where = (context, None if self._replay is None else self._replay.in_context(context))
         given = Given(
             env.valid,
-            self._before,
+            env.before,
             self._actions,
             env.next_states,
             env.rewards,
@@ -162,11 +161,10 @@ class _Walkers:
         epsilon = self._epsilon_at(stream.start + stream.used)
         self._choose(*self._seen, epsilon, self._key, self._draws, self._actions)
         self._draws += env.n_envs
-        self._before[:] = env.states
         masks = None if env.masks is None or not self._memory.notes_masks else env.masks.copy()
         env.step(self._actions)
         if masks is not None:
-            self._memory.note_masks(self._before[env.valid], masks[env.valid])
+            self._memory.note_masks(env.before[env.valid], masks[env.valid])
         if env.next_masks is not self._given[1]:  # the first that it gives
             self._follow_masks()
         self._held = self._note(self._batch, self._masks, self._held, *self._given)

@@ -15,11 +15,14 @@ from dist_classicrl.environments.stepped.spaces import SpaceIndex, check_table_s
 from dist_classicrl.errors import ActionMaskError, EnvError, RewardError
 
 # What steps give as a rule. Of whatever else there is, arrays of NumPy say what it is, and take longer.
-_REALS, _TRUTHS = frozenset((float, int, np.float64)), frozenset((bool, np.bool_))
+REALS, TRUTHS = frozenset((float, int, np.float64)), frozenset((bool, np.bool_))
 
 
 @jit
 def settle(
+    before: np.ndarray,
+    states: np.ndarray,
+    next_states: np.ndarray,
     rewards: np.ndarray,
     terminated: np.ndarray,
     truncated: np.ndarray,
@@ -32,6 +35,8 @@ def settle(
 ) -> int:
     """Count one step of every environment and list the episodes that it ended; all arrays have shape (E,).
 
+    The environments, which stood in `states`, stand where it brought them then, and `before` has where they
+    stood.
     Of what the step gave, entries that aren't valid are set to zero and False. Undiscounted `returns` and
     `lengths` of the running episodes are added to, and set to zero where one ended: then the first entries of
     `ended`, `ended_returns` and `ended_lengths` are its environment, return and length. Return the number of
@@ -55,7 +60,50 @@ def settle(
             returns[e] = 0.0
             lengths[e] = 0
             n_ended += 1
+    for e in range(rewards.shape[0]):
+        before[e] = states[e]
+        states[e] = next_states[e]
     return n_ended
+
+
+@jit
+def settle_one(
+    next_state: int,
+    reward: float,
+    is_terminated: bool,
+    is_truncated: bool,
+    before: np.ndarray,
+    states: np.ndarray,
+    next_states: np.ndarray,
+    rewards: np.ndarray,
+    terminated: np.ndarray,
+    truncated: np.ndarray,
+    valid: np.ndarray,
+    returns: np.ndarray,
+    lengths: np.ndarray,
+    ended: np.ndarray,
+    ended_returns: np.ndarray,
+    ended_lengths: np.ndarray,
+) -> int:
+    """Write what a step of a single environment gave, and `settle` it."""
+    next_states[0] = next_state
+    rewards[0] = reward
+    terminated[0] = is_terminated
+    truncated[0] = is_truncated
+    return settle(
+        before,
+        states,
+        next_states,
+        rewards,
+        terminated,
+        truncated,
+        valid,
+        returns,
+        lengths,
+        ended,
+        ended_returns,
+        ended_lengths,
+    )
 
 
 class SteppedEnv:
@@ -91,6 +139,8 @@ class SteppedEnv:
 
         # Where each environment stands now, after any reset: what to act on next.
         self.states = np.zeros(n_envs, np.int64)
+        # Where each stood before the last step.
+        self.before = np.zeros(n_envs, np.int64)
         # The state that the last step reached: at the end of an episode its last observation, not the one
         # after the reset. A truncated step bootstraps from here.
         self.next_states = np.zeros(n_envs, np.int64)
@@ -115,6 +165,9 @@ class SteppedEnv:
         self._ended_lengths = np.zeros(n_envs, np.int64)
         self._rows = np.arange(n_envs)
         self._counted = (
+            self.before,
+            self.states,
+            self.next_states,
             self.rewards,
             self.terminated,
             self.truncated,
@@ -198,9 +251,9 @@ class SteppedEnv:
     def _take(self, n: int, rewards: Any, terminated: Any, truncated: Any) -> None:
         """Take what a step of the first `n` gave, one value each; EnvError if that is of another kind."""
         given = (
-            ("reward", rewards, "fiub", _REALS, self.rewards),
-            ("value of terminated", terminated, "biu", _TRUTHS, self.terminated),
-            ("value of truncated", truncated, "biu", _TRUTHS, self.truncated),
+            ("reward", rewards, "fiub", REALS, self.rewards),
+            ("value of terminated", terminated, "biu", TRUTHS, self.terminated),
+            ("value of truncated", truncated, "biu", TRUTHS, self.truncated),
         )
         for what, values, kinds, usual, out in given:
             try:
@@ -219,7 +272,10 @@ class SteppedEnv:
 
         From here on the environments stand where the step has brought them.
         """
-        n_ended = self._count_step(*self._counted)
+        return self._settled(self._count_step(*self._counted), actions)
+
+    def _settled(self, n_ended: int, actions: np.ndarray) -> np.ndarray:
+        """Return what `_settle` does, after `settle` returned `n_ended`."""
         if n_ended < 0:
             e = -1 - n_ended
             raise RewardError(
@@ -228,7 +284,6 @@ class SteppedEnv:
                 f"must be finite numbers: correct the environment, or replace such rewards with "
                 f"gymnasium.wrappers.TransformReward."
             )
-        self.states[:] = self.next_states
         if self._has_masks:
             self._masks[:] = self._next_masks
         if not n_ended:

@@ -13,13 +13,22 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 
-from dist_classicrl.environments.stepped.base import SteppedEnv, not_returned, unpacked
+from dist_classicrl._jit import compiled_for
+from dist_classicrl.environments.stepped.base import (
+    REALS,
+    TRUTHS,
+    SteppedEnv,
+    not_returned,
+    settle_one,
+    unpacked,
+)
 from dist_classicrl.environments.stepped.masks import MASK_KEY, mask_in
 from dist_classicrl.errors import EnvError
 
 _log = logging.getLogger(__name__)
 
 _DICTS = repeat(dict)
+_PLAIN = 1e300  # what is no number, infinite, or a whole number that no float holds, is not below
 RESET, STEP = "observation, info", "observation, reward, terminated, truncated, info"
 
 
@@ -44,6 +53,9 @@ class LoopedEnvs(SteppedEnv):
                     f"{first.action_space}. The factory must make equal environments."
                 )
         self._envs = envs
+        self._is_alone = len(envs) == 1 and self.mask_source != "observation"
+        if self._is_alone:
+            self._settle_one = compiled_for(settle_one, 0, 0.0, False, False, *self._counted)
 
     @property
     def objects(self) -> list[Any]:
@@ -72,6 +84,9 @@ class LoopedEnvs(SteppedEnv):
 
         Those are not `valid` then. Otherwise as `step`; `actions` has the shape (n,).
         """
+        if self._is_alone and n:
+            self._step_alone(actions)
+            return
         if n < self.n_envs:
             self.next_states[n:] = self.states[n:]
             self._next_masks[n:] = self._masks[n:]
@@ -87,6 +102,46 @@ class LoopedEnvs(SteppedEnv):
                 observations[e], rewards[e], terminated[e], truncated[e], infos[e] = result
             except (TypeError, ValueError):
                 raise not_returned(result, STEP, e) from None
+        self._take_in(n, actions, observations, rewards, terminated, truncated, infos)
+
+    def _step_alone(self, actions: np.ndarray) -> None:
+        """Take an action in the only environment: what gives plain numbers takes neither lists nor arrays."""
+        (action,) = self.actions.decode_each(actions)
+        result: Any = self._envs[0].step(action)
+        try:
+            observation, reward, terminated, truncated, info = result
+        except (TypeError, ValueError):
+            raise not_returned(result, STEP, 0) from None
+        index = self.observations.index_of(observation)
+        if (
+            index is None
+            or self._has_masks
+            or type(info) is not dict
+            or MASK_KEY in info
+            or type(reward) not in REALS
+            or not -_PLAIN < reward < _PLAIN
+            or type(terminated) not in TRUTHS
+            or type(truncated) not in TRUTHS
+        ):
+            self._take_in(1, actions, [observation], [reward], [terminated], [truncated], [info])
+            return
+        n_ended = self._settle_one(index, float(reward), bool(terminated), bool(truncated), *self._counted)
+        ended = self._settled(n_ended, actions)
+        if len(ended):
+            self._restart(ended, None)
+        self._check_not_blocked()
+
+    def _take_in(
+        self,
+        n: int,
+        actions: np.ndarray,
+        observations: list[Any],
+        rewards: list[Any],
+        terminated: list[Any],
+        truncated: list[Any],
+        infos: list[Any],
+    ) -> None:
+        """Take what a step of the first `n` gave."""
         if not all(map(isinstance, infos, _DICTS)):
             e = next(e for e, info in enumerate(infos) if not isinstance(info, dict))
             step = observations[e], rewards[e], terminated[e], truncated[e], infos[e]

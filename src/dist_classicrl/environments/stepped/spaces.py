@@ -120,11 +120,13 @@ class SpaceIndex:
             raise self._misfit(misfit, rows) from None
 
     def _encode_each(self, values: Sequence[Any], out: np.ndarray | None = None) -> np.ndarray:
-        if self._numbers and len(values) <= _FEW and (found := self._join(values)) is not None:
-            if out is None:
-                return np.array(found, np.int64)
-            out[:] = found if len(found) != 1 else found[0]  # of a list it makes an array first
-            return out
+        if self._numbers and len(values) <= _FEW:
+            found = [self.index_of(value) for value in values]
+            if None not in found:
+                if out is None:
+                    return np.array(found, np.int64)
+                out[:] = found if len(found) != 1 else found[0]  # of a list it makes an array first
+                return out
         arrays = []
         for leaf in self._leaves:
             parts = values if not leaf.path else [self._follow(value, leaf.path) for value in values]
@@ -134,26 +136,25 @@ class SpaceIndex:
                 raise _MisfitError(f"the {self.role}s {parts!r} differ in shape") from None
         return self._encode(arrays, len(values), out)
 
-    def _join(self, values: Sequence[Any]) -> list[int] | None:
-        """Return the indices of values of single numbers, or None where one is not in the space."""
-        indices = []
-        for value in values:
-            index = 0
-            for path, first, size, stride in self._numbers:
-                part = value
-                try:
-                    for step in path:
-                        part = part[step]
-                except (KeyError, IndexError, TypeError):
-                    return None
-                if type(part) not in _WHOLE:
-                    return None
-                digit = int(part) - first
-                if not 0 <= digit < size:
-                    return None
-                index += digit * stride
-            indices.append(index)
-        return indices
+    def index_of(self, value: Any) -> int | None:
+        """Return the index of a value of single numbers; None where it has others or is not in the space."""
+        if not self._numbers:
+            return None
+        index = 0
+        for path, first, size, stride in self._numbers:
+            part = value
+            try:
+                for step in path:
+                    part = part[step]
+            except (KeyError, IndexError, TypeError):
+                return None
+            if type(part) not in _WHOLE:
+                return None
+            digit = int(part) - first
+            if not 0 <= digit < size:
+                return None
+            index += digit * stride
+        return index
 
     def encode_batch(self, batch: Any, out: np.ndarray | None = None) -> np.ndarray:
         """Return the indices of a batch as Gymnasium's vector environments give it; see `encode_each`.
