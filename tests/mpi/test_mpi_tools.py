@@ -15,6 +15,7 @@ from dist_classicrl.mpi_tools import (
     ParameterSync,
     QuorumBarrier,
     TwoLevel,
+    two_level,
 )
 from dist_classicrl.mpi_tools.parameters import _Given
 
@@ -671,6 +672,32 @@ def test_other_operations_or_arrays_on_one_rank_are_refused_on_all(world, severa
         with pytest.raises(SettingsError, match=good + ".*" + said):
             bad(levels) if world.rank == world.size - 1 else levels.allreduce(np.ones(3))
         assert levels.allreduce(np.ones(3)).tolist() == [world.size] * 3
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("method", ["mpi", "two_level"])
+@pytest.mark.parametrize("operation", ["allreduce", "broadcast", "reduce_scatter", "allgather"])
+def test_more_numbers_than_mpi_counts_are_refused_on_all_and_nobody_is_taken_for_dead(
+    world, operation, method, check
+):
+    ranks = world.size if operation == "allgather" else 1
+    most = (2**31 - 1) // ranks
+    with TwoLevel(world, method=method, host=str(world.rank % 2), check=check, timeout=TIMEOUT) as levels:
+        with pytest.raises(
+            SettingsError, match=f"^array .* at most {most:,} .*got {most + 1:,}.*{operation} for"
+        ):
+            getattr(levels, operation)(np.broadcast_to(np.int8(1), most + 1))  # which takes no memory
+        assert levels.allreduce([1]).tolist() == [world.size]
+
+
+def test_as_many_numbers_as_mpi_counts_are_taken(world, monkeypatch):
+    monkeypatch.setattr(two_level, "_MOST_NUMBERS", 2 * world.size)
+    with TwoLevel(world, timeout=TIMEOUT) as levels:
+        for operation, most in (("allreduce", 2 * world.size), ("allgather", 2)):
+            do = getattr(levels, operation)
+            assert do(np.ones(most)).sum() == 2 * world.size ** (2 if operation == "allreduce" else 1)
+            with pytest.raises(SettingsError, match=f"at most {most} numbers, got {most + 1}"):
+                do(np.ones(most + 1))
 
 
 def test_names_of_some_hosts_only_are_refused_on_all(world, several_ranks):

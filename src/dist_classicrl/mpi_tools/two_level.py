@@ -17,6 +17,7 @@ from dist_classicrl.mpi_tools.part import Part
 METHODS = ("auto", "two_level", "mpi")
 OPERATIONS = ("sum", "max", "min")
 _TEXT_BYTES = 256
+_MOST_NUMBERS = 2**31 - 1  # of one of MPI's operations, of which many count in 32 bits with a sign
 _WHAT = "their part in a TwoLevel operation"
 
 
@@ -122,7 +123,8 @@ class TwoLevel(Part):
         Parameters
         ----------
         array : array_like
-            Whole numbers of 8 to 64 bits, float32 or float64, of the same shape and type on all ranks.
+            Whole numbers of 8 to 64 bits, float32 or float64, of the same shape and type on all ranks, and
+            fewer than 2**31 of them.
         op : {"sum", "max", "min"}
             Sums are made in the arrays' type.
 
@@ -217,7 +219,7 @@ class TwoLevel(Part):
         Parameters
         ----------
         array : array_like
-            As for `allreduce`.
+            As for `allreduce`; those of all ranks together are fewer than 2**31 numbers.
 
         Returns
         -------
@@ -300,6 +302,13 @@ class TwoLevel(Part):
         from mpi4py import MPI
 
         given = as_numbers("array", array)
+        ranks = self._size if name == "allgather" else 1
+        if given.size * ranks > _MOST_NUMBERS:
+            together = f"; those of {ranks} ranks come together" if ranks > 1 else ""
+            raise SettingsError(
+                f"array must have at most {_MOST_NUMBERS // ranks:,} numbers, got {given.size:,}{together}: MPI "
+                f"counts up to {_MOST_NUMBERS:,} in one operation. Call {name} for one part of it at a time"
+            )
         if name == "broadcast" and WholeNumber(0)("source", source) >= self._size:
             raise SettingsError(f"source must be a rank below {self._size}, got {source!r}")
         if name == "reduce_scatter" and given.ndim == 0:
