@@ -127,21 +127,41 @@ def test_what_numpy_makes_no_array_of_is_refused_on_all_ranks_with_what_to_write
         TwoLevel(world, timeout=TIMEOUT) as levels,
         DistributedDebugger(world, timeout=TIMEOUT) as debugger,
     ):
-        uses = (
-            reduce,
-            levels.allreduce,
-            debugger.check_data_consistency,
-            lambda array: sync.start({"weights": array}, op="sum").wait(),
-        )
-        for use in uses:
+        for use, name in uses_of_arrays(reduce, sync, levels, debugger).items():
             with pytest.raises(SettingsError) as caught:
                 use(given)
-            name = "array" if use is not uses[-1] else "'weights'"
             said = str(caught.value)
             assert f"{name} must be an array of numbers, got {foreign.__name__}, of which" in said
             assert f"; give what its .{method} returns" in said
             assert f"rank {last}: " in said or world.size == 1
             use(np.ones(3))
+
+
+def uses_of_arrays(reduce, sync, levels, debugger):
+    """What takes an array, and by which name."""
+    return {
+        reduce: "array",
+        levels.allreduce: "array",
+        debugger.check_data_consistency: "array",
+        lambda array: sync.start({"weights": array}, op="sum").wait(): "'weights'",
+        lambda array: sync.start({"weights": array}, source=0).wait(): "'weights'",
+    }
+
+
+def test_masked_arrays_are_refused_on_all_ranks_where_they_hide_numbers(world):
+    last = world.size - 1
+    hides = np.ma.array([1.0, 999.0, 2.0], mask=[False, True, False])
+    with (
+        CompressedAllreduce(world, "int8", timeout=TIMEOUT) as reduce,
+        ParameterSync(world, timeout=TIMEOUT) as sync,
+        TwoLevel(world, timeout=TIMEOUT) as levels,
+        DistributedDebugger(world, timeout=TIMEOUT) as debugger,
+    ):
+        for use, name in uses_of_arrays(reduce, sync, levels, debugger).items():
+            with pytest.raises(SettingsError, match=rf"{name} is a masked array that hides 1 of .*\.filled"):
+                use(hides if world.rank == last else np.ones(3))
+            use(np.ma.array(np.ones(3)))
+        assert levels.allreduce(hides.filled(0.0)).tolist() == [world.size, 0.0, 2.0 * world.size]
 
 
 @pytest.mark.parametrize("uneven", ["keep", "drop", "pad"])

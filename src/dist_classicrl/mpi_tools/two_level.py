@@ -306,8 +306,8 @@ class TwoLevel(Part):
         if given.size * ranks > _MOST_NUMBERS:
             together = f"; those of {ranks} ranks come together" if ranks > 1 else ""
             raise SettingsError(
-                f"array must have at most {_MOST_NUMBERS // ranks:,} numbers, got {given.size:,}{together}: MPI "
-                f"counts up to {_MOST_NUMBERS:,} in one operation. Call {name} for one part of it at a time"
+                f"array must have at most {_MOST_NUMBERS // ranks:,} numbers, got {given.size:,}{together}: "
+                f"MPI counts up to {_MOST_NUMBERS:,} in one operation. Call {name} for one part of it at a time"
             )
         if name == "broadcast" and WholeNumber(0)("source", source) >= self._size:
             raise SettingsError(f"source must be a rank below {self._size}, got {source!r}")
