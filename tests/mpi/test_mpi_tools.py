@@ -662,6 +662,27 @@ def test_operations_in_two_levels_are_what_mpi_says(world, hosts, method):
         assert levels.allgather(7).tolist() == [7] * n
 
 
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("op", ["max", "min"])
+@pytest.mark.parametrize("method", ["mpi", "two_level"])
+def test_the_largest_and_least_of_nan_and_numbers_is_nan_whichever_rank_has_it(world, method, op, dtype):
+    n = world.size
+    extreme = getattr(np, op)
+    floats = [np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, np.finfo(dtype).max, np.finfo(dtype).smallest_subnormal]
+    own = np.random.default_rng(world.rank).choice(np.array(floats, dtype), (3 * n, 4))
+    own[world.rank, 0], own[n + world.rank, 1] = np.nan, -np.nan
+    twin = extreme(world.allgather(own), axis=0)
+    with TwoLevel(world, method=method, host=str(world.rank % 2), timeout=TIMEOUT) as levels:
+        found = levels.allreduce(own, op)
+        np.testing.assert_array_equal(found, twin)
+        assert found.dtype == own.dtype and len(set(world.allgather(found.tobytes()))) == 1
+        assert np.isnan(found).sum() == 2 * n
+        np.testing.assert_array_equal(
+            levels.reduce_scatter(own, op), np.array_split(twin, n)[world.rank], strict=True
+        )
+        assert np.isnan(levels.allreduce(own.dtype.type(np.nan if world.rank == n - 1 else 1.0), op))
+
+
 def test_without_names_ranks_that_share_memory_are_one_host_and_mpi_does_it_alone(world):
     with TwoLevel(world, timeout=TIMEOUT) as levels:
         assert levels.hosts == (tuple(range(world.size)),) and not levels.uses_two_levels
