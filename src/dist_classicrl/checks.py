@@ -270,6 +270,18 @@ def as_array(value: Any) -> np.ndarray:
         return np.empty((), object)
 
 
+def hidden_numbers(value: Any) -> str:
+    """Return, in words, that `value` is a masked array that hides some of its numbers; nothing if not.
+
+    `as_array` would take what is hidden for numbers like the others.
+    """
+    import numpy as np
+
+    if not (isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value)):
+        return ""
+    return f"is a masked array that hides {np.ma.count_masked(value)} of its numbers"
+
+
 def sum_tolerance(rows: np.ndarray) -> float:
     """Return how far rows of probabilities may be from adding up to 1: by 1e-8, or their own rounding."""
     import numpy as np

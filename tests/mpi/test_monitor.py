@@ -166,6 +166,28 @@ def test_every_rank_that_differs_is_named(world, debugger):
     ]
 
 
+LONG = np.finfo(np.longdouble)
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "tolerance"),
+    [
+        (np.uint64(0), np.uint64(2**53 + 1), 2.0**53),
+        (np.int64(-(2**62)), np.int64(2**62 + 1), 2.0**63),
+        (np.int8(-128), np.int8(127), 254.5),
+        (LONG.smallest_subnormal, np.longdouble(0), 0.0),
+        (1 + LONG.eps, np.longdouble(0), 1.0),
+    ],
+)
+def test_numbers_are_apart_by_more_than_the_tolerance_at_the_ends_of_float64(
+    world, debugger, here, there, tolerance
+):
+    found = debugger.check_data_consistency(here if world.rank else there, tolerance)
+    assert [(each.rank, each.count) for each in found.differences] == [(r, 1) for r in range(1, world.size)]
+    assert all(each.largest > 0.0 for each in found.differences)
+    assert debugger.check_data_consistency(here if world.rank else there, 1e308)
+
+
 def test_nan_on_one_rank_only_differs_from_any_number(world, debugger):
     array = np.zeros((3, 2))
     if world.rank == world.size - 1:

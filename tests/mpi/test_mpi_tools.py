@@ -15,6 +15,7 @@ from dist_classicrl.mpi_tools import (
     ParameterSync,
     QuorumBarrier,
     TwoLevel,
+    two_level,
 )
 from dist_classicrl.mpi_tools.parameters import _Given
 
@@ -126,21 +127,41 @@ def test_what_numpy_makes_no_array_of_is_refused_on_all_ranks_with_what_to_write
         TwoLevel(world, timeout=TIMEOUT) as levels,
         DistributedDebugger(world, timeout=TIMEOUT) as debugger,
     ):
-        uses = (
-            reduce,
-            levels.allreduce,
-            debugger.check_data_consistency,
-            lambda array: sync.start({"weights": array}, op="sum").wait(),
-        )
-        for use in uses:
+        for use, name in uses_of_arrays(reduce, sync, levels, debugger).items():
             with pytest.raises(SettingsError) as caught:
                 use(given)
-            name = "array" if use is not uses[-1] else "'weights'"
             said = str(caught.value)
             assert f"{name} must be an array of numbers, got {foreign.__name__}, of which" in said
             assert f"; give what its .{method} returns" in said
             assert f"rank {last}: " in said or world.size == 1
             use(np.ones(3))
+
+
+def uses_of_arrays(reduce, sync, levels, debugger):
+    """What takes an array, and by which name."""
+    return {
+        reduce: "array",
+        levels.allreduce: "array",
+        debugger.check_data_consistency: "array",
+        lambda array: sync.start({"weights": array}, op="sum").wait(): "'weights'",
+        lambda array: sync.start({"weights": array}, source=0).wait(): "'weights'",
+    }
+
+
+def test_masked_arrays_are_refused_on_all_ranks_where_they_hide_numbers(world):
+    last = world.size - 1
+    hides = np.ma.array([1.0, 999.0, 2.0], mask=[False, True, False])
+    with (
+        CompressedAllreduce(world, "int8", timeout=TIMEOUT) as reduce,
+        ParameterSync(world, timeout=TIMEOUT) as sync,
+        TwoLevel(world, timeout=TIMEOUT) as levels,
+        DistributedDebugger(world, timeout=TIMEOUT) as debugger,
+    ):
+        for use, name in uses_of_arrays(reduce, sync, levels, debugger).items():
+            with pytest.raises(SettingsError, match=rf"{name} is a masked array that hides 1 of .*\.filled"):
+                use(hides if world.rank == last else np.ones(3))
+            use(np.ma.array(np.ones(3)))
+        assert levels.allreduce(hides.filled(0.0)).tolist() == [world.size, 0.0, 2.0 * world.size]
 
 
 @pytest.mark.parametrize("uneven", ["keep", "drop", "pad"])
@@ -641,6 +662,27 @@ def test_operations_in_two_levels_are_what_mpi_says(world, hosts, method):
         assert levels.allgather(7).tolist() == [7] * n
 
 
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("op", ["max", "min"])
+@pytest.mark.parametrize("method", ["mpi", "two_level"])
+def test_the_largest_and_least_of_nan_and_numbers_is_nan_whichever_rank_has_it(world, method, op, dtype):
+    n = world.size
+    extreme = getattr(np, op)
+    floats = [np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, np.finfo(dtype).max, np.finfo(dtype).smallest_subnormal]
+    own = np.random.default_rng(world.rank).choice(np.array(floats, dtype), (3 * n, 4))
+    own[world.rank, 0], own[n + world.rank, 1] = np.nan, -np.nan
+    twin = extreme(world.allgather(own), axis=0)
+    with TwoLevel(world, method=method, host=str(world.rank % 2), timeout=TIMEOUT) as levels:
+        found = levels.allreduce(own, op)
+        np.testing.assert_array_equal(found, twin)
+        assert found.dtype == own.dtype and len(set(world.allgather(found.tobytes()))) == 1
+        assert np.isnan(found).sum() == 2 * n
+        np.testing.assert_array_equal(
+            levels.reduce_scatter(own, op), np.array_split(twin, n)[world.rank], strict=True
+        )
+        assert np.isnan(levels.allreduce(own.dtype.type(np.nan if world.rank == n - 1 else 1.0), op))
+
+
 def test_without_names_ranks_that_share_memory_are_one_host_and_mpi_does_it_alone(world):
     with TwoLevel(world, timeout=TIMEOUT) as levels:
         assert levels.hosts == (tuple(range(world.size)),) and not levels.uses_two_levels
@@ -671,6 +713,32 @@ def test_other_operations_or_arrays_on_one_rank_are_refused_on_all(world, severa
         with pytest.raises(SettingsError, match=good + ".*" + said):
             bad(levels) if world.rank == world.size - 1 else levels.allreduce(np.ones(3))
         assert levels.allreduce(np.ones(3)).tolist() == [world.size] * 3
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("method", ["mpi", "two_level"])
+@pytest.mark.parametrize("operation", ["allreduce", "broadcast", "reduce_scatter", "allgather"])
+def test_more_numbers_than_mpi_counts_are_refused_on_all_and_nobody_is_taken_for_dead(
+    world, operation, method, check
+):
+    ranks = world.size if operation == "allgather" else 1
+    most = (2**31 - 1) // ranks
+    with TwoLevel(world, method=method, host=str(world.rank % 2), check=check, timeout=TIMEOUT) as levels:
+        with pytest.raises(
+            SettingsError, match=f"^array .* at most {most:,} .*got {most + 1:,}.*{operation} for"
+        ):
+            getattr(levels, operation)(np.broadcast_to(np.int8(1), most + 1))  # which takes no memory
+        assert levels.allreduce([1]).tolist() == [world.size]
+
+
+def test_as_many_numbers_as_mpi_counts_are_taken(world, monkeypatch):
+    monkeypatch.setattr(two_level, "_MOST_NUMBERS", 2 * world.size)
+    with TwoLevel(world, timeout=TIMEOUT) as levels:
+        for operation, most in (("allreduce", 2 * world.size), ("allgather", 2)):
+            do = getattr(levels, operation)
+            assert do(np.ones(most)).sum() == 2 * world.size ** (2 if operation == "allreduce" else 1)
+            with pytest.raises(SettingsError, match=f"at most {most} numbers, got {most + 1}"):
+                do(np.ones(most + 1))
 
 
 def test_names_of_some_hosts_only_are_refused_on_all(world, several_ranks):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl._files import open_regular, whole_file
-from dist_classicrl.checks import as_array, checked_path
+from dist_classicrl.checks import as_array, checked_path, hidden_numbers
 from dist_classicrl.errors import DataError, OutsideSpaceError, RewardError, SettingsError
 
 #: The arrays of a transition; the last one may be missing.
@@ -242,11 +242,8 @@ def _fields_of(data: Any) -> dict[str, Any] | None:
 
 
 def _checked(name: str, value: Any) -> np.ndarray:
-    if np.ma.is_masked(value):
-        raise DataError(
-            f"{name} is a masked array that hides {np.ma.count_masked(value)} of its numbers: leave such "
-            "transitions out"
-        )
+    if hidden := hidden_numbers(value):
+        raise DataError(f"{name} {hidden}: leave such transitions out")
     array = as_array(value)
     kinds, what = {
         "rewards": ("fiu", "numbers"),

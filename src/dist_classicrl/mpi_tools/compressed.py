@@ -46,9 +46,9 @@ class CompressedAllreduce(RootedPart):
     """An all-reduce of arrays that sends part of the numbers, or rounded ones, with error feedback.
 
     What is not sent is kept and added at the next call, so it goes in the end: what all calls returned and
-    what `flush` returns add up to the sums of what was given. Rank 0 adds up; messages are point-to-point,
-    and no wait is longer than `timeout`. The methods are collective. `close` drops what was kept, so call
-    `flush` before.
+    what `flush` returns add up to the sums of what was given, as far as float64 has them. Rank 0 adds up;
+    messages are point-to-point, and no wait is longer than `timeout`. The methods are collective. `close`
+    drops what was kept, so call `flush` before.
 
     Parameters
     ----------
@@ -114,7 +114,8 @@ class CompressedAllreduce(RootedPart):
         Parameters
         ----------
         array : array_like
-            Finite real numbers, of the same shape on all ranks and in all calls.
+            Finite real numbers, of the same shape on all ranks and in all calls. They become float64 first,
+            which rounds whole numbers above 2**53 and long doubles.
 
         Returns
         -------
@@ -132,7 +133,7 @@ class CompressedAllreduce(RootedPart):
         return self._reduce(refusal, given, whole=False)
 
     def flush(self) -> np.ndarray:
-        """Return the sum, or mean, of all that was kept, exactly; nothing is kept afterwards."""
+        """Return the sum, or mean, in float64 of all that was kept; nothing is kept afterwards."""
         nothing = self._residual is None
         given = np.zeros(0) if self._residual is None else np.zeros_like(self._residual)
         return self._reduce("flush needs a call before it" if nothing else "", given, whole=True)

@@ -229,10 +229,12 @@ def _with_block(
     """Return what was found so far, with what differs in this rank's block from that of rank 0."""
     here = blocks.block(number)
     apart = distances(here, there)
-    places = np.flatnonzero(apart > tolerance)
+    # NumPy would compare whole numbers with a float as float64, which has not all of them.
+    places = np.flatnonzero(apart > (math.floor(tolerance) if apart.dtype.kind == "u" else tolerance))
     if not places.size:
         return found
-    first, largest, count = int(places[0]), float(apart[places].max()), int(places.size)
+    largest = max(float(apart[places].max()), math.ulp(0.0))  # of a long double it may be less than any float
+    first, count = int(places[0]), int(places.size)
     if found is not None:
         return replace(found, largest=max(found.largest, largest), count=found.count + count)
     index = tuple(map(int, np.unravel_index(number * blocks.length + first, blocks.shape)))
@@ -240,9 +242,9 @@ def _with_block(
 
 
 def distances(here: np.ndarray, there: np.ndarray) -> np.ndarray:
-    """Return how far apart numbers of one type are: exactly, as uint64, where they are whole, else float64.
+    """Return how far apart numbers of one type are: exactly, as uint64, where they are whole, else as reals.
 
-    0 for two NaN or the same infinity, infinity for one of either.
+    These are float64, or long doubles for such: 0 for two NaN or the same infinity, infinity for one of them.
     """
     if here.dtype.kind in "biu":
         larger = here > there
@@ -251,7 +253,7 @@ def distances(here: np.ndarray, there: np.ndarray) -> np.ndarray:
         return np.where(larger, wide[0] - wide[1], wide[1] - wide[0])
     with np.errstate(invalid="ignore", over="ignore"):
         wide = [array.astype(np.result_type(array.dtype, np.float64)) for array in (here, there)]
-        difference = np.abs(wide[0] - wide[1]).astype(np.float64)
+        difference = np.abs(wide[0] - wide[1])
     same = (here == there) | (np.isnan(here) & np.isnan(there))
     difference[same] = 0.0
     difference[~same & np.isnan(difference)] = np.inf

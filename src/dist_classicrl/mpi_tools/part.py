@@ -27,7 +27,9 @@ class Part:
     def close(self) -> None:
         """Stop listening, and give the communicator back to MPI; every rank should close its own.
 
-        It waits for the other ranks' closing, but no longer than a second.
+        It waits for the other ranks' closing, but no longer than a second. A `CompressedAllreduce` or
+        `DistributedDebugger` first waits until the others have taken what it has sent, or none of them has
+        taken any for `timeout` seconds.
         """
         if not self._is_closed:
             self._is_closed = True

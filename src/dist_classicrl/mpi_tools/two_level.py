@@ -17,6 +17,7 @@ from dist_classicrl.mpi_tools.part import Part
 METHODS = ("auto", "two_level", "mpi")
 OPERATIONS = ("sum", "max", "min")
 _TEXT_BYTES = 256
+_MOST_NUMBERS = 2**31 - 1  # of one of MPI's operations, of which many count in 32 bits with a sign
 _WHAT = "their part in a TwoLevel operation"
 
 
@@ -122,9 +123,10 @@ class TwoLevel(Part):
         Parameters
         ----------
         array : array_like
-            Whole numbers of 8 to 64 bits, float32 or float64, of the same shape and type on all ranks.
+            Whole numbers of 8 to 64 bits, float32 or float64, of the same shape and type on all ranks, and
+            fewer than 2**31 of them.
         op : {"sum", "max", "min"}
-            Sums are made in the arrays' type.
+            Sums are made in the arrays' type. Where one rank has NaN, the result is NaN, of any `op`.
 
         Returns
         -------
@@ -139,17 +141,18 @@ class TwoLevel(Part):
         RankTimeoutError, RankLostError
             If a rank does not do its part within `timeout`, or has died; the object is closed then.
         """
-        given, operation = self._agreed("allreduce", array, op=op)
+        numbers, operation = self._agreed("allreduce", array, op=op)
+        given = _in_order(numbers, op)
         total = np.empty_like(given)
         if not self._two_levels:
             self._do(self._comm.Iallreduce, given, total, operation)
-            return total
+            return _out_of_order(total, numbers.dtype)
         own = np.empty_like(given)
         self._do(self._local.Ireduce, given, own, operation, 0)
         if self._is_leader:
             self._do(self._leaders.Iallreduce, own, total, operation)
         self._do(self._local.Ibcast, total, 0)
-        return total
+        return _out_of_order(total, numbers.dtype)
 
     def broadcast(self, array: Any, source: int = 0) -> np.ndarray:
         """Return the array of rank `source`; those of the others say its shape and type.
@@ -190,13 +193,14 @@ class TwoLevel(Part):
         SettingsError, RankTimeoutError, RankLostError
             As `allreduce`.
         """
-        given, operation = self._agreed("reduce_scatter", array, op=op)
+        numbers, operation = self._agreed("reduce_scatter", array, op=op)
+        given = _in_order(numbers, op)
         parts = np.array_split(given, self._size)
         mine = np.empty_like(parts[self._rank])
         counts = [part.size for part in parts]
         if not self._two_levels:
             self._do(self._comm.Ireduce_scatter, given, mine, counts, operation)
-            return mine
+            return _out_of_order(mine, numbers.dtype)
         total = np.empty(given.size, given.dtype)
         if not np.array_equal(self._order, range(self._size)):
             given = np.concatenate([parts[rank] for rank in self._order])
@@ -209,7 +213,7 @@ class TwoLevel(Part):
                 self._leaders.Ireduce_scatter, total, of_host, [sum(each) for each in by_host], operation
             )
         self._do(self._local.Iscatterv, [of_host, own], mine, 0)
-        return mine
+        return _out_of_order(mine, numbers.dtype)
 
     def allgather(self, array: Any) -> np.ndarray:
         """Return the arrays of all ranks.
@@ -217,7 +221,7 @@ class TwoLevel(Part):
         Parameters
         ----------
         array : array_like
-            As for `allreduce`.
+            As for `allreduce`; those of all ranks together are fewer than 2**31 numbers.
 
         Returns
         -------
@@ -300,6 +304,13 @@ class TwoLevel(Part):
         from mpi4py import MPI
 
         given = as_numbers("array", array)
+        ranks = self._size if name == "allgather" else 1
+        if given.size * ranks > _MOST_NUMBERS:
+            together = f"; those of {ranks} ranks come together" if ranks > 1 else ""
+            raise SettingsError(
+                f"array must have at most {_MOST_NUMBERS // ranks:,} numbers, got {given.size:,}{together}: "
+                f"MPI counts up to {_MOST_NUMBERS:,} in one operation. Call {name} for a part at a time"
+            )
         if name == "broadcast" and WholeNumber(0)("source", source) >= self._size:
             raise SettingsError(f"source must be a rank below {self._size}, got {source!r}")
         if name == "reduce_scatter" and given.ndim == 0:
@@ -349,6 +360,35 @@ class TwoLevel(Part):
     def _leave(self) -> None:
         made = [comm for comm in (self._local, self._leaders) if comm]
         free_together([*made, self._comm, self._closing])
+
+
+def _in_order(given: np.ndarray, op: str) -> np.ndarray:
+    """Return floats whose largest or least is asked for as whole numbers in their order, NaN beyond all.
+
+    Of NaN and a number MPI takes the one or the other, by which rank has it.
+    """
+    if op == "sum" or given.dtype.kind != "f":
+        return given
+    made = given.copy()
+    made[np.isnan(made)] = np.copysign(np.nan, 1.0 if op == "max" else -1.0)
+    whole = made.view(f"i{made.itemsize}")
+    _flip(whole)
+    return whole
+
+
+def _out_of_order(found: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return what MPI made of what `_in_order` returned, as numbers of the type that it was given."""
+    if found.dtype == dtype:
+        return found
+    _flip(found)
+    made = found.view(dtype)
+    made[np.isnan(made)] = np.nan
+    return made
+
+
+def _flip(whole: np.ndarray) -> None:
+    """Turn the order of negative numbers round: as bits, that of a float grows with its distance from 0."""
+    whole ^= (whole >> (8 * whole.itemsize - 1)) & np.iinfo(whole.dtype).max
 
 
 def _unlike(pieces: list[bytes], begin: int) -> SettingsError:
