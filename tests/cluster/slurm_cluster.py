@@ -106,7 +106,7 @@ class SlurmCluster:
         Seconds of silence after which a node counts as dead.
     """
 
-    def __init__(self, *, sends_warning: bool = True, grace: int = 15, node_timeout: int = 60) -> None:
+    def __init__(self, *, sends_warning: bool = True, grace: int = 15, node_timeout: int = 600) -> None:
         self.hosts = Hosts(len(NODES) + 1)
         self.folder = self.hosts.folder / "slurm"
         self.jobs = self.folder / "jobs"
