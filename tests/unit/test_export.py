@@ -43,7 +43,7 @@ def multi():
 
 def masked():
     parts = {
-        "seen": spaces.Tuple([spaces.Box(-2, 1, (2,), np.int8), spaces.MultiBinary(2)]),
+        "seen": spaces.Tuple([spaces.Box(-2, 1, (2,), np.int8), spaces.MultiBinary(2), spaces.Dict()]),
         "action_mask": spaces.MultiBinary(4),
     }
     return Spaces(spaces.Dict(parts), spaces.Discrete(4, start=3))
@@ -211,7 +211,7 @@ def test_observations_as_the_environment_gives_them(tmp_path, name):
     [
         ("blackjack", (20, 10, 0, 7)),
         ("blackjack", (20, 10)),
-        ("masked", {"seen": ([0, 0], [1, 1], 0), "action_mask": [1] * 4}),
+        ("masked", {"seen": ([0, 0], [1, 1], {}, 0), "action_mask": [1] * 4}),
         ("multi", [[0, 5], [-1, 0], [0, 0]]),
     ],
 )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
 from dist_classicrl.environments.stepped.spaces import SpaceIndex
 from dist_classicrl.model.policy import Policy, plain_value
@@ -113,8 +114,9 @@ def program(policy: Policy, title: str, module: str) -> Iterator[str]:
         yield f"# They are called {', '.join(policy.action_names)}.\n"
     yield "\n# Parts of an observation: where they lie, shape, first values, numbers of values, weights.\n"
     parts = _parts(policy)
+    space = policy.observations.space if isinstance(policy.observations, SpaceIndex) else None
     yield "_PARTS = [\n" + "".join(f"    {part},\n" for part in parts) + "]\n"
-    yield f"# How many entries the tuples on these ways have.\n_ENTRIES = {_entries(parts)}\n\n"
+    yield f"# How many entries the tuples on these ways have.\n_ENTRIES = {_entries(space)}\n\n"
     yield "# The actions of each state, the best first.\n_BEST_FIRST = "
     yield from write(policy, _ranking)
     is_told = policy.legal is None and policy.has_told_masks
@@ -145,13 +147,16 @@ def _parts(policy: Policy) -> list[tuple[Any, ...]]:
     return [(plain_value(path), *others) for path, *others in policy.observations.parts()]
 
 
-def _entries(parts: list[tuple[Any, ...]]) -> dict[tuple[Any, ...], int]:
-    """Return the lengths of the tuples that the parts lie in, by the path to each."""
+def _entries(space: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], int]:
+    """Return the lengths of the tuples in a space's values, by the path to each."""
     entries: dict[tuple[Any, ...], int] = {}
-    for path, *_ in parts:
-        for depth, step in enumerate(path):
-            if isinstance(step, int):
-                entries[path[:depth]] = max(entries.get(path[:depth], 0), step + 1)
+    parts: dict[Any, Any] = {}
+    if isinstance(space, spaces.Tuple):
+        entries, parts = {path: len(space.spaces)}, dict(enumerate(space.spaces))
+    elif isinstance(space, spaces.Dict):
+        parts = space.spaces
+    for step, part in parts.items():
+        entries |= _entries(part, (*path, plain_value(step)))
     return entries
 
 
