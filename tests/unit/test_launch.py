@@ -870,6 +870,13 @@ def test_m_begins_the_script_wherever_the_options_end(launch, capsys, place):
     assert capsys.readouterr().out.endswith("program -m package.train -m x\n")
 
 
+@pytest.mark.parametrize("words", [["-vn", 3], ["-vn3"], ["-n3"], ["-v", "-n3"]])
+def test_m_begins_the_script_after_options_in_one_word(launch, capsys, words):
+    launch("--dry-run", *words, "-m", "package.train", "-n", "x")
+    said = capsys.readouterr().out
+    assert said.endswith("program -m package.train -n x\n") and " -n 3 " in said
+
+
 def test_the_help_shows_a_full_example(capsys):
     assert main(["launch", "--help"]) == 0
     said = capsys.readouterr().out

@@ -51,10 +51,19 @@ class _ScriptCommand(click.Command):
         }
         place = 0
         while place < len(args) and args[place].startswith("-") and args[place] not in ("--", "-m"):
-            place += 1 + takes.get(args[place], 0)
+            place += 1 + _words_after(args[place], takes)
         if args[place : place + 1] == ["-m"]:
             args = [*args[:place], "--", *args[place:]]
         return super().parse_args(ctx, args)
+
+
+def _words_after(word: str, takes: dict[str, int]) -> int:
+    """Return how many words belong to an option that is written so, such as -n, --ranks, -n2 or -vn."""
+    if word in takes or word.startswith("--"):
+        return takes.get(word, 0)
+    # The first letter that takes something has what follows it in the word, if anything does.
+    at = next((at for at, letter in enumerate(word) if f"-{letter}" in takes), -1)
+    return takes[f"-{word[at]}"] if at == len(word) - 1 else 0
 
 
 @click.command(
