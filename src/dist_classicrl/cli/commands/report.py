@@ -12,7 +12,7 @@ from dist_classicrl.cli import output
 from dist_classicrl.cli.several.reading import read_each, runs_named
 
 if TYPE_CHECKING:
-    from dist_classicrl.monitoring.scaling import Measured, ScalingReport
+    from dist_classicrl.monitoring.scaling import Measured, ScalingReport, Spread
     from dist_classicrl.report.page import Page
 
 _HELP = """\
@@ -147,7 +147,7 @@ def _show_runs(report: ScalingReport) -> None:
     headers = ["run", "workers", "steps/s", *compared, "communication", "of workers: mean", *_SPREAD[1:]]
     rows = []
     for scaled in report.runs:
-        run, spread = scaled.run, scaled.run.communication
+        run = scaled.run
         rows.append(
             [
                 run.name + (" (baseline)" if several and run.name == report.baseline else ""),
@@ -155,10 +155,14 @@ def _show_runs(report: ScalingReport) -> None:
                 f"{run.steps_per_second:,.0f}",
                 *([f"{scaled.speed_up:.2f}", f"{scaled.efficiency:.1%}"] if several else []),
                 f"{run.communication_fraction:.2%}",
-                *("-" if spread is None else f"{getattr(spread, name):.2%}" for name in _SPREAD),
+                *_cells(run.communication),
             ]
         )
     output.show_table(headers, rows)
+
+
+def _cells(spread: Spread | None) -> list[str]:
+    return ["-" if spread is None else f"{getattr(spread, name):.2%}" for name in _SPREAD]
 
 
 def _show_workers(run: Measured) -> None:
@@ -171,7 +175,7 @@ def _show_workers(run: Measured) -> None:
             load.host,
             f"{load.steps:,}",
             f"{load.steps_per_second:,.0f}",
-            *(f"{getattr(load.communication, name):.2%}" for name in _SPREAD),
+            *_cells(load.communication),
         ]
         for load in run.per_worker
     ]
