@@ -61,6 +61,40 @@ def test_what_is_asked_of_one_run_is_not_asked_of_a_folder_of_them(runs, capsys,
     assert status == 2 and "Name one of them, such as runs/ended" in err
 
 
+@pytest.mark.parametrize(
+    "edited",
+    [
+        {"steps": "12"},
+        {"steps": None},
+        {"steps": [12]},
+        {"mean_return": "0.5"},
+        {"events": [{}]},
+        {"of": "something else"},
+    ],
+)
+def test_a_result_that_is_none_of_this_library_is_no_result(runs, capsys, edited):
+    with open("runs/ended/result.json") as file:
+        result = json.load(file)
+    with open("runs/ended/result.json", "w") as file:
+        json.dump({**result, **edited}, file)
+    status, out, err = run_command(capsys, "show", "runs", "--json")
+    listed = json.loads(out)
+    assert (status, err, len(listed)) == (0, "", 3)
+    assert (listed[0]["has_ended"], listed[0]["steps"], listed[0]["greedy_return"]) == (False, 3000, None)
+
+
+@pytest.mark.parametrize("greedy", [[1], "0.5", {"mean_return": "0.5"}, {"mean_return": 0.5}, {}])
+def test_what_the_greedy_policy_was_worth_is_not_known_from_what_somebody_wrote(runs, capsys, greedy):
+    with open("runs/ended/result.json") as file:
+        result = json.load(file)
+    with open("runs/ended/result.json", "w") as file:
+        json.dump({**result, "greedy": greedy}, file)
+    status, out, _ = run_command(capsys, "show", "runs", "--json")
+    ended = json.loads(out)[0]
+    assert status == 0 and ended["has_ended"] and ended["greedy_return"] is None
+    assert ended["mean_return"] == result["mean_return"]
+
+
 def test_damaged_files_of_a_run_do_not_hide_the_others(runs, tmp_path, capsys):
     (tmp_path / "runs" / "ended" / "result.json").write_text("{}")
     (tmp_path / "runs" / "only begun" / "config.toml").write_text("= nothing")

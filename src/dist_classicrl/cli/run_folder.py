@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_classicrl._files import read_regular, whole_file
 from dist_classicrl._words import nearest
+from dist_classicrl.checks import is_real
 from dist_classicrl.cli import config
 
 if TYPE_CHECKING:
@@ -123,13 +124,26 @@ class RunFolder:
     def ended(self) -> tuple[TrainingResult, dict[str, Any] | None] | None:
         """Return the result of the run, and what its greedy policy is worth, if that is known.
 
-        None where the run has not ended, or somebody has edited the file.
+        None where the run has not ended, or somebody has edited the file; of the policy, in that part of it.
         """
         from dist_classicrl.agent.result import TrainingResult
 
         found = self.read_result() or {}
         greedy = found.pop(GREEDY, None)  # runs of earlier versions have none
-        return (TrainingResult.from_dict(found), greedy) if TrainingResult.is_described_by(found) else None
+        if not TrainingResult.is_described_by(found):
+            return None
+        return TrainingResult.from_dict(found), greedy if _is_in_short(greedy) else None
+
+
+def _is_in_short(data: Any) -> bool:
+    """Whether `data`, which was read from a file, is what `EvaluationResult.in_short` returns."""
+    return (
+        isinstance(data, dict)
+        and all(is_real(data.get(name)) for name in ("mean_return", "std_return", "mean_length"))
+        and type(data.get("episodes")) is int
+        and "hint" in data
+        and (data["hint"] is None or isinstance(data["hint"], str))
+    )
 
 
 def steps_saved(place: str | Path) -> int | None:
