@@ -23,7 +23,7 @@ def runs(tmp_path, monkeypatch):
     settings = {"environment": "Taxi-v4", "algorithm": "q_learning", "total_steps": 2000}
     for name in ("going on", "only begun"):
         (tmp_path / "runs" / name).mkdir(exist_ok=True)
-        config.write(tmp_path / "runs" / name / "config.toml", settings, "a test")
+        config.write(tmp_path / "runs" / name / "config.toml", settings, config.ABOUT)
     (tmp_path / "runs" / "nothing").mkdir()
     (tmp_path / "runs" / "plot.png").write_bytes(b"")
 
@@ -97,9 +97,25 @@ def test_what_the_greedy_policy_was_worth_is_not_known_from_what_somebody_wrote(
 
 def test_damaged_files_of_a_run_do_not_hide_the_others(runs, tmp_path, capsys):
     (tmp_path / "runs" / "ended" / "result.json").write_text("{}")
-    (tmp_path / "runs" / "only begun" / "config.toml").write_text("= nothing")
+    (tmp_path / "runs" / "going on" / "config.toml").write_text("= nothing")
     status, out, _ = run_command(capsys, "show", "runs")
     assert status == 0 and len(out.splitlines()) == 4
+
+
+def test_a_folder_with_a_configuration_of_something_else_is_no_run(runs, tmp_path, capsys):
+    for name in (".streamlit", "site"):
+        (tmp_path / "runs" / name).mkdir()
+        (tmp_path / "runs" / name / "config.toml").write_text("x = 1\n")
+    hand_made.write(tmp_path / "runs" / ".hidden", [hand_made.report(100, 1.0)])
+    (tmp_path / "runs" / ".hidden" / "config.toml").write_text(f"# {config.ABOUT}\n")
+    config.write(tmp_path / "runs" / "ended" / "config.toml", {"environment": "Mine-v0"}, "edited")
+    listed = json.loads(run_command(capsys, "show", "runs", "--json")[1])
+    assert [each["run"] for each in listed] == ["runs/ended", "runs/going on", "runs/only begun"]
+    assert listed[0]["environment"] == "Mine-v0"
+    _, _, err = run_command(capsys, "report", "runs")
+    assert ".hidden" not in err and "site" not in err and "only begun is left out" in err
+    _, _, err = run_command(capsys, "show", "runs/sitee")
+    assert "There is no 'runs/sitee'." in err and "runs/site'" not in err
 
 
 def test_a_folder_without_runs_is_none_of_them(tmp_path, capsys):

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import click
 
-from dist_classicrl.cli.run_folder import RunFolder, runs_below
+from dist_classicrl.cli.run_folder import folders_in, runs_below
 from dist_classicrl.cli.shown_study import refuse_study
 from dist_classicrl.errors import DistClassicRLError, MetricsError, PlotError, SettingsError
 
@@ -33,7 +33,7 @@ def runs_named(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _warn_of_records_alone(place: Path) -> None:
-    for folder in map(RunFolder, sorted(place.iterdir())):
+    for folder in folders_in(place):
         if folder.metrics.exists() and not folder.exists():
             click.echo(
                 f"Warning: {folder.path} is left out. It has no {folder.config.name}, which tells the "
