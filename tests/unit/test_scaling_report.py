@@ -201,6 +201,17 @@ def test_the_command_shows_runs_side_by_side_and_draws_them(folders, tmp_path):
     assert data["runs"][0]["per_worker"][0]["rank"] == 1 and data["runs"][1]["communication"] is None
 
 
+def test_a_run_that_is_spelled_in_several_ways_is_one(folders, tmp_path):
+    tmp_path.joinpath("link").symlink_to("n4")
+    spelled = [str(tmp_path / "n1"), "link", "n4", "n1", "./n4/../n4", "--baseline", str(tmp_path / "n4")]
+    data = json.loads(said(*spelled, "--json"))
+    assert [run["name"] for run in data["runs"]] == [str(tmp_path / "n1"), "link"]
+    assert data["baseline"] == "link"
+    assert len(said("n1", str(tmp_path / "n1")).splitlines()) == 6  # its workers, as of one run
+    with pytest.raises(MetricsError, match="The baseline . is not one of the runs"):
+        said("n1", "--baseline", ".")
+
+
 def test_the_command_shows_the_workers_of_a_single_run(folders):
     shown = said("n1").splitlines()
     assert shown[3] == "workers, from report to report"

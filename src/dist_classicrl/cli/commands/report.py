@@ -9,7 +9,7 @@ import click
 
 from dist_classicrl._words import is_alone, shown_name
 from dist_classicrl.cli import output
-from dist_classicrl.cli.several.reading import read_each, runs_named
+from dist_classicrl.cli.several.reading import place_of, read_each, runs_named
 
 if TYPE_CHECKING:
     from dist_classicrl.monitoring.scaling import Measured, ScalingReport, Spread
@@ -74,8 +74,10 @@ def command(
         return
     from dist_classicrl.monitoring.scaling import compare
 
-    given = dict.fromkeys(runs_named((*runs, baseline) if baseline else runs))
-    report = compare(read_each(given, _measured), shown_name(Path(baseline)) if baseline else None)
+    given = runs_named((*runs, baseline) if baseline else runs)
+    if baseline:
+        baseline = next((run for run in given if place_of(run) == place_of(baseline)), str(Path(baseline)))
+    report = compare(read_each(given, _measured), shown_name(baseline) if baseline else None)
     if out is not None:
         from dist_classicrl.plotting import canvas, plot_scaling
 
