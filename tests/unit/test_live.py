@@ -312,3 +312,5 @@ def test_a_training_and_a_sweep_are_shown_and_their_summaries_come_below(tmp_pat
     for folder in (out, tmp_path / "of"):
         status, got = on_terminal([*dist, "show", str(folder), "--live"])
         assert status == 0 and got.count(TAKEN) == got.count(GIVEN_BACK) == 1, got
+        said = " ".join(got[got.rindex(GIVEN_BACK) :].split())
+        assert f"{folder} is done. `dist-classicrl show {folder}` shows what has come of it." in said, got
