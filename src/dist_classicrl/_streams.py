@@ -37,10 +37,15 @@ def silence_if_unread(stream: TextIO | None) -> bool:
 
 
 def silence_if_full(stream: TextIO | None) -> bool:
-    """Return whether `stream` holds something for which there is no room; it then goes nowhere."""
+    """Return whether there is no room for what `stream` holds; it then goes nowhere.
+
+    One that holds nothing back, as with PYTHONUNBUFFERED, is asked for room by the end of a line.
+    """
     if stream is None:
         return False
     try:
+        if getattr(stream, "write_through", False):
+            stream.write("\n")
         stream.flush()
     except OSError as error:
         if error.errno in NO_ROOM:

@@ -10,14 +10,14 @@ import termios
 import time
 
 
-def run_on_terminal(command, look, timeout=60.0, columns=80, **settings):
-    """Run a command with a terminal of so many columns; return its exit status and what the terminal got.
+def run_on_terminal(command, look, timeout=60.0, columns=80, lines=24, **settings):
+    """Run a command with a terminal of such a size; return its exit status and what the terminal got.
 
     `look` is called with the process and all that the terminal got, each time that it gets something.
     """
     ours, theirs = pty.openpty()
     os.set_blocking(ours, False)
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
     streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs, **settings}
     process = subprocess.Popen(command, start_new_session=True, **streams)
     os.close(theirs)

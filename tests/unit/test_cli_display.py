@@ -202,6 +202,18 @@ def test_a_log_file_that_cannot_be_written_costs_its_lines_and_not_the_run(set_u
         assert len((tmp_path / "logs" / "rank-0.log").read_text().splitlines()) == 5
 
 
+def test_lines_for_which_standard_output_has_no_room_are_dropped_and_the_others_come(
+    set_up, capsys, monkeypatch
+):
+    set_up(0)
+    with monkeypatch.context() as patch, open("/dev/full", "w", buffering=1) as full:
+        patch.setattr(sys, "stdout", full)
+        speak()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())  # what it holds has to go somewhere
+    heard = capsys.readouterr()
+    assert (heard.out, said(heard.err)) == ("", ["trouble", "failure", "rank lost"])
+
+
 # The bar
 
 

@@ -410,6 +410,14 @@ def test_the_command_writes_every_format_and_replaces_nothing_unasked(tmp_path, 
     assert run_command(capsys, "export", run, "--to", str(tmp_path / "no" / "policy.csv"))[0] == 2
 
 
+def test_standard_output_is_no_file_to_export_to(tmp_path, capsys, monkeypatch):
+    run = make_run(tmp_path / "run", "FrozenLake-v1")
+    monkeypatch.chdir(tmp_path)
+    status, out, err = run_command(capsys, "export", run, "--to", "-", "--format", "csv")
+    assert (status, out) == (2, "") and "Name one, such as policy.csv" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
 def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     agent, env = case("lake")
     path = export(state_of(agent), tmp_path / "policy.py", env)

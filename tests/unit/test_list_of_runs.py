@@ -23,7 +23,7 @@ def runs(tmp_path, monkeypatch):
     settings = {"environment": "Taxi-v4", "algorithm": "q_learning", "total_steps": 2000}
     for name in ("going on", "only begun"):
         (tmp_path / "runs" / name).mkdir(exist_ok=True)
-        config.write(tmp_path / "runs" / name / "config.toml", settings, "a test")
+        config.write(tmp_path / "runs" / name / "config.toml", settings, config.ABOUT)
     (tmp_path / "runs" / "nothing").mkdir()
     (tmp_path / "runs" / "plot.png").write_bytes(b"")
 
@@ -61,11 +61,61 @@ def test_what_is_asked_of_one_run_is_not_asked_of_a_folder_of_them(runs, capsys,
     assert status == 2 and "Name one of them, such as runs/ended" in err
 
 
+@pytest.mark.parametrize(
+    "edited",
+    [
+        {"steps": "12"},
+        {"steps": None},
+        {"steps": [12]},
+        {"mean_return": "0.5"},
+        {"events": [{}]},
+        {"of": "something else"},
+    ],
+)
+def test_a_result_that_is_none_of_this_library_is_no_result(runs, capsys, edited):
+    with open("runs/ended/result.json") as file:
+        result = json.load(file)
+    with open("runs/ended/result.json", "w") as file:
+        json.dump({**result, **edited}, file)
+    status, out, err = run_command(capsys, "show", "runs", "--json")
+    listed = json.loads(out)
+    assert (status, err, len(listed)) == (0, "", 3)
+    assert (listed[0]["has_ended"], listed[0]["steps"], listed[0]["greedy_return"]) == (False, 3000, None)
+
+
+@pytest.mark.parametrize("greedy", [[1], "0.5", {"mean_return": "0.5"}, {"mean_return": 0.5}, {}])
+def test_what_the_greedy_policy_was_worth_is_not_known_from_what_somebody_wrote(runs, capsys, greedy):
+    with open("runs/ended/result.json") as file:
+        result = json.load(file)
+    with open("runs/ended/result.json", "w") as file:
+        json.dump({**result, "greedy": greedy}, file)
+    status, out, _ = run_command(capsys, "show", "runs", "--json")
+    ended = json.loads(out)[0]
+    assert status == 0 and ended["has_ended"] and ended["greedy_return"] is None
+    assert ended["mean_return"] == result["mean_return"]
+
+
 def test_damaged_files_of_a_run_do_not_hide_the_others(runs, tmp_path, capsys):
     (tmp_path / "runs" / "ended" / "result.json").write_text("{}")
-    (tmp_path / "runs" / "only begun" / "config.toml").write_text("= nothing")
+    (tmp_path / "runs" / "going on" / "config.toml").write_text("= nothing")
     status, out, _ = run_command(capsys, "show", "runs")
     assert status == 0 and len(out.splitlines()) == 4
+
+
+def test_a_folder_with_a_configuration_of_something_else_is_no_run(runs, tmp_path, capsys):
+    for name in (".streamlit", "site"):
+        (tmp_path / "runs" / name).mkdir()
+        (tmp_path / "runs" / name / "config.toml").write_text("x = 1\n")
+    hand_made.write(tmp_path / "runs" / ".hidden", [hand_made.report(100, 1.0)])
+    (tmp_path / "runs" / ".hidden" / "config.toml").write_text(f"# {config.ABOUT}\n")
+    config.write(tmp_path / "runs" / "ended" / "config.toml", {"environment": "Mine-v0"}, "edited")
+    listed = json.loads(run_command(capsys, "show", "runs", "--json")[1])
+    assert [each["run"] for each in listed] == ["runs/ended", "runs/going on", "runs/only begun"]
+    assert listed[0]["environment"] == "Mine-v0"
+    _, _, err = run_command(capsys, "report", "runs")
+    assert ".hidden" not in err and "site" not in err and "only begun is left out" in err
+    _, _, err = run_command(capsys, "show", "runs/sitee")
+    assert "There is no 'runs/sitee'." in err and "runs/site'" not in err
 
 
 def test_a_folder_without_runs_is_none_of_them(tmp_path, capsys):

@@ -261,9 +261,9 @@ ENDINGS = {
 }
 
 
-def on_terminal(command, look=lambda process, got: None):
+def on_terminal(command, look=lambda process, got: None, **settings):
     environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": ""}
-    return run_on_terminal(command, look, env=environment)
+    return run_on_terminal(command, look, env=environment, **settings)
 
 
 @pytest.mark.slow
@@ -283,6 +283,18 @@ def test_the_screen_is_given_back_however_it_ends(ending, tmp_path):
     assert ("own mistake" in after) == (ending == "error")
 
 
+def test_a_terminal_without_a_size_gets_what_is_drawn_and_what_was_written(tmp_path):
+    """As those of containers and of `expect`."""
+    seen = tmp_path / "seen"
+    command = [sys.executable, "-c", DRAWS.replace("{end}", ENDINGS["end"][0]), str(seen)]
+    status, got = on_terminal(
+        command, lambda _, got: seen.touch() if b"of a child']" in got else None, columns=0, lines=0
+    )
+    after = got[got.rindex(GIVEN_BACK) :]
+    assert status == 0 and "on the screen: ['a line', 'of a child']" in got, got
+    assert after.index("a line") < after.index("of a child") < after.index("afterwards")
+
+
 @pytest.mark.slow
 def test_a_training_and_a_sweep_are_shown_and_their_summaries_come_below(tmp_path):
     out, study = tmp_path / "out", tmp_path / "study.toml"
@@ -300,3 +312,5 @@ def test_a_training_and_a_sweep_are_shown_and_their_summaries_come_below(tmp_pat
     for folder in (out, tmp_path / "of"):
         status, got = on_terminal([*dist, "show", str(folder), "--live"])
         assert status == 0 and got.count(TAKEN) == got.count(GIVEN_BACK) == 1, got
+        said = " ".join(got[got.rindex(GIVEN_BACK) :].split())
+        assert f"{folder} is done. `dist-classicrl show {folder}` shows what has come of it." in said, got

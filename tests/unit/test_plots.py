@@ -1,5 +1,6 @@
 """Pictures of runs: what is drawn, not how it looks."""
 
+import shutil
 import sys
 from xml.etree import ElementTree
 
@@ -427,8 +428,9 @@ def test_the_command_draws_what_is_asked_for(run, tmp_path, monkeypatch):
     assert said(run, "--kind", "maps") == f"{run / 'map.png'}: the map of FrozenLake-v1\n"
     assert said(run, "--kind", "curves", "--x", "both") == f"{run / 'curves.png'}: 5 reports\n"
     assert said(run, "--x", "time", "--kind", "curves", "--out", "x.pdf") == "x.pdf: 5 reports\n"
-    assert said(run, run, run) == "plot.png: 3 runs, 15 reports\n"
-    status, message = said(run, run, "--kind", "maps")
+    others = [shutil.copytree(run, tmp_path / name) for name in ("second", "third")]
+    assert said(run, *others) == "plot.png: 3 runs, 15 reports\n"
+    status, message = said(run, others[0], "--kind", "maps")
     assert status == 2 and "maps are of one run" in message
     run.joinpath("config.toml").write_text('environment = "Taxi-v4"\n')
     assert said(run) == f"{run / 'plot.png'}: 5 reports, 3 workers\n"

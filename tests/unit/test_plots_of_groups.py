@@ -385,6 +385,14 @@ def test_a_folder_of_runs_stands_for_them(drawn, tmp_path, capsys, command):
     assert status == 2 and "metrics.jsonl cannot be read" in err
 
 
+def test_one_run_that_is_named_twice_is_drawn_as_one(drawn, tmp_path, capsys, monkeypatch):
+    run, other = make_runs(tmp_path / "runs", {}, {})
+    monkeypatch.chdir(tmp_path)
+    spelled = [run, "runs/run0", run / "metrics.jsonl", "./runs/../runs/run0", "--kind", "curves"]
+    assert plot(capsys, *spelled)[0] == f"{run / 'curves.png'}: 20 reports\n"
+    assert plot(capsys, run, "runs", run)[0] == "plot.png: 2 runs, 40 reports\n"
+
+
 def test_different_environments_are_warned_of(drawn, tmp_path, capsys):
     runs = make_runs(tmp_path, {}, {}, {"environment": "CliffWalking-v1"})
     _, err = plot(capsys, *runs)

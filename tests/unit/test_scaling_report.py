@@ -73,6 +73,29 @@ def test_communication_of_each_worker_is_weighted_by_time(metrics):
     assert (overall.mean, overall.deviation) == (pytest.approx(means.mean()), pytest.approx(means.std()))
 
 
+def test_a_report_with_no_step_of_a_worker_tells_nothing_of_its_communication(tmp_path, monkeypatch):
+    lines = [
+        hand_made.report(
+            100 * (number + 1),
+            2.0 * (number + 1),
+            [hand_made.rank(1, 100, 2.0, first), hand_made.rank(2, steps, 2.0, second), hand_made.rank(3, 0)],
+        )
+        for number, (first, steps, second) in enumerate([(0.1, 0, 0.0), (0.1, 60, 0.4), (0.1, 40, 0.8)])
+    ]
+    lines[0]["ranks"][0].update(steps=0, communication_fraction=0.0)
+    run = measure("run", read_metrics(hand_made.write(tmp_path / "run", lines)))
+    first, second, third = run.per_worker
+    assert (first.communication.min, first.communication.mean) == (0.1, pytest.approx(0.1))
+    shares = np.repeat([0.4, 0.8], [4, 2])  # the first push came after two reports
+    assert second.communication.mean == pytest.approx(shares.mean())
+    assert second.communication.deviation == pytest.approx(shares.std())
+    assert (second.communication.min, second.steps_per_second) == (0.4, pytest.approx(100 / 6))
+    assert third.communication is None and third.steps == 0
+    assert run.communication.mean == pytest.approx((0.1 + shares.mean()) / 2)
+    monkeypatch.chdir(tmp_path)
+    assert said("run").splitlines()[-1].split() == ["3", "node3", "0", "0", "-", "-", "-", "-"]
+
+
 def test_a_run_without_a_result_is_measured_by_its_reports(metrics):
     run = measure("run", metrics)
     assert (run.steps, run.seconds, run.steps_per_second) == (2100, 10.0, 210.0)
@@ -81,10 +104,17 @@ def test_a_run_without_a_result_is_measured_by_its_reports(metrics):
     assert run.communication_fraction == pytest.approx((4 * 0.25 + 8 * 0.2) / 12)
 
 
-def test_a_result_counts_and_lost_workers_count_as_long_as_they_learned(metrics):
-    whole = measure("run", metrics, result(2, 300.0))
+def test_a_run_that_went_on_with_other_ranks_has_the_mean_of_both_calls(metrics):
+    assert measure("run", metrics, result(1, 210.0)).workers == pytest.approx(1.2)
+
+
+def test_a_result_counts_and_lost_workers_count_as_long_as_they_learned(metrics, tmp_path):
+    lines = [hand_made.report(500, 2.0, workers=2), hand_made.report(900, 10.0, workers=2)]
+    steady = read_metrics(hand_made.write(tmp_path / "steady", lines))
+    assert measure("run", steady, result(3, 300.0)).workers == 3.0
+    whole = measure("run", None, result(2, 300.0))
     assert (whole.workers, whole.steps_per_second, whole.communication_fraction) == (2.0, 300.0, 0.1)
-    assert whole.per_worker == measure("run", metrics).per_worker
+    assert measure("run", metrics, result(2, 300.0)).per_worker == measure("run", metrics).per_worker
     after_loss = result(2, 300.0, lost_workers=(2,), events=(lost(2),))
     assert measure("run", metrics, after_loss).workers == pytest.approx(1.2)
     assert measure("run", None, after_loss).workers == 2.0
@@ -169,6 +199,17 @@ def test_the_command_shows_runs_side_by_side_and_draws_them(folders, tmp_path):
     data = json.loads(said("n4", "--baseline", "n1", "--json"))
     assert data["baseline"] == "n1" and [run["speed_up"] for run in data["runs"]] == [1.0, 3.0]
     assert data["runs"][0]["per_worker"][0]["rank"] == 1 and data["runs"][1]["communication"] is None
+
+
+def test_a_run_that_is_spelled_in_several_ways_is_one(folders, tmp_path):
+    tmp_path.joinpath("link").symlink_to("n4")
+    spelled = [str(tmp_path / "n1"), "link", "n4", "n1", "./n4/../n4", "--baseline", str(tmp_path / "n4")]
+    data = json.loads(said(*spelled, "--json"))
+    assert [run["name"] for run in data["runs"]] == [str(tmp_path / "n1"), "link"]
+    assert data["baseline"] == "link"
+    assert len(said("n1", str(tmp_path / "n1")).splitlines()) == 6  # its workers, as of one run
+    with pytest.raises(MetricsError, match="The baseline . is not one of the runs"):
+        said("n1", "--baseline", ".")
 
 
 def test_the_command_shows_the_workers_of_a_single_run(folders):

@@ -80,8 +80,11 @@ class FullDisk(io.RawIOBase):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_full_disk_is_no_defect(lake, tmp_path, capsys, monkeypatch):
-    output = io.TextIOWrapper(io.BufferedWriter(FullDisk(tmp_path / "out")))
+@pytest.mark.parametrize("is_buffered", [True, False])
+def test_a_full_disk_is_no_defect(lake, tmp_path, capsys, monkeypatch, is_buffered):
+    disk = FullDisk(tmp_path / "out")
+    buffered = io.BufferedWriter(disk) if is_buffered else disk  # as Python has it with PYTHONUNBUFFERED
+    output = io.TextIOWrapper(buffered, write_through=not is_buffered)
     monkeypatch.setattr("sys.stdout", output)
     assert main(["show", lake]) == 2
     assert capsys.readouterr().err == (

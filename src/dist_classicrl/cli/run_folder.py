@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_classicrl._files import read_regular, whole_file
 from dist_classicrl._words import nearest
+from dist_classicrl.checks import is_real
 from dist_classicrl.cli import config
 
 if TYPE_CHECKING:
@@ -73,6 +74,18 @@ class RunFolder:
         """Return whether a run has begun here."""
         return self.config.exists()
 
+    def is_of_run(self) -> bool:
+        """Return whether a run has begun here, and not something else that has a `config.toml`.
+
+        The file may have been edited where a run has left more than that.
+        """
+        if any(each.exists() for each in (self.metrics, self.checkpoints, self.model, self.result)):
+            return self.exists()
+        try:
+            return config.is_of_run(self.config)
+        except OSError:
+            return False
+
     def place_of_checkpoints(self) -> str | Path:
         """Return the folder or URL of the checkpoints of the run that has begun here."""
         chosen: str | None = self.read_config().get("checkpoint_dir")
@@ -123,13 +136,26 @@ class RunFolder:
     def ended(self) -> tuple[TrainingResult, dict[str, Any] | None] | None:
         """Return the result of the run, and what its greedy policy is worth, if that is known.
 
-        None where the run has not ended, or somebody has edited the file.
+        None where the run has not ended, or somebody has edited the file; of the policy, in that part of it.
         """
         from dist_classicrl.agent.result import TrainingResult
 
         found = self.read_result() or {}
         greedy = found.pop(GREEDY, None)  # runs of earlier versions have none
-        return (TrainingResult.from_dict(found), greedy) if TrainingResult.is_described_by(found) else None
+        if not TrainingResult.is_described_by(found):
+            return None
+        return TrainingResult.from_dict(found), greedy if _is_in_short(greedy) else None
+
+
+def _is_in_short(data: Any) -> bool:
+    """Whether `data`, which was read from a file, is what `EvaluationResult.in_short` returns."""
+    return (
+        isinstance(data, dict)
+        and all(is_real(data.get(name)) for name in ("mean_return", "std_return", "mean_length"))
+        and type(data.get("episodes")) is int
+        and "hint" in data
+        and (data["hint"] is None or isinstance(data["hint"], str))
+    )
 
 
 def steps_saved(place: str | Path) -> int | None:
@@ -151,8 +177,13 @@ def runs_below(place: str | os.PathLike[str]) -> list[RunFolder]:
     above = Path(place)
     if not above.is_dir() or RunFolder(above).exists():
         return []
-    folders = (RunFolder(path) for path in sorted(above.iterdir()) if path.is_dir())
-    return [folder for folder in folders if folder.exists()]
+    return [folder for folder in folders_in(above) if folder.is_of_run()]
+
+
+def folders_in(place: Path) -> list[RunFolder]:
+    """Return the folders in `place` that may be those of runs, by name; no hidden ones, which are others'."""
+    paths = (path for path in sorted(place.iterdir()) if not path.name.startswith("."))
+    return [RunFolder(path) for path in paths if path.is_dir()]
 
 
 def folder_around(run: str | os.PathLike[str]) -> Path:
@@ -176,8 +207,7 @@ def short_path(path: str | os.PathLike[str]) -> str:
 
 def known_runs(place: Path) -> str:
     """Return what to write instead of `place`, with a blank in front: a run beside it, or where runs are."""
-    runs = [each for above in (place.parent, ROOT) for each in above.glob("*/config.toml")]
-    known = sorted({str(each.parent) for each in runs})
+    known = sorted({str(each.path) for above in (place.parent, ROOT) for each in runs_below(above)})
     if not known:
         return " Train first, for instance by `dist-classicrl train FrozenLake-v1`."
     return nearest(str(place), known) or f" There are {', '.join(known[:10])}."

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dist_classicrl.comm.transport import Backoff, Channel, wait_until
+from dist_classicrl.comm.transport import Backoff, Channel, leave_to_mpi, wait_until
 from dist_classicrl.errors import RankLostError, SettingsError
 
 _TESTS_AT_ONCE = 100
@@ -218,15 +218,6 @@ def _give_back_more() -> None:
 
 
 _used: list[_Used | _Together] = []
-
-
-def leave_to_mpi(*in_use: Any) -> None:
-    """Keep for good what belongs to operations that were given up."""
-    _given_up.append(in_use)
-
-
-# MPI may still write to what belongs to operations that were given up, so that lives as long as the process.
-_given_up: list[Any] = []
 
 
 def _death(what: str, remedy: str) -> RankLostError:

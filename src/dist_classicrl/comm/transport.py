@@ -216,7 +216,7 @@ class Channel:
         """Take note that MPI gave `error` for something that this peer has part in."""
         if self._request is not None:
             if self._request != self._mpi.REQUEST_NULL:  # it is not over
-                _left_to_mpi.append((self._request, self._buffer))
+                leave_to_mpi(self._request, self._buffer)
             self._request = None
         if self.lost is None:
             self.lost = error if isinstance(error, str) else error.Get_error_string()
@@ -366,8 +366,13 @@ def _sort_out(posted: list[Channel], statuses: list[Any], error: Any) -> list[tu
     return ready
 
 
-# What MPI may still read or write must live: channels, unless they were closed in time, and messages to
-# the dead.
+def leave_to_mpi(*in_use: Any) -> None:
+    """Keep for good what belongs to operations that were given up."""
+    _left_to_mpi.append(in_use)
+
+
+# What MPI may still read or write must live: channels, unless they were closed in time, messages to the
+# dead, and what belongs to operations that were given up.
 _open: set[Channel] = set()
 _left_to_mpi: list[Any] = []
 # Also after Python's end, when MPI is finalized: what it sends from memory that was freed is no message.

@@ -36,22 +36,22 @@ class Spread:
 class WorkerLoad:
     """What one worker of a run did.
 
-    `communication` is the share of its time, between one report and the next, that did not go into learning;
-    reports weigh as much as the time before them.
+    `communication` is the share of its time, between one report with steps of it and the next, that did not
+    go into learning; such reports weigh as much as that time. None where none has any: nothing is known then.
     """
 
     rank: int
     host: str  # where it was last
     steps: int
     steps_per_second: float  # over the time of the reports that tell of it
-    communication: Spread
+    communication: Spread | None
 
 
 @dataclass(frozen=True)
 class Measured:
     """What one run did.
 
-    `workers` is the number of ranks that learned; if some were lost on the way, or the run has no result yet,
+    `workers` is the number of ranks that learned; if that changed on the way, or the run has no result yet,
     the mean over time. `communication_fraction` is the share of all workers' time that did not go into
     learning, and `communication` the same over the workers' means; None where nothing is known of them.
     """
@@ -114,7 +114,8 @@ def measure(name: str, metrics: Metrics | None, result: Mapping[str, Any] | None
         raise MetricsError(f"{name} has made no step, so it has no rate. Give another run.")
     if not totals["workers"] > 0.0:
         raise MetricsError(f"{name} says that it had {totals['workers']:g} workers. Give another run.")
-    communication = _spread([load.communication.mean for load in per_worker]) if per_worker else None
+    means = [load.communication.mean for load in per_worker if load.communication is not None]
+    communication = _spread(means) if means else None
     return Measured(name=name, communication=communication, per_worker=per_worker, **totals)
 
 
@@ -148,8 +149,12 @@ def _totals_of_result(name: str, result: Mapping[str, Any], metrics: Metrics | N
             f"The result of {name} is not one of this library: {', '.join(map(repr, wrong))} of it are not "
             "as they should be. Give another run."
         )
-    whole = not any(event["kind"] in ("excluded", "left") for event in events)
-    workers = float(numbers["workers"]) if whole or metrics is None else _mean_workers(metrics)
+    workers = float(numbers["workers"])
+    if metrics is not None:
+        # The result has those of the last call alone, which may have gone on with more or fewer ranks.
+        varied = bool(np.ptp(metrics["workers"]))
+        if varied or any(event["kind"] in ("excluded", "left") for event in events):
+            workers = _mean_workers(metrics)
     return {**numbers, "workers": workers}
 
 
@@ -180,13 +185,15 @@ def _per_worker(metrics: Metrics) -> tuple[WorkerLoad, ...]:
     for rank, series in metrics.ranks.items():
         seconds = durations[np.searchsorted(ends, series["time"])]
         steps = int(series["steps"].sum())
+        tells = series["steps"] > 0  # else nothing came of it, which is no time without communication
+        since = np.diff(np.cumsum(seconds)[tells], prepend=0.0)
         loads.append(
             WorkerLoad(
                 rank=rank,
                 host=str(series["host"][-1]),
                 steps=steps,
                 steps_per_second=steps / seconds.sum() if seconds.sum() > 0.0 else 0.0,
-                communication=_spread(series["communication_fraction"], seconds),
+                communication=_spread(series["communication_fraction"][tells], since) if steps else None,
             )
         )
     return tuple(sorted(loads, key=lambda load: load.rank))

@@ -20,11 +20,10 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl.checks import OneOf, WholeNumber, checked_positive
-from dist_classicrl.comm.collectives import leave_to_mpi
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import encode, message
 from dist_classicrl.comm.remote_errors import Failed
-from dist_classicrl.comm.transport import Backoff, Channel, Wire
+from dist_classicrl.comm.transport import Backoff, Channel, Wire, leave_to_mpi
 from dist_classicrl.errors import RankLostError, RankTimeoutError, SettingsError
 from dist_classicrl.mpi_tools.arrays import as_numbers
 from dist_classicrl.mpi_tools.links import Link, close, receive

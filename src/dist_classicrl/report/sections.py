@@ -124,7 +124,7 @@ def _workers(metrics: Metrics, facts: RunFacts) -> Section | None:
             load.host,
             f"{load.steps:,}",
             f"{load.steps_per_second:,.0f}",
-            f"{load.communication.mean:.2%}",
+            "-" if load.communication is None else f"{load.communication.mean:.2%}",
         )
         for load in run.per_worker
     ]

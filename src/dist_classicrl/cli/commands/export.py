@@ -62,6 +62,11 @@ def command(
     """Write a trained model as NumPy arrays, a table, JSON, or a Python program."""
     from dist_classicrl.export.formats import export
 
+    if str(target) == "-":
+        raise click.BadParameter(
+            "an export is written to a file, and not to standard output. Name one, such as policy.csv.",
+            param_hint="--to",
+        )
     trained, made = load_with_env(run, env, env_args)
     written = export(
         trained.state,

@@ -9,10 +9,10 @@ import click
 
 from dist_classicrl._words import is_alone, shown_name
 from dist_classicrl.cli import output
-from dist_classicrl.cli.several.reading import read_each, runs_named
+from dist_classicrl.cli.several.reading import place_of, read_each, runs_named
 
 if TYPE_CHECKING:
-    from dist_classicrl.monitoring.scaling import Measured, ScalingReport
+    from dist_classicrl.monitoring.scaling import Measured, ScalingReport, Spread
     from dist_classicrl.report.page import Page
 
 _HELP = """\
@@ -74,8 +74,10 @@ def command(
         return
     from dist_classicrl.monitoring.scaling import compare
 
-    given = dict.fromkeys(runs_named((*runs, baseline) if baseline else runs))
-    report = compare(read_each(given, _measured), shown_name(Path(baseline)) if baseline else None)
+    given = runs_named((*runs, baseline) if baseline else runs)
+    if baseline:
+        baseline = next((run for run in given if place_of(run) == place_of(baseline)), str(Path(baseline)))
+    report = compare(read_each(given, _measured), shown_name(baseline) if baseline else None)
     if out is not None:
         from dist_classicrl.plotting import canvas, plot_scaling
 
@@ -147,7 +149,7 @@ def _show_runs(report: ScalingReport) -> None:
     headers = ["run", "workers", "steps/s", *compared, "communication", "of workers: mean", *_SPREAD[1:]]
     rows = []
     for scaled in report.runs:
-        run, spread = scaled.run, scaled.run.communication
+        run = scaled.run
         rows.append(
             [
                 run.name + (" (baseline)" if several and run.name == report.baseline else ""),
@@ -155,10 +157,14 @@ def _show_runs(report: ScalingReport) -> None:
                 f"{run.steps_per_second:,.0f}",
                 *([f"{scaled.speed_up:.2f}", f"{scaled.efficiency:.1%}"] if several else []),
                 f"{run.communication_fraction:.2%}",
-                *("-" if spread is None else f"{getattr(spread, name):.2%}" for name in _SPREAD),
+                *_cells(run.communication),
             ]
         )
     output.show_table(headers, rows)
+
+
+def _cells(spread: Spread | None) -> list[str]:
+    return ["-" if spread is None else f"{getattr(spread, name):.2%}" for name in _SPREAD]
 
 
 def _show_workers(run: Measured) -> None:
@@ -171,7 +177,7 @@ def _show_workers(run: Measured) -> None:
             load.host,
             f"{load.steps:,}",
             f"{load.steps_per_second:,.0f}",
-            *(f"{getattr(load.communication, name):.2%}" for name in _SPREAD),
+            *_cells(load.communication),
         ]
         for load in run.per_worker
     ]

@@ -119,15 +119,18 @@ def command(
 
 
 def _show_live(folder: Path) -> None:
-    """Show what goes on in the folder of a run or a study, until it is done or Ctrl-C."""
+    """Show what goes on in the folder of a run or a study, until Ctrl-C, or it is done, which is said."""
     from dist_classicrl.cli.live.screen import check_screen, full_screen
     from dist_classicrl.cli.live.watching import view_of, wait_until_done
     from dist_classicrl.cli.signals import cleaned_up
 
     check_screen()
     view = view_of(folder)
-    with suppress(KeyboardInterrupt), cleaned_up(), full_screen(view):
-        wait_until_done(folder)
+    with suppress(KeyboardInterrupt), cleaned_up():
+        with full_screen(view):
+            wait_until_done(folder)
+        words = shlex.join(["dist-classicrl", "show", str(folder)])
+        click.echo(f"What goes on in {folder} is done. `{words}` shows what has come of it.")
 
 
 def _show_study(folder: str, as_json: bool) -> None:

@@ -74,7 +74,9 @@ class _Screen:
         from rich.text import Text
 
         with suppress(OSError):
-            self._console.size = os.get_terminal_size(self._terminal)
+            size = os.get_terminal_size(self._terminal)
+            if all(size):  # one that nobody told its size says 0, and rich has a size for that
+                self._console.size = size
         with self._of_lines:
             lines = list(self._lines)
         try:

@@ -36,5 +36,5 @@ def wait_until_done(folder: Path) -> None:
     """Return when the run or the study in a folder is done."""
     study = Study(folder) if _has_study(folder) else None
     files = StudyFolder(folder)
-    while len(files.records()) < study.trainings if study else RunFolder(folder).read_result() is None:
+    while len(files.records()) < study.trainings if study else RunFolder(folder).ended() is None:
         time.sleep(_POLL_SECONDS)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from dist_classicrl.cli.config import ENVIRONMENT
-from dist_classicrl.cli.run_folder import GREEDY, RunFolder, runs_below, steps_saved
+from dist_classicrl.cli.run_folder import RunFolder, runs_below, steps_saved
 from dist_classicrl.errors import CheckpointError, MetricsError, SettingsError
 
 
@@ -56,20 +57,22 @@ def _listed(folder: RunFolder) -> ListedRun:
         settings = folder.read_config()
     except SettingsError:  # somebody has edited it
         settings = {}
-    result = folder.read_result()
-    steps, mean = (
-        _so_far(folder, settings) if result is None else (result.get("steps", 0), result.get("mean_return"))
-    )
-    greedy = (result or {}).get(GREEDY) or {}
+    ended = folder.ended()
+    if ended is None:
+        greedy = None
+        steps, mean = _so_far(folder, settings)
+    else:
+        result, greedy = ended
+        steps, mean = result.steps, None if math.isnan(result.mean_return) else result.mean_return
     return ListedRun(
         run=str(folder.path),
         environment=settings.get(ENVIRONMENT),
         algorithm=settings.get("algorithm"),
         steps=steps,
         total_steps=settings.get("total_steps"),
-        has_ended=result is not None,
+        has_ended=ended is not None,
         mean_return=mean,
-        greedy_return=greedy.get("mean_return"),
+        greedy_return=None if greedy is None else greedy["mean_return"],
     )
 
 

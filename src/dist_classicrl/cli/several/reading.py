@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
 import click
 
-from dist_classicrl.cli.run_folder import RunFolder, runs_below
+from dist_classicrl.cli.run_folder import RunFolder, folders_in, runs_below
 from dist_classicrl.cli.shown_study import refuse_study
 from dist_classicrl.errors import DistClassicRLError, MetricsError, PlotError, SettingsError
 
@@ -16,24 +17,32 @@ Found = TypeVar("Found")
 
 
 def runs_named(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the runs that are meant: a folder with runs in it stands for them; SettingsError for a study.
+    """Return the runs that are meant, each once: a folder with runs in it stands for them.
 
+    SettingsError for a study.
     A warning names folders beside these runs that have records and no settings.
     """
     names = list(names)
     for name in names:
         refuse_study(name)
-    found: list[str] = []
+    found: dict[str, str] = {}  # by where they are: one run may be spelled in several ways
     for name in names:
         below = [str(each.path) for each in runs_below(name)]
-        found += below or [str(Path(name))]
+        for run in below or [str(Path(name))]:
+            found.setdefault(place_of(run), run)
         if below:
             _warn_of_records_alone(Path(name))
-    return tuple(found)
+    return tuple(found.values())
+
+
+def place_of(run: str) -> str:
+    """Return where a run is that was named by its folder or its records, however that is spelled."""
+    path = Path(os.path.realpath(run))
+    return str(path.parent if path == RunFolder(path.parent).metrics else path)
 
 
 def _warn_of_records_alone(place: Path) -> None:
-    for folder in map(RunFolder, sorted(place.iterdir())):
+    for folder in folders_in(place):
         if folder.metrics.exists() and not folder.exists():
             click.echo(
                 f"Warning: {folder.path} is left out. It has no {folder.config.name}, which tells the "
