@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 
@@ -22,7 +23,14 @@ from dist_classicrl import DistAsyncQLearning, Study, Sweep, TabularMDP
 from dist_classicrl.cli.main import main
 from dist_classicrl.cli.shown_study import teller
 from dist_classicrl.cli.study_file import keep_study_file, read_study
-from dist_classicrl.errors import MissingExtraError, StudyError, TrainingStopped, WorkerLeft
+from dist_classicrl.errors import (
+    MissingExtraError,
+    SettingsError,
+    StudyError,
+    SweepStopped,
+    TrainingStopped,
+    WorkerLeft,
+)
 from dist_classicrl.schedules import Constant, PerVisit
 from dist_classicrl.sweep import Range, SuccessiveHalving
 from dist_classicrl.sweep import sweep as sweep_module
@@ -622,15 +630,42 @@ def test_an_environment_that_exits_costs_its_run_and_a_signal_ends_the_study(who
     before = signal.signal(signal.SIGTERM, ended)
     try:
         with pytest.raises(SystemExit, match="143"):
+            a_sweep(tmp_path).run(1, retry_failed=True, stop_signals=())
+        with pytest.raises(SweepStopped, match="SIGTERM"):
             a_sweep(tmp_path).run(1, retry_failed=True)
+        assert signal.getsignal(signal.SIGTERM) is ended
     finally:
         signal.signal(signal.SIGTERM, before)
-    for stopped in (TrainingStopped(75, "a signal", None, 1), WorkerLeft(1)):
-        monkeypatch.setattr(
-            Laboratory, "_trained", lambda *_, stopped=stopped: (_ for _ in ()).throw(stopped)
-        )
-        with pytest.raises(type(stopped)):
+    stopped = TrainingStopped(75, "a signal", None, 1)
+    for raised, expected in ((stopped, SweepStopped), (WorkerLeft(1), WorkerLeft)):
+        monkeypatch.setattr(Laboratory, "_trained", lambda *_, raised=raised: (_ for _ in ()).throw(raised))
+        with pytest.raises(expected) as caught:
             a_sweep(tmp_path).run(1, retry_failed=True)
+        assert caught.value.code == raised.code
+
+
+def test_a_stop_signal_that_an_environment_passes_over_stops_the_sweep_after_its_run(tmp_path, monkeypatch):
+    real, folder = Laboratory._trained, tmp_path / "study"
+
+    def passes_over(self, trial):
+        with suppress(BaseException):
+            signal.raise_signal(signal.SIGUSR1)
+        return real(self, trial)
+
+    monkeypatch.setattr(Laboratory, "compile", lambda self, made: None)
+    monkeypatch.setattr(Laboratory, "_trained", passes_over)
+    with pytest.raises(SweepStopped) as stopped:
+        a_sweep(folder).run(1)
+    assert (stopped.value.code, stopped.value.reason, stopped.value.folder) == (75, "SIGUSR1", folder)
+    assert str(stopped.value) == f"SIGUSR1; study: {folder}"
+    assert len(StudyFolder(folder).records()) == 1
+
+
+@pytest.mark.parametrize("signals", ["SIGTERM", ["SIGKILL"], ["SIGNONE"]])
+def test_what_cannot_stop_a_sweep_is_refused(signals, tmp_path):
+    with pytest.raises(SettingsError, match="stop_signals"):
+        a_sweep(tmp_path / "study").run(1, stop_signals=signals)
+    assert not (tmp_path / "study").exists()
 
 
 def test_who_makes_failed_runs_again_takes_nothing_from_others_at_work(whole, tmp_path):

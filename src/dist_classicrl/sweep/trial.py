@@ -24,7 +24,7 @@ from dist_classicrl.callbacks.base import BaseCallback
 from dist_classicrl.environments.finite_model import FiniteModel
 from dist_classicrl.environments.resolve import Source, resolve
 from dist_classicrl.environments.simulate import CompiledSimulator
-from dist_classicrl.errors import DistClassicRLError, TrainingStopped, WorkerLeft
+from dist_classicrl.errors import DistClassicRLError, SweepStopped, TrainingStopped, WorkerLeft
 from dist_classicrl.evaluation.exact import greedy_value, optimal_value
 from dist_classicrl.settings import Settings
 from dist_classicrl.sweep.compiling import kind_of
@@ -210,7 +210,7 @@ def record_of(trial: Trial, make: Callable[[], dict[str, Any]]) -> dict[str, Any
     try:
         record |= make()
     except (Exception, SystemExit) as error:
-        if isinstance(error, (TrainingStopped, WorkerLeft)) or _is_of_signal(error):
+        if isinstance(error, (SweepStopped, TrainingStopped, WorkerLeft)) or _is_of_signal(error):
             raise
         # Of a user's environment or of ours: it costs this run alone.
         # A carriage return would end a line of a table, and what is no text cannot be written.
