@@ -37,17 +37,18 @@ def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[s
 
 
 def _of(name: str, old: Any, new: Any) -> Iterator[str]:
-    both = list if name == "variants" else Mapping
-    if not (isinstance(old, both) and isinstance(new, both)):
-        yield _said(name, *map(_sampler, (old, new))) if name == "search" else _said(name, old, new)
-    elif name == "variants":
+    are_lists = isinstance(old, list) and isinstance(new, list)
+    are_mappings = isinstance(old, Mapping) and isinstance(new, Mapping)
+    if name == "variants" and are_lists:
         yield from _of_variants(old, new) if old and new else ()  # else a search proposes them
-    elif name == "environments":
+    elif name == "environments" and are_mappings:
         yield from _of_environments(old, new)
-    elif name == "search":
+    elif name == "search" and are_mappings:
         for inner, values in _changed(old, new):
             yield from _of(inner, *values)
-    elif name in ("shared", "space"):
+    elif name == "search":
+        yield _said(name, _sampler(old), _sampler(new))
+    elif name in ("shared", "space") and are_mappings:
         for setting, values in _changed(old, new):
             yield _said(setting, *values)
     else:

@@ -314,8 +314,9 @@ class Sweep:
     @contextmanager
     def _stopped_by(self, signals: Iterable[int], folder: StudyFolder) -> Iterator[EndingWatch]:
         """Let stop signals and Ctrl-C end the runs under way at once: they are made again."""
+        watch = EndingWatch(with_launchers(signals), self._ended)
         try:
-            with EndingWatch(with_launchers(signals), self._ended) as watch:
+            with watch:
                 watch.check()
                 yield watch
         except TrainingInterrupted:
@@ -330,7 +331,7 @@ class Sweep:
                 )
             if isinstance(stopped, SweepStopped):
                 raise
-            raise SweepStopped(stopped.code, stopped.reason, self.folder) from stopped
+            raise SweepStopped(os.EX_TEMPFAIL, stopped.reason, self.folder) from stopped
 
     def _ended(self, stop: Stop) -> BaseException:
         if stop.code == INTERRUPTED:
@@ -372,7 +373,8 @@ class Sweep:
     def _help(self, making: Making) -> None:
         """Make runs in a process forked from another one, which may end it by SIGTERM; on no card."""
         making.may_use_cards = False
-        with EndingWatch((signal.SIGTERM,), self._ended) as watch:
+        watch = EndingWatch((signal.SIGTERM,), self._ended)
+        with watch:
             self._work(making, watch.check, StudyFolder(self.folder))
 
     def _work(
