@@ -132,6 +132,30 @@ def test_a_script_that_sweeps_ends_with_the_status_of_a_training_that_was_stoppe
         os.killpg(sweep.pid, 0)
 
 
+_LONG = """
+import sys
+from dist_classicrl import Sweep
+from dist_classicrl.sweep import trial
+
+trial.LONG_STEPS = 1e6
+Sweep("FrozenLake-v1", 100_000_000_000, 2, folder=sys.argv[1]).run(2, stop_signals=("SIGHUP",))
+"""
+
+
+@pytest.mark.parametrize("reaches", [os.kill, os.killpg])
+def test_a_stop_signal_lets_long_runs_of_all_processes_save_what_they_have(reaches, tmp_path):
+    folder = tmp_path / "study"
+
+    def both_go_on(there):
+        return len(list(there.glob("checkpoints/*/curve.jsonl"))) == 2
+
+    sweep = begun([sys.executable, "-c", _LONG, str(folder)], folder, both_go_on)
+    reaches(sweep.pid, signal.SIGHUP)
+    _, said = sweep.communicate(timeout=240.0)
+    assert sweep.returncode == 75 and "0 of 2 runs are made." in said and "Traceback" not in said, said
+    assert len(list(folder.glob("checkpoints/*/saved/*/*/manifest.json"))) == 2
+
+
 def test_a_launcher_asks_a_sweep_to_stop(tmp_path):
     folder = tmp_path / "study"
     script = _SCRIPT.replace("sweep.run(2)", "sweep.run(2, stop_signals=())").replace("TERM", "USR1")

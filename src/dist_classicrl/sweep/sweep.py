@@ -304,8 +304,10 @@ class Sweep:
             count = 1
         signals = checked_signals("stop_signals", stop_signals)
         folder = self.begin()
+        making = Making(self.plan, self._environments, self._costs, self.folder)
+        making.stop_long_runs_on(signals)
         with self._stopped_by(signals, folder) as watch:
-            has_forgotten = self._make_all(int(count), progress, retry_failed, folder, watch)
+            has_forgotten = self._make_all(making, int(count), progress, retry_failed, folder, watch)
             study = Study(self.folder)
             if has_forgotten or not task_of_environment():  # others may have written theirs before
                 study.write_tables()
@@ -340,6 +342,7 @@ class Sweep:
 
     def _make_all(
         self,
+        making: Making,
         processes: int,
         progress: Callable[[SweepProgress], Any] | None,
         retry_failed: bool,
@@ -347,7 +350,6 @@ class Sweep:
         watch: EndingWatch,
     ) -> bool:
         """Make all runs with helper processes, and return whether any had failed before and was made anew."""
-        making = Making(self.plan, self._environments, self._costs, self.folder)
         with Member(folder) as member:  # it shows that it lives while it compiles
             has_forgotten = retry_failed and member.forget_failed()
             # Before there are helpers, which have it all then.
@@ -373,6 +375,7 @@ class Sweep:
     def _help(self, making: Making) -> None:
         """Make runs in a process forked from another one, which may end it by SIGTERM; on no card."""
         making.may_use_cards = False
+        making.stop_long_runs_on((signal.SIGTERM,))
         watch = EndingWatch((signal.SIGTERM,), self._ended)
         with watch:
             self._work(making, watch.check, StudyFolder(self.folder))

@@ -9,7 +9,7 @@ import shutil
 import signal
 import time
 import traceback
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -21,6 +21,7 @@ import numpy as np
 from dist_classicrl._files import read_regular, whole_file
 from dist_classicrl.agent.agent import DistAsyncQLearning
 from dist_classicrl.callbacks.base import BaseCallback
+from dist_classicrl.checkpoint.plan import SIGNALS
 from dist_classicrl.environments.finite_model import FiniteModel
 from dist_classicrl.environments.resolve import Source, resolve
 from dist_classicrl.environments.simulate import CompiledSimulator
@@ -109,6 +110,8 @@ class Laboratory:
         self._ready: dict[tuple[str, bool | None], Any] = {}
         self._settings: dict[int, Settings] = {}  # of each variant
         self._left: list[Path] = []  # checkpoints of runs that have ended well
+        #: On which a long run saves what it has, and stops.
+        self.stop_signals: Iterable[int | str] = SIGNALS
 
     def run(self, trial: Trial) -> dict[str, Any]:
         """Return the record of a run; what it raised is in there, too."""
@@ -170,7 +173,11 @@ class Laboratory:
         is_long = simulator is not None and trial.total_steps > LONG_STEPS
         saving: dict[str, Any] = {}
         if is_long:
-            saving = {"checkpoint_dir": place / "saved", "checkpoint_interval": _CHECKPOINT_INTERVAL}
+            saving = {
+                "checkpoint_dir": place / "saved",
+                "checkpoint_interval": _CHECKPOINT_INTERVAL,
+                "stop_signals": self.stop_signals,
+            }
         curve = Curve(trial.total_steps, self._plan.points, place / "curve.jsonl" if is_long else None)
         result = agent.train(
             env, total_steps=trial.total_steps, callbacks=curve, progress_bar=False, **saving
