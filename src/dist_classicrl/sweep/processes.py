@@ -102,7 +102,8 @@ def helpers() -> Iterator[Helpers]:
 
 
 def _end_with(parent: int) -> None:
-    """Let the kernel end this process when its parent has ended, however that was."""
+    """Let SIGTERM end this process, and the kernel when its parent has ended, however that was."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever the program does then
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
