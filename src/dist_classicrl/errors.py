@@ -5,6 +5,7 @@ Each message says what was given, what is allowed, and what to write instead.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 
@@ -157,6 +158,28 @@ class TrainingInterrupted(TrainingStopped, KeyboardInterrupt):
 
     Where nothing was to be saved, the agent has what it learned, and `checkpoint` is None.
     """
+
+
+class SweepStopped(SystemExit):
+    """A sweep stopped in order: what came out so far is on disk, and the same one goes on from there.
+
+    Attributes
+    ----------
+    code : int
+        Exit status: 75 (EX_TEMPFAIL, "again, please").
+    reason : str
+        What stopped it.
+    folder : pathlib.Path
+        Of the study.
+    """
+
+    def __init__(self, code: int, reason: str, folder: Path) -> None:
+        super().__init__(code)
+        self.reason = reason
+        self.folder = folder
+
+    def __str__(self) -> str:
+        return f"{self.reason}; study: {self.folder}"
 
 
 class WorkerLeft(SystemExit):

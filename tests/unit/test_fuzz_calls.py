@@ -15,6 +15,8 @@ from fractions import Fraction
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.vector import SyncVectorEnv
+from gymnasium.wrappers import TimeLimit, TransformObservation
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -270,6 +272,89 @@ def test_many_odd_environments_work_or_are_refused_by_name():
 def test_what_an_environment_must_not_return_is_told(where, result, message):
     with pytest.raises(DistClassicRLError, match=message):
         DistAsyncQLearning(seed=1, n_envs=2).train(lambda: Odd(where, result), total_steps=200)
+
+
+def limited(where, result):
+    return TimeLimit(Odd(where, result), 10)
+
+
+class Passing(gymnasium.Wrapper):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: limited("step", (1, 1.0, False, {})),
+            r"step of environment 0 returned what TimeLimit around it cannot unpack \(not enough values to "
+            r"unpack \(expected 5, got 4.*\), and must return the tuple \(observation, reward, term.*shimmy",
+        ),
+        (
+            lambda: limited("step", None),
+            "step of environment 0 .* TimeLimit .*cannot unpack non-iterable",
+        ),
+        (lambda: Passing(limited("step", None)), "step of environment 0 returned what TimeLimit"),
+        (
+            lambda: TransformObservation(Odd("reset", 0), lambda seen: seen, None),
+            r"reset of environment 0 returned what TransformObservation around it cannot unpack \(cannot "
+            r"unpack non-iterable int object\), and must return the tuple \(observation, info\)",
+        ),
+        (
+            lambda: SyncVectorEnv([lambda: Odd("step", (1, 1.0, False, {}))] * 2),
+            "step of an environment returned what SyncVectorEnv around it cannot unpack",
+        ),
+        (
+            lambda: SyncVectorEnv([lambda: Odd("reset", 0)] * 2),
+            "reset of an environment returned what SyncVectorEnv around it cannot unpack",
+        ),
+    ],
+)
+def test_what_a_wrapper_of_gymnasium_cannot_unpack_is_told_of_the_environment(make, message):
+    with pytest.raises(EnvError, match=message) as caught:
+        DistAsyncQLearning(seed=1, n_envs=2).train(make, total_steps=200)
+    assert "unpack" in str(caught.value.__cause__)
+
+
+class OwnUnpacking(Odd):
+    """Fails itself at what a wrapper would fail at, or a wrapper in it does."""
+
+    def __init__(self, where, inner):
+        super().__init__("step", GOOD_STEP)
+        self.where, self.inner = where, inner
+
+    def reset(self, *, seed=None, options=None):
+        if self.inner is not None:
+            self.inner.reset(seed=seed)
+        observation, info = 0 if self.where == "reset" else (0, {})
+        return observation, info
+
+    def step(self, action):
+        if self.inner is not None:
+            return self.inner.step(action)
+        observation, reward, terminated, truncated, info = 1, 2
+        return observation, reward, terminated, truncated, info
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: TimeLimit(OwnUnpacking("step", None), 10),
+            r"^not enough values to unpack \(expected 5, got",
+        ),
+        (lambda: TimeLimit(OwnUnpacking("reset", None), 10), "^cannot unpack non-iterable int object$"),
+        (lambda: OwnUnpacking("step", limited("step", (1, 2))), r"^not enough values to unpack \(expected 5"),
+        (
+            lambda: SyncVectorEnv([lambda: OwnUnpacking("step", None)]),
+            r"^not enough values to unpack \(expected 5, got",
+        ),
+    ],
+)
+def test_what_an_environment_raises_itself_is_not_told_otherwise(make, message):
+    with pytest.raises((TypeError, ValueError), match=message) as caught:
+        DistAsyncQLearning(seed=1).train(make, total_steps=200)
+    assert type(caught.value) in (TypeError, ValueError)
 
 
 def test_a_class_without_a_space_and_a_reset_without_a_seed_are_told_what_to_write():

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 
@@ -22,7 +23,14 @@ from dist_classicrl import DistAsyncQLearning, Study, Sweep, TabularMDP
 from dist_classicrl.cli.main import main
 from dist_classicrl.cli.shown_study import teller
 from dist_classicrl.cli.study_file import keep_study_file, read_study
-from dist_classicrl.errors import MissingExtraError, StudyError, TrainingStopped, WorkerLeft
+from dist_classicrl.errors import (
+    MissingExtraError,
+    SettingsError,
+    StudyError,
+    SweepStopped,
+    TrainingStopped,
+    WorkerLeft,
+)
 from dist_classicrl.schedules import Constant, PerVisit
 from dist_classicrl.sweep import Range, SuccessiveHalving
 from dist_classicrl.sweep import sweep as sweep_module
@@ -304,7 +312,7 @@ def test_whole_numbers_and_equal_floats_are_other_plans(tmp_path):
     assert (type(ends.low), type(ends.high)) == (int, int)
     folder.begin({"space": {"low": ends.low}})
     folder.begin({"space": {"low": 1}})
-    with pytest.raises(StudyError, match="a study with other space"):
+    with pytest.raises(StudyError, match="holds another study: low: 1 there, 1.0 here. Give it"):
         folder.begin({"space": {"low": 1.0}})
 
 
@@ -387,13 +395,39 @@ def test_a_sweep_goes_on_where_it_was_and_makes_no_run_twice(whole, tmp_path, mo
 
 def test_another_study_in_the_folder_is_refused_and_stays(whole):
     before = tables(whole.folder)
-    with pytest.raises(StudyError, match="total_steps"):
-        a_sweep(whole.folder, total_steps=3_000).run(1)
-    with pytest.raises(StudyError, match="variants"):
-        a_sweep(whole.folder, settings={"dtype": "float32"}).run(1)
+    for changes, said in (
+        ({"total_steps": 3_000, "seeds": 4}, "seeds: 3 there, 4 here; total_steps: 2000 there, 3000 here"),
+        ({"seeds": [0, 1, 5]}, "seeds: 3 there, [0, 1, 5] here"),
+        ({"settings": {"dtype": "float32"}}, "dtype: 'float64' there, 'float32' here"),
+        (
+            {"vary": {**VARY, "discount_factor": [0.8, 0.9, 0.95]}},
+            "number of settings: 4 there, 6 here; discount_factor: [0.8, 0.9] there, [0.8, 0.9, 0.95] here",
+        ),
+        (
+            {"vary": {"learning_rate": [0.1, 0.2], "epsilon": [0.1, 0.2]}},
+            "discount_factor: [0.8, 0.9] there, 0.99 here; epsilon: {'final': 0.1, 'fraction': 0.5, "
+            "'initial': 1.0, 'kind': 'Linear'} there, [0.1, 0.2] here; learning_rate: [0.1, {'exponent': "
+            "0.7, 'kind': 'PerVisit', 'scale': 1.0}] there, [0.1, 0.2] here; vary: ['learning_rate', "
+            "'discount_factor'] there, ['learning_rate', 'epsilon'] here",
+        ),
+        (
+            {"vary": dict(reversed(VARY.items()))},
+            "settings: the same values in other combinations; vary: ['learning_rate', 'discount_factor'] "
+            "there, ['discount_factor', 'learning_rate'] here",
+        ),
+        (
+            {"early_stopping": SuccessiveHalving()},
+            "early_stopping: None there, {'factor': 3, 'rungs': 3} here",
+        ),
+    ):
+        with pytest.raises(StudyError) as caught:
+            a_sweep(whole.folder, **changes).run(1)
+        assert f"holds another study: {said}. Give it as it was" in str(caught.value)
     other = TabularMDP.garnet(n_states=20, n_actions=3, branching=3, seed=2)
     with pytest.raises(StudyError, match="environments"):
         Sweep(other, 2_000, 3, vary=VARY, points=4, eval_episodes=5, folder=whole.folder).run(1)
+    with pytest.raises(StudyError, match=r"environments: \['Garnet.*'\] there, \['1', '2'\] here;"):
+        Sweep({1: GARNET, 2: other}, 2_000, 3, vary=VARY, points=4, folder=whole.folder).begin()
     assert tables(whole.folder) == before
 
 
@@ -423,7 +457,9 @@ def test_a_study_of_an_environment_with_other_arguments_is_another_one(tmp_path)
 
     assert begun(partial(Walk, reward=1.0)) == begun(partial(Walk, reward=1.0))
     for other in (partial(Walk, reward=2.0), partial(Walk, 1.0), partial(Walk), Walk):
-        with pytest.raises(StudyError, match="holds a study with other environments"):
+        with pytest.raises(
+            StudyError, match="another study: environments: other ones of the same name as walk"
+        ):
             begun(other)
     # Where nothing was given, and where Gymnasium tells, a folder of old goes on.
     for env in (partial(Walk), partial(gymnasium.make, "FrozenLake-v1", is_slippery=False)):
@@ -435,6 +471,24 @@ def test_a_study_of_an_environment_with_other_arguments_is_another_one(tmp_path)
         file.write_text(text + reward)
         told |= set(Sweep(**{**read_study(file), "points": 1}).plan.environments.values())
     assert len(told) == 2
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ('env = "FrozenLake-v1"', "env is called environment here. Write environment = ..."),
+        ("timesteps = 200", "timesteps is called total_steps here. Write total_steps = ..."),
+        ("settings = { gamma = 0.9 }", "gamma is called discount_factor here. Write discount_factor = ..."),
+        ("vary = { lr = [0.1] }", "lr is called learning_rate here. Write learning_rate = ..."),
+        ("alpha = 0.1", "there is no key 'alpha' here. There are environment,"),  # none of a study itself
+    ],
+)
+def test_what_a_key_of_a_study_is_called_here_is_told(line, said, tmp_path):
+    file = tmp_path / "study.toml"
+    file.write_text(f'{line}\nenvironment = "FrozenLake-v1"\ntotal_steps = 200\n')
+    with pytest.raises(StudyError) as caught:
+        read_study(file)
+    assert str(caught.value).startswith(f"{file}: {said}")
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{}", '{"seeds": 3}', "{", "\x00"])
@@ -622,15 +676,42 @@ def test_an_environment_that_exits_costs_its_run_and_a_signal_ends_the_study(who
     before = signal.signal(signal.SIGTERM, ended)
     try:
         with pytest.raises(SystemExit, match="143"):
+            a_sweep(tmp_path).run(1, retry_failed=True, stop_signals=())
+        with pytest.raises(SweepStopped, match="SIGTERM"):
             a_sweep(tmp_path).run(1, retry_failed=True)
+        assert signal.getsignal(signal.SIGTERM) is ended
     finally:
         signal.signal(signal.SIGTERM, before)
-    for stopped in (TrainingStopped(75, "a signal", None, 1), WorkerLeft(1)):
-        monkeypatch.setattr(
-            Laboratory, "_trained", lambda *_, stopped=stopped: (_ for _ in ()).throw(stopped)
-        )
-        with pytest.raises(type(stopped)):
+    stopped = TrainingStopped(75, "a signal", None, 1)
+    for raised, expected in ((stopped, SweepStopped), (WorkerLeft(1), WorkerLeft)):
+        monkeypatch.setattr(Laboratory, "_trained", lambda *_, raised=raised: (_ for _ in ()).throw(raised))
+        with pytest.raises(expected) as caught:
             a_sweep(tmp_path).run(1, retry_failed=True)
+        assert caught.value.code == raised.code
+
+
+def test_a_stop_signal_that_an_environment_passes_over_stops_the_sweep_after_its_run(tmp_path, monkeypatch):
+    real, folder = Laboratory._trained, tmp_path / "study"
+
+    def passes_over(self, trial):
+        with suppress(BaseException):
+            signal.raise_signal(signal.SIGUSR1)
+        return real(self, trial)
+
+    monkeypatch.setattr(Laboratory, "compile", lambda self, made: None)
+    monkeypatch.setattr(Laboratory, "_trained", passes_over)
+    with pytest.raises(SweepStopped) as stopped:
+        a_sweep(folder).run(1)
+    assert (stopped.value.code, stopped.value.reason, stopped.value.folder) == (75, "SIGUSR1", folder)
+    assert str(stopped.value) == f"SIGUSR1; study: {folder}"
+    assert len(StudyFolder(folder).records()) == 1
+
+
+@pytest.mark.parametrize("signals", ["SIGTERM", ["SIGKILL"], ["SIGNONE"]])
+def test_what_cannot_stop_a_sweep_is_refused(signals, tmp_path):
+    with pytest.raises(SettingsError, match="stop_signals"):
+        a_sweep(tmp_path / "study").run(1, stop_signals=signals)
+    assert not (tmp_path / "study").exists()
 
 
 def test_who_makes_failed_runs_again_takes_nothing_from_others_at_work(whole, tmp_path):

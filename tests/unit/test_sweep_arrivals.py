@@ -204,6 +204,31 @@ def test_asynchronous_halving_goes_on_when_killed(tmp_path, monkeypatch):
         a_sweep(tmp_path, early_stopping=SuccessiveHalving(3, 3), **GRID).run(1)
 
 
+def test_another_search_in_the_folder_is_refused_with_what_is_other(tmp_path):
+    a_sweep(tmp_path).begin()
+    grid = {"search": "grid", "n_variants": None, "vary": {"epsilon": [0.1, 0.3]}}
+    fewer = {**SPACE, "n_envs": Range(1, 20)}
+    for changes, said in (
+        ({"n_variants": 20}, "n_variants: 14 there, 20 here"),
+        ({"search_seed": 1, "seeds": 3}, "search_seed: 0 there, 1 here; seeds: 2 there, 3 here"),
+        (
+            {"vary": fewer},
+            "n_envs: {'high': 40, 'log': False, 'low': 1} there, {'high': 20, 'log': False, 'low'",
+        ),
+        ({"settings": {"dtype": "float32"}}, "dtype: 'float64' there, 'float32' here"),
+        (grid, "search: 'tpe' there, ['grid', 'random'] here; vary: ['learning_rate', 'n_envs', 'epsilon']"),
+    ):
+        with pytest.raises(StudyError) as caught:
+            a_sweep(tmp_path, **changes).begin()
+        assert f"holds another study: {said}" in str(caught.value)
+    other = tmp_path / "grid"
+    a_sweep(other, **grid).begin()
+    with pytest.raises(
+        StudyError, match=r"study: vary: .* here; search: \['grid', 'random'\] there, 'tpe' here\. Give"
+    ):
+        a_sweep(other).begin()
+
+
 def test_a_search_and_asynchronous_halving_go_together(tmp_path):
     study = a_sweep(tmp_path, early_stopping=ASHA).run(2)
     assert len(study.rows()) == 28 and 0 < len(study.left_out()) < 14

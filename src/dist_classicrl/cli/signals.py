@@ -8,7 +8,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from dist_classicrl._hints import rank_of_environment
 from dist_classicrl.process.signals import handled
+
+
+def with_terminal(signals: Iterable[int | str]) -> tuple[int | str, ...]:
+    """Return stop signals, and the one that tells that the terminal of this process, no rank, is closed.
+
+    A process that was started with nohup goes on.
+    """
+    hears = rank_of_environment() is None and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
+    return (*signals, signal.SIGHUP) if hears else tuple(signals)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from dist_classicrl.cli import config
 from dist_classicrl.cli.config import ENVIRONMENT, ENVIRONMENT_ARGUMENTS
 from dist_classicrl.cli.option_types import Choice, Kind, Whole
 from dist_classicrl.cli.options import OF_SETTINGS
+from dist_classicrl.cli.synonyms import SYNONYMS
 from dist_classicrl.environments import named
 from dist_classicrl.errors import StudyError
 from dist_classicrl.sweep.choosing.halving import SuccessiveHalving
@@ -125,6 +126,8 @@ def _kind(path: Path, name: str) -> Kind:
 
 
 def _known(path: Path, key: str, known: tuple[str, ...]) -> None:
+    if key not in known and SYNONYMS.get(key) in known:
+        raise StudyError(f"{path}: {key} is called {SYNONYMS[key]} here. Write {SYNONYMS[key]} = ...")
     if key not in known:
         raise StudyError(
             f"{path}: there is no key {key!r} here.{nearest(key, known)} There are {', '.join(known)}."

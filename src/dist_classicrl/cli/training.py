@@ -15,7 +15,7 @@ from dist_classicrl.callbacks.base import BaseCallback
 from dist_classicrl.checkpoint.plan import checked_signals
 from dist_classicrl.cli.requested_run import RequestedRun
 from dist_classicrl.cli.run_folder import short_path
-from dist_classicrl.cli.signals import Ended, ended_after
+from dist_classicrl.cli.signals import Ended, ended_after, with_terminal
 from dist_classicrl.cli.summary import summary
 from dist_classicrl.process.stop import with_launchers
 
@@ -60,10 +60,8 @@ def train_here(run: RequestedRun, display: Display) -> None:
     callbacks: list[BaseCallback] = [console, _SettingsKeeper(run), *_recorders(run, env)]
     arguments = run.of_train()
     leaving = checked_signals("leave_signals", arguments["leave_signals"])
-    is_free = signal.SIGHUP not in leaving and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
-    if rank_of_environment() is None and is_free:
-        # Its terminal is closed; a process that was started with nohup goes on.
-        arguments["stop_signals"] = (*arguments["stop_signals"], signal.SIGHUP)
+    if signal.SIGHUP not in leaving:
+        arguments["stop_signals"] = with_terminal(arguments["stop_signals"])
     if not display.has_bar:
         callbacks.append(_shown(run, display))
     verbose = display.has_bar and display.is_verbose

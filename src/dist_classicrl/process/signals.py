@@ -10,7 +10,14 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
+_ENDING = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGALRM,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
 
 
 def signal_name(number: int) -> str:
@@ -54,7 +61,7 @@ def _put_back(handlers: dict[int, Any]) -> None:
 
 @contextmanager
 def postponed() -> Iterator[None]:
-    """Let Ctrl-C, SIGTERM, SIGHUP and SIGALRM wait for the end of this block, where their handlers may raise.
+    """Let signals that end a program wait for the end of this block, where their handlers may raise.
 
     An exception that a handler raises while a process is being started would lose the process: it runs, and
     nobody knows its id. In another thread than the main one, which hears no signals, nothing has to wait.

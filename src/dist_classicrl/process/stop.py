@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -194,7 +194,7 @@ class StopWatch(_Listener):
                 if handler is not None and not (number == signal.SIGINT and handler == signal.SIG_IGN):
                     before[number] = handler
         else:
-            logger.debug("train() runs in a thread of its own, where Python cannot listen for signals.")
+            logger.debug("This is another thread than the main one, where Python cannot listen for signals.")
         self._before.append(before)
         try:
             for number in before:
@@ -242,6 +242,31 @@ class StopWatch(_Listener):
             signal.signal(number, next(before[number] for before in self._before if number in before))
             raise KeyboardInterrupt
         super()._end_at_once(number)
+
+
+class EndingWatch(StopWatch):
+    """Listens likewise for work that may end wherever it is: a first signal raises what `error` returns.
+
+    Of SIGINT it hears where Python's own handler is in place.
+    """
+
+    def __init__(self, signals: Iterable[int], error: Callable[[Stop], BaseException]) -> None:
+        super().__init__(signals, None, None, None)
+        self._error = error
+        if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            del self._answers[signal.SIGINT]
+
+    def check(self) -> None:
+        """Raise it once more, where other code has caught it, or a training has heard it in its place."""
+        if (left := _guard.take()) is not None:  # by a training that was at its end
+            self.ask(left)
+        if self.stop is not None:
+            raise self._error(self.stop)
+
+    def _note(self, number: int, now: float) -> None:
+        stop = self._answers[number]
+        self._requests.append((stop, now))
+        raise self._error(stop)
 
 
 class _Guard(_Listener):

@@ -25,9 +25,11 @@ from typing import Any
 from dist_classicrl._files import read_regular, whole_file
 from dist_classicrl.errors import StudyError
 from dist_classicrl.monitoring.machine import this_machine
+from dist_classicrl.sweep.differences import differences, text
 from dist_classicrl.sweep.records import records_in
 
 PLAN = "study.json"
+_NOT_OF_ALL = {"numbered", "search"}  # what the plan of a study may do without
 _PROPOSED = "proposed"
 _RETRIES = "retries"
 _BEAT_SECONDS = 5.0
@@ -40,10 +42,6 @@ _ABOUT_A_PROCESS = "/proc/{}/stat"  # of proc(5)
 def studies_in(folder: str | os.PathLike[str]) -> list[Path]:
     """Return the folders of studies that lie in this one, in order."""
     return sorted(path.parent for path in Path(folder).glob(f"*/{PLAN}"))
-
-
-def _text(data: Any) -> str:
-    return json.dumps(data, sort_keys=True, indent=1)
 
 
 class StudyFolder:
@@ -65,26 +63,24 @@ class StudyFolder:
         try:
             for name in ("claims", "members", "records", _PROPOSED, _RETRIES):
                 (self.path / name).mkdir(parents=True, exist_ok=True)
-            text = _text(plan)
             with suppress(FileExistsError):
-                make_once(self.path / PLAN, text)
+                make_once(self.path / PLAN, text(plan))
             there = self.plan()
         except OSError as error:
             raise StudyError(
                 f"The study cannot be kept in {self.path} ({error.strerror}). Give a folder that this user "
                 "may write to."
             ) from error
-        if not there.keys() >= plan.keys():
+        if missing := plan.keys() - there.keys() - _NOT_OF_ALL:
             raise StudyError(
                 f"{self.path / PLAN} is none that `dist-classicrl sweep` or Sweep has written: it lacks "
-                f"{', '.join(sorted(plan.keys() - there.keys()))}. Give another folder."
+                f"{', '.join(sorted(missing))}. Give another folder."
             )
-        # As text: whole numbers and floats that are equal are drawn in other ways.
-        if _text(there) != text:
-            other = [name for name in plan if _text(there.get(name)) != _text(plan[name])]
+        if text(there) != text(plan):
+            found = "; ".join(differences(there, plan)) or "its contents differ"
             raise StudyError(
-                f"The folder {self.path} holds a study with other {', '.join(other) or 'contents'}. Give it "
-                "as it was to go on with that one, or another folder for a study of its own."
+                f"The folder {self.path} holds another study: {found}. Give it as it was to go on with that "
+                "one, or another folder for a study of its own."
             )
 
     def plan(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -66,6 +66,10 @@ class Making:
         self._sources: dict[tuple[str, bool | None], Source] = {}
         self._runs: dict[_Kind, CardRuns] = {}
         self._said: set[str] = set()
+
+    def stop_long_runs_on(self, signals: Iterable[int]) -> None:
+        """Let long runs save what they have, and stop, on these signals."""
+        self._laboratory.stop_signals = signals
 
     def compile(self, made: Container[str]) -> None:
         """See `Laboratory.compile`."""

@@ -6,14 +6,19 @@ import ctypes
 import os
 import signal
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from dist_classicrl.errors import DistClassicRLError
+from dist_classicrl.process.signals import postponed
+from dist_classicrl.process.stop import INTERRUPTED
 
 _PR_SET_PDEATHSIG = 1
+_ENDING_SECONDS = 5.0  # for which one may save a long run
+_POLL_SECONDS = 0.02
 
 
 class Helpers:
@@ -28,20 +33,22 @@ class Helpers:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:  # as after `>&-`
                 stream.flush()
-        with warnings.catch_warnings():
+        with postponed(), warnings.catch_warnings():
             # Threads that numerical libraries have begun are no part of what the new process does.
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
-        if child:
-            self._running.add(child)
-            return
+            if child:
+                self._running.add(child)
+                return
         status = 1
         try:
             _end_with(parent)
             work()
             status = 0
         except KeyboardInterrupt:
-            status = 130
+            status = INTERRUPTED
+        except SystemExit:  # by a signal, in order
+            status = os.EX_TEMPFAIL
         except DistClassicRLError as error:
             print(f"A helper process has ended: {error}", file=sys.stderr)
         except BaseException:
@@ -65,14 +72,23 @@ class Helpers:
         return lost
 
     def end(self) -> None:
-        """End those that still run."""
-        for child in self._running:
-            with suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
+        """End those that still run, by SIGTERM those that heed it in a while."""
+        self._kill(signal.SIGTERM)
+        end = time.monotonic() + _ENDING_SECONDS
+        self.lost()
+        while self._running and time.monotonic() < end:
+            time.sleep(_POLL_SECONDS)
+            self.lost()
+        self._kill(signal.SIGKILL)
         for child in self._running:
             with suppress(ChildProcessError):
                 os.waitpid(child, 0)
         self._running.clear()
+
+    def _kill(self, number: int) -> None:
+        for child in self._running:
+            with suppress(ProcessLookupError):
+                os.kill(child, number)
 
 
 @contextmanager
@@ -86,7 +102,8 @@ def helpers() -> Iterator[Helpers]:
 
 
 def _end_with(parent: int) -> None:
-    """Let the kernel end this process when its parent has ended, however that was."""
+    """Let SIGTERM end this process, and the kernel when its parent has ended, however that was."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever the program does then
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:

@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -22,9 +21,11 @@ import gymnasium
 
 from dist_classicrl._arguments import named_constructor
 from dist_classicrl._hints import is_one_of_several, task_of_environment, usable_cores
+from dist_classicrl.checkpoint.plan import SIGNALS, checked_signals
 from dist_classicrl.checks import checked_path, is_whole
 from dist_classicrl.environments.stepped.description import plain
-from dist_classicrl.errors import StudyError
+from dist_classicrl.errors import StudyError, SweepStopped, TrainingInterrupted, TrainingStopped
+from dist_classicrl.process.stop import INTERRUPTED, EndingWatch, Stop, with_launchers
 from dist_classicrl.sweep.arrivals import Arrivals
 from dist_classicrl.sweep.choosing.halving import SuccessiveHalving
 from dist_classicrl.sweep.choosing.sampling import SAMPLERS, Told, proposed, require_optuna, values_of
@@ -262,6 +263,7 @@ class Sweep:
         processes: int | None = None,
         progress: Callable[[SweepProgress], Any] | None = None,
         retry_failed: bool = False,
+        stop_signals: Iterable[int | str] = SIGNALS,
     ) -> Study:
         """Make all runs that have not been made, together with whoever works in the same folder.
 
@@ -277,11 +279,19 @@ class Sweep:
             Called about once a second in this process.
         retry_failed : bool
             Whether runs that have failed before this call are made again.
+        stop_signals : iterable of str or int
+            Signals that stop the sweep in order, as those of `DistAsyncQLearning.train` do.
 
         Raises
         ------
         StudyError
             If the folder holds another study, or cannot be written to.
+        SettingsError
+            If `stop_signals` holds what is no signal, or none that can stop a sweep.
+        SweepStopped
+            After a stop signal. It is a `SystemExit` with code 75: the same sweep goes on from there. After
+            Ctrl-C it is a KeyboardInterrupt. Either way the runs under way are lost, but for their
+            checkpoints.
         """
         count = (1 if is_one_of_several() else usable_cores()) if processes is None else processes
         if not is_whole(count) or count < 1:
@@ -292,18 +302,66 @@ class Sweep:
                 "several cards, for instance with `mpirun -n 4`."
             )
             count = 1
+        signals = checked_signals("stop_signals", stop_signals)
         folder = self.begin()
         making = Making(self.plan, self._environments, self._costs, self.folder)
+        making.stop_long_runs_on(signals)
+        with self._stopped_by(signals, folder) as watch:
+            has_forgotten = self._make_all(making, int(count), progress, retry_failed, folder, watch)
+            study = Study(self.folder)
+            if has_forgotten or not task_of_environment():  # others may have written theirs before
+                study.write_tables()
+        return study
+
+    @contextmanager
+    def _stopped_by(self, signals: Iterable[int], folder: StudyFolder) -> Iterator[EndingWatch]:
+        """Let stop signals and Ctrl-C end the runs under way at once: they are made again."""
+        watch = EndingWatch(with_launchers(signals), self._ended)
+        try:
+            with watch:
+                watch.check()
+                yield watch
+        except TrainingInterrupted:
+            raise
+        except (SweepStopped, TrainingStopped) as stopped:  # the latter of a long run, which listens itself
+            if not task_of_environment():
+                logger.warning(
+                    "Stopped by %s: %s of %s runs are made. The same sweep with the same folder goes on.",
+                    stopped.reason,
+                    f"{len(folder.records()):,}",
+                    f"{self.plan.n_trainings(self._stopping):,}",
+                )
+            if isinstance(stopped, SweepStopped):
+                raise
+            raise SweepStopped(os.EX_TEMPFAIL, stopped.reason, self.folder) from stopped
+
+    def _ended(self, stop: Stop) -> BaseException:
+        if stop.code == INTERRUPTED:
+            return KeyboardInterrupt()
+        return SweepStopped(stop.code, stop.reason, self.folder)
+
+    def _make_all(
+        self,
+        making: Making,
+        processes: int,
+        progress: Callable[[SweepProgress], Any] | None,
+        retry_failed: bool,
+        folder: StudyFolder,
+        watch: EndingWatch,
+    ) -> bool:
+        """Make all runs with helper processes, and return whether any had failed before and was made anew."""
         with Member(folder) as member:  # it shows that it lives while it compiles
             has_forgotten = retry_failed and member.forget_failed()
             # Before there are helpers, which have it all then.
             once_on_each_host(self.folder / "members", partial(making.compile, folder.records()))
-            with _out_of_collections(), helpers() as those, _ended_by_interrupt():
+            watch.check()
+            with _out_of_collections(), helpers() as those:
                 shown = ShownSweep(progress, self.plan.n_trainings(self._stopping), folder)
-                for _ in range(min(int(count), self.plan.n_runs) - 1):
+                for _ in range(min(processes, self.plan.n_runs) - 1):
                     those.start(partial(self._help, making))
 
                 def tick() -> None:
+                    watch.check()
                     if lost := those.lost():
                         logger.warning(
                             "%d helper process(es) of the sweep were lost: others make their runs.", lost
@@ -312,15 +370,15 @@ class Sweep:
 
                 self._work(making, tick, folder, member)
                 shown.tick(at_end=True)
-        study = Study(self.folder)
-        if has_forgotten or not task_of_environment():  # others may have written theirs before
-            study.write_tables()
-        return study
+        return has_forgotten
 
     def _help(self, making: Making) -> None:
-        """Make runs in a process that was forked from another one, where no card can be used."""
+        """Make runs in a process forked from another one, which may end it by SIGTERM; on no card."""
         making.may_use_cards = False
-        self._work(making, lambda: None, StudyFolder(self.folder))
+        making.stop_long_runs_on((signal.SIGTERM,))
+        watch = EndingWatch((signal.SIGTERM,), self._ended)
+        with watch:
+            self._work(making, watch.check, StudyFolder(self.folder))
 
     def _work(
         self,
@@ -449,27 +507,6 @@ def _out_of_collections() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-
-
-@contextmanager
-def _ended_by_interrupt() -> Iterator[None]:
-    """Let Ctrl-C end the run under way at once: it is made again, and has nothing to save or to say.
-
-    `train` stops in order where Python's own handler is in place.
-    """
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def trials_of(plan: Plan, alive: Mapping[str, Sequence[int]], steps: int) -> list[Trial]:

@@ -9,7 +9,7 @@ import shutil
 import signal
 import time
 import traceback
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -21,10 +21,11 @@ import numpy as np
 from dist_classicrl._files import read_regular, whole_file
 from dist_classicrl.agent.agent import DistAsyncQLearning
 from dist_classicrl.callbacks.base import BaseCallback
+from dist_classicrl.checkpoint.plan import SIGNALS
 from dist_classicrl.environments.finite_model import FiniteModel
 from dist_classicrl.environments.resolve import Source, resolve
 from dist_classicrl.environments.simulate import CompiledSimulator
-from dist_classicrl.errors import DistClassicRLError, TrainingStopped, WorkerLeft
+from dist_classicrl.errors import DistClassicRLError, SweepStopped, TrainingStopped, WorkerLeft
 from dist_classicrl.evaluation.exact import greedy_value, optimal_value
 from dist_classicrl.settings import Settings
 from dist_classicrl.sweep.compiling import kind_of
@@ -108,6 +109,8 @@ class Laboratory:
         self._ready: dict[tuple[str, bool | None], Any] = {}
         self._settings: dict[int, Settings] = {}  # of each variant
         self._left: list[Path] = []  # checkpoints of runs that have ended well
+        #: On which a long run saves what it has, and stops.
+        self.stop_signals: Iterable[int | str] = SIGNALS
 
     def run(self, trial: Trial) -> dict[str, Any]:
         """Return the record of a run; what it raised is in there, too."""
@@ -169,7 +172,11 @@ class Laboratory:
         is_long = simulator is not None and trial.total_steps > LONG_STEPS
         saving: dict[str, Any] = {}
         if is_long:
-            saving = {"checkpoint_dir": place / "saved", "checkpoint_interval": _CHECKPOINT_INTERVAL}
+            saving = {
+                "checkpoint_dir": place / "saved",
+                "checkpoint_interval": _CHECKPOINT_INTERVAL,
+                "stop_signals": self.stop_signals,
+            }
         curve = Curve(trial.total_steps, self._plan.points, place / "curve.jsonl" if is_long else None)
         result = agent.train(
             env, total_steps=trial.total_steps, callbacks=curve, progress_bar=False, **saving
@@ -209,7 +216,7 @@ def record_of(trial: Trial, make: Callable[[], dict[str, Any]]) -> dict[str, Any
     try:
         record |= make()
     except (Exception, SystemExit) as error:
-        if isinstance(error, (TrainingStopped, WorkerLeft)) or _is_of_signal(error):
+        if isinstance(error, (SweepStopped, TrainingStopped, WorkerLeft)) or _is_of_signal(error):
             raise
         # Of a user's environment or of ours: it costs this run alone.
         # A carriage return would end a line of a table, and what is no text cannot be written.

@@ -38,6 +38,9 @@ device = "cuda" among the settings a card makes thousands of runs at once.
 
 The folder gets results.csv, a line per run, and curves.csv. A run that fails is written down with its error
 and costs only itself; the command says so when the others are done.
+
+Stopped by Ctrl-C, SIGTERM, SIGUSR1, SIGUSR2, or when its terminal goes, it keeps what came out so far. The
+runs under way are made again.
 """
 
 
@@ -65,7 +68,9 @@ def command(
     file: Path, out: Path | None, processes: int | None, retry_failed: bool, live: bool, quiet: bool
 ) -> None:
     """Train with many settings and seeds; typed again, it goes on."""
+    from dist_classicrl.checkpoint.plan import SIGNALS
     from dist_classicrl.cli.shown_study import show_study, teller
+    from dist_classicrl.cli.signals import with_terminal
     from dist_classicrl.cli.study_file import keep_study_file, read_study
     from dist_classicrl.sweep.study import Study
     from dist_classicrl.sweep.sweep import Sweep
@@ -89,7 +94,8 @@ def command(
         )
     with _shown(folder, live, is_speaker):
         try:
-            study = sweep.run(processes, teller() if is_speaker and not live else None, retry_failed)
+            tell = teller() if is_speaker and not live else None
+            study = sweep.run(processes, tell, retry_failed, with_terminal(SIGNALS))
         except KeyboardInterrupt:
             if is_speaker:
                 so_far = Study(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+from dis import opname
 from typing import Any
 
 import gymnasium
@@ -13,6 +14,10 @@ from dist_classicrl.environments.stepped.description import describe_env, digest
 from dist_classicrl.environments.stepped.masks import MASK_KEY, first_blocked, masks_are_advice, write_masks
 from dist_classicrl.environments.stepped.spaces import SpaceIndex, check_table_size
 from dist_classicrl.errors import ActionMaskError, EnvError, RewardError
+
+RESET, STEP = "observation, info", "observation, reward, terminated, truncated, info"
+_NAMES = {names.count(",") + 1: names for names in (RESET, STEP)}
+_OF_WRAPPERS = ("gymnasium.core", "gymnasium.vector.", "gymnasium.wrappers.")  # modules of Gymnasium
 
 # What steps give as a rule. Of whatever else there is, arrays of NumPy say what it is, and take longer.
 REALS, TRUTHS = frozenset((float, int, np.float64)), frozenset((bool, np.bool_))
@@ -324,10 +329,38 @@ def not_returned(result: Any, names: str, e: int | None) -> EnvError:
     """Return the error for what `reset` or `step` returned in place of a tuple of these `names`."""
     function = "reset" if names.count(",") == 1 else "step"
     whose = "the vector environment" if e is None else f"environment {e}"
+    return _wrong_tuple(f"{function} of {whose} returned {reprlib.repr(result)}", names)
+
+
+def not_unpacked(error: Exception, e: int | None) -> EnvError | None:
+    """Return the error for what `reset` or `step` returned where a wrapper of Gymnasium could not unpack it.
+
+    None for an `error`, caught by who called the environment, that came from something else. `e` is the
+    number of the environment, None for one of those in a vector environment.
+    """
+    passing = SteppedEnv, gymnasium.Wrapper, gymnasium.vector.VectorEnv
+    trace = error.__traceback__
+    assert trace is not None
+    while trace.tb_next is not None:  # from the caller's frame on
+        trace = trace.tb_next
+        if not isinstance(trace.tb_frame.f_locals.get("self"), passing):
+            return None
+    module = trace.tb_frame.f_globals.get("__name__", "")
+    operation, count = trace.tb_frame.f_code.co_code[trace.tb_lasti : trace.tb_lasti + 2]
+    if opname[operation] != "UNPACK_SEQUENCE" or count not in _NAMES or not module.startswith(_OF_WRAPPERS):
+        return None
+    function = "step" if _NAMES[count] is STEP else "reset"
+    whose = "an environment" if e is None else f"environment {e}"
+    wrapper = type(trace.tb_frame.f_locals["self"]).__name__
+    said = f"{function} of {whose} returned what {wrapper} around it cannot unpack ({error})"
+    return _wrong_tuple(said, _NAMES[count])
+
+
+def _wrong_tuple(said: str, names: str) -> EnvError:
     return EnvError(
-        f"{function} of {whose} returned {reprlib.repr(result)}, and must return the tuple ({names}), of "
-        "which info is a dict. Correct the environment (gymnasium.utils.env_checker.check_env finds such "
-        "things), or wrap it in shimmy.GymV21CompatibilityV0 where it was written for an older Gym."
+        f"{said}, and must return the tuple ({names}), of which info is a dict. Correct the environment "
+        "(gymnasium.utils.env_checker.check_env finds such things), or wrap it in "
+        "shimmy.GymV21CompatibilityV0 where it was written for an older Gym."
     )
 
 

@@ -16,9 +16,12 @@ from gymnasium.vector.async_vector_env import AsyncState
 from dist_classicrl._jit import compiled_for
 from dist_classicrl.environments.stepped.base import (
     REALS,
+    RESET,
+    STEP,
     TRUTHS,
     SteppedEnv,
     not_returned,
+    not_unpacked,
     settle_one,
     unpacked,
 )
@@ -29,7 +32,6 @@ _log = logging.getLogger(__name__)
 
 _DICTS = repeat(dict)
 _PLAIN = 1e300  # what is no number, infinite, or a whole number that no float holds, is not below
-RESET, STEP = "observation, info", "observation, reward, terminated, truncated, info"
 
 
 class LoopedEnvs(SteppedEnv):
@@ -96,18 +98,27 @@ class LoopedEnvs(SteppedEnv):
         envs = self._envs
         room: list[Any] = [None] * n
         observations, rewards, terminated, truncated, infos = room, room[:], room[:], room[:], room[:]
-        for e, action in enumerate(self.actions.decode_each(actions)):
-            result = envs[e].step(action)
-            try:  # not `unpacked`: a call more would cost as much as a step of some environments
-                observations[e], rewards[e], terminated[e], truncated[e], infos[e] = result
-            except (TypeError, ValueError):
-                raise not_returned(result, STEP, e) from None
+        e = 0
+        try:
+            for e, action in enumerate(self.actions.decode_each(actions)):
+                result = envs[e].step(action)
+                try:  # not `unpacked`: a call more would cost as much as a step of some environments
+                    observations[e], rewards[e], terminated[e], truncated[e], infos[e] = result
+                except (TypeError, ValueError):
+                    raise not_returned(result, STEP, e) from None
+        except (TypeError, ValueError) as error:
+            _raise_if_not_unpacked(error, e)
+            raise
         self._take_in(n, actions, observations, rewards, terminated, truncated, infos)
 
     def _step_alone(self, actions: np.ndarray) -> None:
         """Take an action in the only environment: what gives plain numbers takes neither lists nor arrays."""
         (action,) = self.actions.decode_each(actions)
-        result: Any = self._envs[0].step(action)
+        try:
+            result: Any = self._envs[0].step(action)
+        except (TypeError, ValueError) as error:
+            _raise_if_not_unpacked(error, 0)
+            raise
         try:
             observation, reward, terminated, truncated, info = result
         except (TypeError, ValueError):
@@ -158,13 +169,13 @@ class LoopedEnvs(SteppedEnv):
         """Reset the environments `rows` and write where they stand now."""
         numbers = rows.tolist()
         given = [None] * len(numbers) if seeds is None else seeds
+        results: list[Any] = []
         try:
-            results = [
-                unpacked(self._envs[e].reset(seed=seed), RESET, e)
-                for e, seed in zip(numbers, given, strict=True)
-            ]
-        except TypeError as error:
-            if "unexpected keyword argument 'seed'" not in str(error):
+            for e, seed in zip(numbers, given, strict=True):
+                results.append(unpacked(self._envs[e].reset(seed=seed), RESET, e))
+        except (TypeError, ValueError) as error:
+            _raise_if_not_unpacked(error, numbers[len(results)])
+            if isinstance(error, ValueError) or "unexpected keyword argument 'seed'" not in str(error):
                 raise
             raise EnvError(
                 f"{error}: Gymnasium gives a seed to every environment. Write "
@@ -209,7 +220,7 @@ class VectorEnvs(SteppedEnv):
         return [env, *(one.unwrapped for one in getattr(env, "envs", ()))]
 
     def _reset(self, seed: int | None) -> None:
-        with _told_who_ended(self._env):
+        with _told_plainly(self._env):
             observations, infos = unpacked(self._env.reset(seed=seed), RESET)
         self._awaiting = self._rows[:0]
         self.observations.encode_batch(observations, self.states)
@@ -217,7 +228,7 @@ class VectorEnvs(SteppedEnv):
 
     def step(self, actions: np.ndarray) -> None:
         """Take one action in every environment, see `SteppedEnv.step`."""
-        with _told_who_ended(self._env):
+        with _told_plainly(self._env):
             observations, rewards, terminated, truncated, infos = unpacked(
                 self._env.step(self.actions.decode_batch(actions)), STEP
             )
@@ -268,7 +279,8 @@ class VectorEnvs(SteppedEnv):
                 self._read_masks(None, infos.get("final_info", {}), ended, self._next_masks)
         else:
             ended_now = self.terminated | self.truncated
-            observations, infos = unpacked(self._env.reset(options={"reset_mask": ended_now}), RESET)
+            with _told_plainly(self._env):
+                observations, infos = unpacked(self._env.reset(options={"reset_mask": ended_now}), RESET)
             self.states[ended] = self.observations.encode_batch(observations)[ended]
             self._read_masks(observations, infos, ended, self._masks)
 
@@ -308,11 +320,20 @@ def _all_answer(env: AsyncVectorEnv) -> bool:
     return not waits and all(pipe is None or process.is_alive() for process, pipe in pipes)
 
 
+def _raise_if_not_unpacked(error: Exception, e: int | None) -> None:
+    """See `not_unpacked`."""
+    if (told := not_unpacked(error, e)) is not None:
+        raise told from error
+
+
 @contextmanager
-def _told_who_ended(env: VectorEnv) -> Iterator[None]:
-    """Raise `EnvError` in place of what Python makes of a process of the environment that has ended."""
+def _told_plainly(env: VectorEnv) -> Iterator[None]:
+    """Raise `EnvError` in place of what Python makes of a process that has ended, or of a wrong tuple."""
     try:
         yield
+    except (TypeError, ValueError) as error:
+        _raise_if_not_unpacked(error, None)
+        raise
     except (EOFError, ConnectionError) as error:
         inner = env.unwrapped
         if not isinstance(inner, AsyncVectorEnv):
