@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from dis import opname
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -23,92 +23,65 @@ _OF_WRAPPERS = ("gymnasium.core", "gymnasium.vector.", "gymnasium.wrappers.")  #
 REALS, TRUTHS = frozenset((float, int, np.float64)), frozenset((bool, np.bool_))
 
 
+class Counted(NamedTuple):
+    """What a step is counted in, each array of shape (E,); see `SteppedEnv`."""
+
+    before: np.ndarray  # int64, as the next two
+    states: np.ndarray
+    next_states: np.ndarray
+    rewards: np.ndarray  # float64
+    terminated: np.ndarray  # bool, as the next two
+    truncated: np.ndarray
+    valid: np.ndarray
+    returns: np.ndarray  # float64: of the running episodes, undiscounted
+    lengths: np.ndarray  # int64: likewise
+    ended: np.ndarray  # int64: the environments whose episodes ended; then their returns and lengths
+    ended_returns: np.ndarray  # float64
+    ended_lengths: np.ndarray  # int64
+
+
 @jit
-def settle(
-    before: np.ndarray,
-    states: np.ndarray,
-    next_states: np.ndarray,
-    rewards: np.ndarray,
-    terminated: np.ndarray,
-    truncated: np.ndarray,
-    valid: np.ndarray,
-    returns: np.ndarray,
-    lengths: np.ndarray,
-    ended: np.ndarray,
-    ended_returns: np.ndarray,
-    ended_lengths: np.ndarray,
-) -> int:
-    """Count one step of every environment and list the episodes that it ended; all arrays have shape (E,).
+def settle(step: Counted) -> int:
+    """Count one step of every environment, and list the episodes that it ended.
 
     The environments, which stood in `states`, stand where it brought them then, and `before` has where they
-    stood.
-    Of what the step gave, entries that aren't valid are set to zero and False. Undiscounted `returns` and
-    `lengths` of the running episodes are added to, and set to zero where one ended: then the first entries of
-    `ended`, `ended_returns` and `ended_lengths` are its environment, return and length. Return the number of
-    episodes that ended, or -1 - e if environment e gave a reward that isn't finite.
+    stood. Of what the step gave, entries that aren't valid are set to zero and False. `returns` and `lengths`
+    are added to, and set to zero where an episode ended: then the first entries of `ended`, `ended_returns`
+    and `ended_lengths` tell of it. Return the number of episodes that ended, or -1 - e if environment e gave
+    a reward that isn't finite.
     """
     n_ended = 0
-    for e in range(rewards.shape[0]):
-        if not valid[e]:
-            rewards[e] = 0.0
-            terminated[e] = False
-            truncated[e] = False
+    for e in range(step.rewards.shape[0]):
+        if not step.valid[e]:
+            step.rewards[e] = 0.0
+            step.terminated[e] = False
+            step.truncated[e] = False
             continue
-        if not np.isfinite(rewards[e]):
+        if not np.isfinite(step.rewards[e]):
             return -1 - e
-        returns[e] += rewards[e]
-        lengths[e] += 1
-        if terminated[e] or truncated[e]:
-            ended[n_ended] = e
-            ended_returns[n_ended] = returns[e]
-            ended_lengths[n_ended] = lengths[e]
-            returns[e] = 0.0
-            lengths[e] = 0
+        step.returns[e] += step.rewards[e]
+        step.lengths[e] += 1
+        if step.terminated[e] or step.truncated[e]:
+            step.ended[n_ended] = e
+            step.ended_returns[n_ended] = step.returns[e]
+            step.ended_lengths[n_ended] = step.lengths[e]
+            step.returns[e] = 0.0
+            step.lengths[e] = 0
             n_ended += 1
-    for e in range(rewards.shape[0]):
-        before[e] = states[e]
-        states[e] = next_states[e]
+    for e in range(step.rewards.shape[0]):
+        step.before[e] = step.states[e]
+        step.states[e] = step.next_states[e]
     return n_ended
 
 
 @jit
-def settle_one(
-    next_state: int,
-    reward: float,
-    is_terminated: bool,
-    is_truncated: bool,
-    before: np.ndarray,
-    states: np.ndarray,
-    next_states: np.ndarray,
-    rewards: np.ndarray,
-    terminated: np.ndarray,
-    truncated: np.ndarray,
-    valid: np.ndarray,
-    returns: np.ndarray,
-    lengths: np.ndarray,
-    ended: np.ndarray,
-    ended_returns: np.ndarray,
-    ended_lengths: np.ndarray,
-) -> int:
+def settle_one(next_state: int, reward: float, is_terminated: bool, is_truncated: bool, step: Counted) -> int:
     """Write what a step of a single environment gave, and `settle` it."""
-    next_states[0] = next_state
-    rewards[0] = reward
-    terminated[0] = is_terminated
-    truncated[0] = is_truncated
-    return settle(
-        before,
-        states,
-        next_states,
-        rewards,
-        terminated,
-        truncated,
-        valid,
-        returns,
-        lengths,
-        ended,
-        ended_returns,
-        ended_lengths,
-    )
+    step.next_states[0] = next_state
+    step.rewards[0] = reward
+    step.terminated[0] = is_terminated
+    step.truncated[0] = is_truncated
+    return settle(step)
 
 
 class SteppedEnv:
@@ -169,7 +142,7 @@ class SteppedEnv:
         self._ended_returns = np.zeros(n_envs)
         self._ended_lengths = np.zeros(n_envs, np.int64)
         self._rows = np.arange(n_envs)
-        self._counted = (
+        self._counted = Counted(
             self.before,
             self.states,
             self.next_states,
@@ -183,7 +156,7 @@ class SteppedEnv:
             self._ended_returns,
             self._ended_lengths,
         )
-        self._count_step = compiled_for(settle, *self._counted)
+        self._count_step = compiled_for(settle, self._counted)
 
     @property
     def masks(self) -> np.ndarray | None:
@@ -277,7 +250,7 @@ class SteppedEnv:
 
         From here on the environments stand where the step has brought them.
         """
-        return self._settled(self._count_step(*self._counted), actions)
+        return self._settled(self._count_step(self._counted), actions)
 
     def _settled(self, n_ended: int, actions: np.ndarray) -> np.ndarray:
         """Return what `_settle` does, after `settle` returned `n_ended`."""

@@ -57,7 +57,7 @@ class LoopedEnvs(SteppedEnv):
         self._envs = envs
         self._is_alone = len(envs) == 1 and self.mask_source != "observation"
         if self._is_alone:
-            self._settle_one = compiled_for(settle_one, 0, 0.0, False, False, *self._counted)
+            self._settle_one = compiled_for(settle_one, 0, 0.0, False, False, self._counted)
 
     @property
     def objects(self) -> list[Any]:
@@ -136,7 +136,7 @@ class LoopedEnvs(SteppedEnv):
         ):
             self._take_in(1, actions, [observation], [reward], [terminated], [truncated], [info])
             return
-        n_ended = self._settle_one(index, float(reward), bool(terminated), bool(truncated), *self._counted)
+        n_ended = self._settle_one(index, float(reward), bool(terminated), bool(truncated), self._counted)
         ended = self._settled(n_ended, actions)
         if len(ended):
             self._restart(ended, None)
