@@ -35,7 +35,7 @@ class Composition:
         composed = PackedMap.empty(most, maps[0].entries.dtype, maps[0].replays is not None)
         size = 0
         for each in maps:
-            require_fit(each.entries, each.parts, self._place.size)
+            require_fit(each.entries, each, self._place.size)
             size = kernels.compose_maps(
                 each, composed, self._place, self._stamp, self._now, size, self._order_free
             )

@@ -203,6 +203,15 @@ def reapply_current(table, visits, stamp, now):
 
 
 @jit
+def count_outside(entries, size):
+    """Return how many entries are none of a table of that size."""
+    count = 0
+    for i in range(entries.size):
+        count += np.uint64(entries[i]) >= np.uint64(size)  # negative ones are large then
+    return count
+
+
+@jit
 def apply_maps(maps, values, counts, limit, order_free):
     """Apply maps to the server's own current values, and count the visits.
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dist_classicrl.errors import DivergenceError, ProtocolError
+from dist_classicrl.tables import kernels
 
 _TINY = 2.0**-900
 _ALIKE = "All ranks must learn the same environment, and run the same version of this package."
@@ -122,14 +123,17 @@ class Refresh:
             )
 
 
-def require_fit(entries: np.ndarray, arrays: Iterable[np.ndarray], size: int) -> None:
+def require_fit(entries: np.ndarray, arrays: Iterable[np.ndarray | None], size: int) -> None:
     """Raise ProtocolError unless all are entries of a table of that `size`, and arrays have a value for each.
 
     For all that other ranks sent: a kernel does not look, and would write to memory that is not the table's.
     """
-    if any(array.shape != (entries.size,) for array in (entries, *arrays)):
-        raise ProtocolError(f"{entries.size} entries of a table came with another number of values. {_ALIKE}")
-    if entries.size and not (0 <= entries.min() and entries.max() < size):
+    for array in arrays:
+        if array is not None and array.size != entries.size:
+            raise ProtocolError(
+                f"{entries.size} entries of a table came with {array.size} values of one kind. {_ALIKE}"
+            )
+    if kernels.count_outside(entries, size):
         raise ProtocolError(
             f"Entries from {entries.min()} to {entries.max()} came for a table that has 0 to {size - 1}. "
             f"{_ALIKE}"

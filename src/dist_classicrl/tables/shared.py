@@ -89,7 +89,7 @@ class SharedTable:
                     f"Push {first} of worker {sender} came after push {last}: one is missing. The transport "
                     "must keep the order of a sender's messages, as MPI does for one communicator and tag."
                 )
-        require_fit(packed.entries, packed.parts, self.values.size)
+        require_fit(packed.entries, packed, self.values.size)
         is_refused = self.merging.refuses(staleness)
         lost = -1 if is_refused else self.apply_maps(self.merging.weighted(packed, staleness))
         if lost >= 0:
