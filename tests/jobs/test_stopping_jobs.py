@@ -226,7 +226,8 @@ def test_training_goes_on_when_the_disk_is_full(small_disk, start_python, run_py
     (trained,) = events(job.output, "trained")
     assert trained["steps"] == trained["visits"] == 30_000_000
     warnings = [line for line in job.output.splitlines() if not line.startswith('{"event"')]
-    assert len(warnings) == 1 and "No space left on device" in warnings[0], job.output
+    assert len(warnings) == 2, job.output
+    assert "No space left on device" in warnings[0] and "none follows" in warnings[1], job.output
     names = complete_checkpoints(disk / "saved" / "agent-0")
     assert len(names) == 2
     made = CheckpointFolder(disk / "saved", "agent-0").read_newest().body["steps"]
