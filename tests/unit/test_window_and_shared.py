@@ -654,11 +654,14 @@ def test_a_worker_learns_on_previews_and_its_base_stays_as_it_was():
     some = shared.preview(-1, told - 1.0, Carry(bits=8))
     assert np.abs(some.values - shared.values).max() <= np.abs(shared.values).max() / 127
     assert shared.preview(-1, shared.values.copy(), Carry(bits=8)) is None
-    has = shared.values - 1.0
-    previews = iter(lambda: shared.preview(-1, has, Carry(share=0.5, bits=8)), None)
-    largest = [np.abs(each.values).max() for _, each in zip(range(99), previews, strict=False)]
-    assert 1 < len(largest) < 99, "they go on until nothing is left to be told"
-    assert np.abs(has - shared.values).max() <= max(largest) / 127
+    has, seen = shared.values - 1.0, shared.values - 1.0
+    previews = []
+    while len(previews) < 99 and (some := shared.preview(-1, has, Carry(share=0.5, bits=8))) is not None:
+        seen[some.entries] = some.values
+        assert seen.tolist() == has.tolist(), "it is told what the worker has, with what rounding took"
+        previews.append(some)
+    assert 1 < len(previews) < 99, "they go on until nothing is left to be told"
+    assert np.abs(seen - shared.values).max() <= max(np.abs(each.values).max() for each in previews) / 127
     with pytest.raises(ProtocolError, match="A preview beyond version 1 came to a base of version"):
         own.refresh(Refresh(1, 999, np.zeros(1, np.int32), np.zeros(1), np.zeros(1, int), is_preview=True), 0)
 
