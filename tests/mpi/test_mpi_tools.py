@@ -2,6 +2,7 @@
 
 import json
 import time
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -121,13 +122,8 @@ class WithGradients:
 def test_what_numpy_makes_no_array_of_is_refused_on_all_ranks_with_what_to_write(world, foreign, method):
     last = world.size - 1
     given = foreign() if world.rank == last else np.ones(3)
-    with (
-        CompressedAllreduce(world, "int8", timeout=TIMEOUT) as reduce,
-        ParameterSync(world, timeout=TIMEOUT) as sync,
-        TwoLevel(world, timeout=TIMEOUT) as levels,
-        DistributedDebugger(world, timeout=TIMEOUT) as debugger,
-    ):
-        for use, name in uses_of_arrays(reduce, sync, levels, debugger).items():
+    with uses_of_arrays(world) as uses:
+        for use, name in uses.items():
             with pytest.raises(SettingsError) as caught:
                 use(given)
             said = str(caught.value)
@@ -137,30 +133,33 @@ def test_what_numpy_makes_no_array_of_is_refused_on_all_ranks_with_what_to_write
             use(np.ones(3))
 
 
-def uses_of_arrays(reduce, sync, levels, debugger):
+@contextmanager
+def uses_of_arrays(world):
     """What takes an array, and by which name."""
-    return {
-        reduce: "array",
-        levels.allreduce: "array",
-        debugger.check_data_consistency: "array",
-        lambda array: sync.start({"weights": array}, op="sum").wait(): "'weights'",
-        lambda array: sync.start({"weights": array}, source=0).wait(): "'weights'",
-    }
-
-
-def test_masked_arrays_are_refused_on_all_ranks_where_they_hide_numbers(world):
-    last = world.size - 1
-    hides = np.ma.array([1.0, 999.0, 2.0], mask=[False, True, False])
     with (
         CompressedAllreduce(world, "int8", timeout=TIMEOUT) as reduce,
         ParameterSync(world, timeout=TIMEOUT) as sync,
         TwoLevel(world, timeout=TIMEOUT) as levels,
         DistributedDebugger(world, timeout=TIMEOUT) as debugger,
     ):
-        for use, name in uses_of_arrays(reduce, sync, levels, debugger).items():
+        yield {
+            reduce: "array",
+            levels.allreduce: "array",
+            debugger.check_data_consistency: "array",
+            lambda array: sync.start({"weights": array}, op="sum").wait(): "'weights'",
+            lambda array: sync.start({"weights": array}, source=0).wait(): "'weights'",
+        }
+
+
+def test_masked_arrays_are_refused_on_all_ranks_where_they_hide_numbers(world):
+    last = world.size - 1
+    hides = np.ma.array([1.0, 999.0, 2.0], mask=[False, True, False])
+    with uses_of_arrays(world) as uses:
+        for use, name in uses.items():
             with pytest.raises(SettingsError, match=rf"{name} is a masked array that hides 1 of .*\.filled"):
                 use(hides if world.rank == last else np.ones(3))
             use(np.ma.array(np.ones(3)))
+    with TwoLevel(world, timeout=TIMEOUT) as levels:
         assert levels.allreduce(hides.filled(0.0)).tolist() == [world.size, 0.0, 2.0 * world.size]
 
 
