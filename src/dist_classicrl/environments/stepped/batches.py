@@ -137,10 +137,7 @@ class LoopedEnvs(SteppedEnv):
             self._take_in(1, actions, [observation], [reward], [terminated], [truncated], [info])
             return
         n_ended = self._settle_one(index, float(reward), bool(terminated), bool(truncated), self._counted)
-        ended = self._settled(n_ended, actions)
-        if len(ended):
-            self._restart(ended, None)
-        self._check_not_blocked()
+        self._go_on(self._settled(n_ended, actions))
 
     def _take_in(
         self,
@@ -160,7 +157,10 @@ class LoopedEnvs(SteppedEnv):
         self._take(n, rewards, terminated, truncated)
         self.observations.encode_each(observations, self.next_states[:n])
         self._read_masks(observations, infos, self._rows[:n], self._next_masks)
-        ended = self._settle(actions)
+        self._go_on(self._settle(actions))
+
+    def _go_on(self, ended: np.ndarray) -> None:
+        """Begin episodes in the environments where one has ended, and see that all can act."""
         if len(ended):
             self._restart(ended, None)
         self._check_not_blocked()
