@@ -10,13 +10,14 @@ from made_learners import learner_of
 
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.resolve import resolve
+from dist_classicrl.errors import RewardError
 from dist_classicrl.learning.compiled import CompiledLearner
 from dist_classicrl.learning.kinds import LearnerKind, new_learner, problem_of, register, unregister
 from dist_classicrl.learning.learner import Stream, Totals
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules.q_learning import QLearning
 from dist_classicrl.learning.stepped import SteppedLearner
-from dist_classicrl.schedules import Linear
+from dist_classicrl.schedules import Linear, PerVisit
 from dist_classicrl.settings import Settings
 
 KEY = np.uint64(77)
@@ -90,6 +91,96 @@ def test_every_transition_is_learned_once_and_in_order(n_envs, batch_size, kind,
     episodes, _, lengths = learner.totals.take()[:3]
     assert (episodes > 0) == (ends > 0) and lengths == episodes * ends
     learner.close()
+
+
+class Moody(gymnasium.Env):
+    """Of 12 numbered places; what it gives is of other types at some steps, and it masks from one step on."""
+
+    def __init__(self, kind, masks_from=None, breaks_at=None):
+        self.kind, self.masks_from, self.breaks_at, self.at = kind, masks_from, breaks_at, 0
+        self.observation_space = {
+            "number": spaces.Discrete(12, start=-3),
+            "pair": spaces.Tuple((spaces.Discrete(3), spaces.Discrete(4, start=1))),
+            "array": spaces.Dict(a=spaces.MultiDiscrete([3, 4], start=[0, 1])),
+        }[kind]
+        self.action_space = spaces.Discrete(3, start=5) if kind == "number" else spaces.MultiDiscrete([3])
+        self.given = []
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left, self.place = int(self.np_random.integers(1, 9)), int(self.np_random.integers(12))
+        return self.shown(), self.info()
+
+    def shown(self):
+        row, column = divmod(self.place, 4)
+        if self.kind == "number":
+            return self.place - 3 if self.at % 5 else np.array(self.place - 3)  # an array of no axis
+        return (row, column + 1) if self.kind == "pair" else {"a": np.array([row, column + 1], np.int8)}
+
+    def info(self):
+        mask = self.masks_from is not None and self.at >= self.masks_from
+        return {"action_mask": np.array([True, self.place % 2 == 0, False])} if mask else {}
+
+    def step(self, action):
+        self.at, self.left = self.at + 1, self.left - 1
+        action = int(action) - 5 if self.kind == "number" else int(action[0])
+        self.given.append((self.place, action))
+        self.place = (5 * self.place + 7 * action + int(self.np_random.integers(3))) % 12
+        reward = (float, np.float32, int)[self.at % 3](action - self.place % 4)
+        if self.at == self.breaks_at:
+            reward = float("nan")
+        over = self.left == 0
+        truncated = np.array(over) if self.at % 11 == 0 else over and self.at % 2 == 0
+        return self.shown(), reward, over and self.at % 2 == 1, truncated, self.info()
+
+
+def learned_of(env, steps, cut_at, monkeypatch, plays):
+    """Learn in an environment as one that plays, or step by step; return all that came of it."""
+    settings = Settings(learning_rate=PerVisit(0.7), epsilon=Linear(0.9, 0.1, 150), batch_size=8)
+    learner = learner_of(env, settings)
+    stepped, rates = learner._batches[0]._env, learner._batches[0]._rates
+    assert stepped.plays == (env.masks_from != 0)
+    if not plays:
+        monkeypatch.setattr(type(stepped), "plays", False)
+    stream = Stream(KEY, 0, 0, lambda: env.at in cut_at)
+    error = None
+    try:
+        for workers, some in enumerate(steps, 1):
+            rates.set_workers(workers)
+            learner.learn(0, stream, some)
+            walkers = learner._batches[0]
+            assert walkers._playing is None or walkers._playing.value.context.step_sizes is rates.table
+    except RewardError as raised:
+        error = str(raised)
+    monkeypatch.undo()
+    table = learner.table
+    totals = learner.totals.values.tolist()
+    visits = (table.arrays.visits + (table.arrays.updates & 0xFFFFFFFF)).tolist()
+    return table.q.tolist(), visits, totals, env.given, stream.used, error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["number", "pair", "array"])
+@pytest.mark.parametrize("what", ["plain", "masks", "masks at once", "cut", "NaN"])
+def test_an_only_environment_that_plays_gives_what_steps_give(kind, what, monkeypatch):
+    masks_from = {"masks": 60, "masks at once": 0}.get(what)
+    breaks_at = 101 if what == "NaN" else None
+    cut_at = (13, 40, 41, 90) if what == "cut" else ()
+
+    def learned(plays):
+        env = Moody(kind, masks_from, breaks_at)
+        return learned_of(env, [3, 50, 1, 100, 46], cut_at, monkeypatch, plays)
+
+    played, stepped = learned(True), learned(False)
+    assert played == stepped
+    q, visits, totals, given, used, error = played
+    assert totals[0] > 5 and sum(visits) == used
+    if what == "NaN":
+        assert "reward nan" in error and len(given) == 101
+    elif what == "cut":
+        assert used < 200
+    else:
+        assert used == 200 and 200 <= len(given) < 208
 
 
 class OneLegalAction(gymnasium.Env):

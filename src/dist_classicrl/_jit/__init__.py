@@ -85,7 +85,7 @@ def jit_closure(inline: bool = False) -> Callable[[Callable[..., Any]], Any]:
             return numba.njit(**options)(function)
 
         def may_keep(kinds: tuple[Any, ...]) -> bool:
-            return all(map(_is_as_named, _classes_in(kinds))) and identity_of(function) == identity
+            return all(map(_is_as_named, classes_in(kinds))) and identity_of(function) == identity
 
         return kept(function, options, may_keep, OF_USERS + identity[:_NAME_LENGTH])
 
@@ -265,13 +265,15 @@ def _is_as_named(kind: type) -> bool:
     return bool(identity) and identity_of(*functions) == identity
 
 
-def _classes_in(kinds: Any) -> Iterator[type]:
+def classes_in(kinds: Any) -> Iterator[type]:
     """Give the classes of all NamedTuples among these types, by which numba picks what is called."""
     for kind in kinds:
         if isinstance(kind, types.NamedTuple | types.NamedUniTuple):
             yield kind.instance_class
         if isinstance(kind, types.BaseTuple):
-            yield from _classes_in(kind)
+            yield from classes_in(kind)
+        elif isinstance(getattr(kind, "value", None), types.Type):  # of a `Bound`
+            yield from classes_in((kind.value,))
 
 
 def is_compiled(function: Any) -> bool:
@@ -296,7 +298,7 @@ def jit_for(kernel: Any, *parts: type) -> Any:
             made = kept(
                 kernel.py_func,
                 options,
-                lambda kinds: all(map(_is_as_named, _classes_in(kinds))),
+                lambda kinds: all(map(_is_as_named, classes_in(kinds))),
                 OF_USERS + name[:_NAME_LENGTH],
             )
         else:
@@ -330,4 +332,4 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Any:
     options |= _OPTIONS
     if not is_of_package(function):
         return numba.njit(**options)(function)
-    return kept(function, options, lambda kinds: all(map(is_of_package, _classes_in(kinds))))
+    return kept(function, options, lambda kinds: all(map(is_of_package, classes_in(kinds))))

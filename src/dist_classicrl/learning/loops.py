@@ -6,13 +6,15 @@ calls.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dist_classicrl._jit import jit, jit_inline
+from dist_classicrl._jit.bound import taken
 from dist_classicrl._random import GAMMA, key_at, mix
 from dist_classicrl.environments.simulate import advance, begin, is_wrong, note
+from dist_classicrl.environments.stepped.base import ENDED, WRONG, Counted, settle_one
 from dist_classicrl.learning.behavior import choose, choose_legal
 from dist_classicrl.learning.replay import learn_again
 from dist_classicrl.learning.rules.kernel import Learned, Now, Transition, learn, on_action
@@ -294,6 +296,51 @@ def note_steps(batch, masks, first, given, next_masks):
                 masks[n, action] = next_masks[e, action]
         n += 1
     return n
+
+
+HELD, UNTIL, DRAWS = 0, 1, 2
+"""Places in the `progress` of a play: transitions that a batch holds, how many it is to hold, draws used."""
+
+
+class Play(NamedTuple):
+    """What the only environment is stepped with, without masks."""
+
+    rule: Any
+    context: Any
+    counted: Counted  # of the environment
+    batch: Batch
+    actions: np.ndarray  # int64, shape (1,)
+    progress: np.ndarray  # int64, shape (3,): see above
+    epsilon: np.ndarray  # float64, shape (1,)
+    key: np.uint64  # what actions are drawn from
+
+
+@jit
+def follow(play, next_state, reward, terminated, truncated):
+    """Settle and note a step of the only environment, and choose the next action.
+
+    `play` is a `Play`, bound. Return what `settle_one` does where no action is due: the episode has ended, or
+    the batch holds as many transitions as it is to hold.
+    """
+    rule, context, counted, batch, actions, progress, epsilon, key = taken(play)
+    came = settle_one(counted, next_state, reward, terminated, truncated)
+    if came == WRONG:
+        return came
+    given = Given(
+        counted.valid,
+        counted.before,
+        actions,
+        counted.next_states,
+        counted.rewards,
+        counted.terminated,
+        counted.truncated,
+    )
+    progress[HELD] = note_steps(batch, None, progress[HELD], given, None)
+    progress[DRAWS] += 1
+    if came == ENDED or progress[HELD] >= progress[UNTIL]:
+        return came
+    choose_actions(rule, context, counted.states, None, epsilon[0], key, progress[DRAWS], actions)
+    return actions[0]
 
 
 @jit

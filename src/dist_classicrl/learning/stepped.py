@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 
 from dist_classicrl._jit import compiled_for, jit_for
+from dist_classicrl._jit.bound import Bound
 from dist_classicrl._random import stream_key
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.environments.stepped.base import SteppedEnv
 from dist_classicrl.learning import loops
 from dist_classicrl.learning.learner import Problem, Stream, Totals
-from dist_classicrl.learning.loops import NO_LINE, NO_STEPS, Batch, Given
+from dist_classicrl.learning.loops import NO_LINE, NO_STEPS, Batch, Given, Play
 from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.replay import ReplayMemory
 from dist_classicrl.learning.rules import compiling
@@ -68,7 +72,8 @@ class _Walkers:
     def __init__(self, env: SteppedEnv, problem: Problem, totals: Totals, seed: int, number: int) -> None:
         self._rule, self._parameters = problem.rule, problem.parameters
         self._loops = [
-            jit_for(loop, problem.rule.parameters) for loop in (loops.choose_actions, loops.learn_batch)
+            jit_for(loop, problem.rule.parameters)
+            for loop in (loops.choose_actions, loops.follow, loops.learn_batch)
         ]
         self._env = env
         self._table = problem.table
@@ -91,6 +96,7 @@ class _Walkers:
         self._held = 0
         self._learned = 0
         self._epsilon = (NO_LINE, 0, 0)
+        self._going = np.zeros(3, np.int64), np.zeros(1)  # progress and epsilon of a `Play`
         self._prepare(seed)
 
     @property
@@ -114,8 +120,10 @@ class _Walkers:
     def _compile(self) -> None:
         """Compile the loops for the arrays that there are now, or load them from disk."""
         self._put_together()
-        choose, learn = self._loops
+        choose, follow, learn = self._loops
         with compiling(self._rule):
+            if self._playing is not None:
+                self._follow = compiled_for(follow, self._playing, 0, 0.0, False, False)
             self._choose = compiled_for(choose, *self._seen, 0.0, self._key, 0, self._actions)
             self._note = compiled_for(loops.note_steps, self._batch, self._masks, 0, *self._given)
             self._learn_batch = compiled_for(
@@ -139,6 +147,8 @@ class _Walkers:
             env.truncated,
         )
         self._given = (given, env.next_masks)
+        playing = self._parameters, context, env.counted, self._batch, self._actions, *self._going
+        self._playing = Bound(Play(*playing, self._key)) if env.plays else None
 
     def learn(self, stream: Stream, steps: int) -> None:
         """Learn `steps` transitions of `stream`, in batches of `batch_size`; the last may be cut."""
@@ -150,30 +160,44 @@ class _Walkers:
                 if held and stream.is_cut():
                     steps = batch = held
                     break
-                self._step(stream)
+                self._step(stream, batch)
             self._learn(stream, batch)
             steps -= batch
 
-    def _step(self, stream: Stream) -> None:
+    def _step(self, stream: Stream, until: int) -> None:
+        """Step the environments, the only one until so many transitions are held if it can play."""
         if self._learned:
             self._shift()
         env = self._env
         epsilon = self._epsilon_at(stream.start + stream.used)
         self._choose(*self._seen, epsilon, self._key, self._draws, self._actions)
-        self._draws += env.n_envs
-        masks = None if env.masks is None or not self._memory.notes_masks else env.masks.copy()
-        env.step(self._actions)
-        if masks is not None:
-            self._memory.note_masks(env.before[env.valid], masks[env.valid])
-        if env.next_masks is not self._given[1]:  # the first that it gives
-            self._follow_masks()
-        self._held = self._note(self._batch, self._masks, self._held, *self._given)
+        if env.plays:
+            is_noted = self._play(epsilon, until, stream.is_cut)
+        else:
+            is_noted = False
+            masks = None if env.masks is None or not self._memory.notes_masks else env.masks.copy()
+            env.step(self._actions)
+            if masks is not None:
+                self._memory.note_masks(env.before[env.valid], masks[env.valid])
+        if not is_noted:
+            self._draws += env.n_envs
+            if env.next_masks is not self._given[1]:  # the first that it gives
+                self._follow_masks()
+            self._held = self._note(self._batch, self._masks, self._held, *self._given)
         if env.episode_returns:
             self._totals.values[:3] += (
                 len(env.episode_returns),
                 sum(env.episode_returns),
                 sum(env.episode_lengths),
             )
+
+    def _play(self, epsilon: float, until: int, is_cut: Callable[[], bool]) -> bool:
+        """Step the only environment until so many are held, or an episode ends; see `SteppedEnv.play`."""
+        (progress, chance), follow = self._going, partial(self._follow, self._playing)
+        progress[:], chance[0] = (self._held, until, self._draws), epsilon
+        has_followed = self._env.play(int(self._actions[0]), follow, self._actions, is_cut)
+        self._held, _, self._draws = progress.tolist()
+        return has_followed
 
     def _epsilon_at(self, step: int) -> float:
         """Return the exploration rate at global `step`; its line is looked up when `step` leaves it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Callable
 from dis import opname
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import gymnasium
 import numpy as np
 
 from dist_classicrl._jit import compiled_for, jit
+from dist_classicrl._jit.bound import Bound, taken
 from dist_classicrl.environments.stepped.description import describe_env, digest, time_limit
 from dist_classicrl.environments.stepped.masks import MASK_KEY, first_blocked, masks_are_advice, write_masks
 from dist_classicrl.environments.stepped.spaces import SpaceIndex, check_table_size
@@ -74,14 +76,31 @@ def settle(step: Counted) -> int:
     return n_ended
 
 
+GOES_ON, ENDED, WRONG = -1, -2, -3
+"""What became of a step of a single environment; see `settle_one`."""
+
+
 @jit
-def settle_one(next_state: int, reward: float, is_terminated: bool, is_truncated: bool, step: Counted) -> int:
-    """Write what a step of a single environment gave, and `settle` it."""
+def settle_one(step: Counted, next_state: int, reward: float, is_terminated: bool, is_truncated: bool) -> int:
+    """Write what a step of a single environment gave, and `settle` it.
+
+    Return ENDED where it ended an episode, WRONG where its reward isn't finite, and else GOES_ON: these are
+    less than 0, as no action is.
+    """
     step.next_states[0] = next_state
     step.rewards[0] = reward
     step.terminated[0] = is_terminated
     step.truncated[0] = is_truncated
-    return settle(step)
+    n_ended = settle(step)
+    if n_ended < 0:
+        return WRONG
+    return ENDED if n_ended else GOES_ON
+
+
+@jit
+def settle_bound(step: Bound, next_state: int, reward: float, is_terminated: bool, is_truncated: bool) -> int:
+    """Do what `settle_one` does with a bound `Counted`."""
+    return settle_one(taken(step), next_state, reward, is_terminated, is_truncated)
 
 
 class SteppedEnv:
@@ -142,7 +161,7 @@ class SteppedEnv:
         self._ended_returns = np.zeros(n_envs)
         self._ended_lengths = np.zeros(n_envs, np.int64)
         self._rows = np.arange(n_envs)
-        self._counted = Counted(
+        self.counted = Counted(
             self.before,
             self.states,
             self.next_states,
@@ -156,7 +175,7 @@ class SteppedEnv:
             self._ended_returns,
             self._ended_lengths,
         )
-        self._count_step = compiled_for(settle, self._counted)
+        self._count_step = compiled_for(settle, self.counted)
 
     @property
     def masks(self) -> np.ndarray | None:
@@ -171,6 +190,30 @@ class SteppedEnv:
     @property
     def objects(self) -> list[Any]:
         """The environments that are stepped, without their wrappers."""
+        raise NotImplementedError
+
+    @property
+    def plays(self) -> bool:
+        """Whether it can `play`."""
+        return False
+
+    def play(
+        self,
+        action: int,
+        follow: Callable[[int, float, bool, bool], int],
+        actions: np.ndarray,
+        is_over: Callable[[], bool],
+    ) -> bool:
+        """Take an action in the only environment, then that which `follow` returns, and so on.
+
+        What a step gave, the next state, the reward, and whether it terminated and was truncated, is given to
+        `follow`, which does what `settle_one` does, and returns what that returns, or the next action. Less
+        than 0 it ends the play, which else goes on until it `is_over`. It takes neither lists nor arrays.
+
+        A step that gives other than plain numbers is taken in as by `step`, and is the last one: `follow`
+        does not hear of it. Return whether it heard of all. `actions`, shape (1,), has the last one, for what
+        is raised: the same as by `step`.
+        """
         raise NotImplementedError
 
     @property
@@ -250,7 +293,7 @@ class SteppedEnv:
 
         From here on the environments stand where the step has brought them.
         """
-        return self._settled(self._count_step(self._counted), actions)
+        return self._settled(self._count_step(self.counted), actions)
 
     def _settled(self, n_ended: int, actions: np.ndarray) -> np.ndarray:
         """Return what `_settle` does, after `settle` returned `n_ended`."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property, partial
 from itertools import repeat
 from typing import Any
 
@@ -14,24 +15,34 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 
 from dist_classicrl._jit import compiled_for
+from dist_classicrl._jit.bound import Bound
 from dist_classicrl.environments.stepped.base import (
+    ENDED,
     REALS,
     RESET,
     STEP,
     TRUTHS,
+    WRONG,
     SteppedEnv,
     not_returned,
     not_unpacked,
-    settle_one,
+    settle_bound,
     unpacked,
 )
 from dist_classicrl.environments.stepped.masks import MASK_KEY, mask_in
+from dist_classicrl.environments.stepped.spaces import SpaceIndex
 from dist_classicrl.errors import EnvError
 
 _log = logging.getLogger(__name__)
 
 _DICTS = repeat(dict)
+_MOST_KEPT = 10_000  # actions
+_N_ENDED = {ENDED: 1, WRONG: -1}  # as `settle` tells it
 _PLAIN = 1e300  # what is no number, infinite, or a whole number that no float holds, is not below
+
+
+def _never() -> bool:
+    return False
 
 
 class LoopedEnvs(SteppedEnv):
@@ -57,7 +68,7 @@ class LoopedEnvs(SteppedEnv):
         self._envs = envs
         self._is_alone = len(envs) == 1 and self.mask_source != "observation"
         if self._is_alone:
-            self._settle_one = compiled_for(settle_one, 0, 0.0, False, False, self._counted)
+            self._value_of = _values_of(self.actions)
 
     @property
     def objects(self) -> list[Any]:
@@ -86,8 +97,8 @@ class LoopedEnvs(SteppedEnv):
 
         Those are not `valid` then. Otherwise as `step`; `actions` has the shape (n,).
         """
-        if self._is_alone and n:
-            self._step_alone(actions)
+        if n and self.plays:
+            self.play(int(actions[0]), self._settle_one, actions)
             return
         if n < self.n_envs:
             self.next_states[n:] = self.states[n:]
@@ -111,33 +122,53 @@ class LoopedEnvs(SteppedEnv):
             raise
         self._take_in(n, actions, observations, rewards, terminated, truncated, infos)
 
-    def _step_alone(self, actions: np.ndarray) -> None:
-        """Take an action in the only environment: what gives plain numbers takes neither lists nor arrays."""
-        (action,) = self.actions.decode_each(actions)
-        try:
-            result: Any = self._envs[0].step(action)
-        except (TypeError, ValueError) as error:
-            _raise_if_not_unpacked(error, 0)
-            raise
-        try:
-            observation, reward, terminated, truncated, info = result
-        except (TypeError, ValueError):
-            raise not_returned(result, STEP, 0) from None
-        index = self.observations.index_of(observation)
-        if (
-            index is None
-            or self._has_masks
-            or type(info) is not dict
-            or MASK_KEY in info
-            or type(reward) not in REALS
-            or not -_PLAIN < reward < _PLAIN
-            or type(terminated) not in TRUTHS
-            or type(truncated) not in TRUTHS
-        ):
-            self._take_in(1, actions, [observation], [reward], [terminated], [truncated], [info])
-            return
-        n_ended = self._settle_one(index, float(reward), bool(terminated), bool(truncated), self._counted)
-        self._go_on(self._settled(n_ended, actions))
+    @cached_property  # who plays does not compile it
+    def _settle_one(self) -> Callable[[int, float, bool, bool], int]:
+        counted = Bound(self.counted)
+        return partial(compiled_for(settle_bound, counted, 0, 0.0, False, False), counted)
+
+    @property
+    def plays(self) -> bool:
+        """Whether this is a single environment of plain numbers that has given no mask yet."""
+        return self._is_alone and not self._has_masks
+
+    def play(
+        self,
+        action: int,
+        follow: Callable[[int, float, bool, bool], int],
+        actions: np.ndarray,
+        is_over: Callable[[], bool] = _never,
+    ) -> bool:
+        """Take an action in the only environment and go on, see `SteppedEnv.play`."""
+        step, value_of, index_of = self._envs[0].step, self._value_of, self.observations.index_of
+        while True:
+            try:
+                result: Any = step(value_of(action))
+            except (TypeError, ValueError) as error:
+                _raise_if_not_unpacked(error, 0)
+                raise
+            try:
+                observation, reward, terminated, truncated, info = result
+            except (TypeError, ValueError):
+                raise not_returned(result, STEP, 0) from None
+            index = index_of(observation)
+            if type(reward) is not float and type(reward) in REALS and -_PLAIN < reward < _PLAIN:
+                reward = float(reward)
+            if (
+                index is None
+                or type(reward) is not float
+                or type(terminated) not in TRUTHS
+                or type(truncated) not in TRUTHS
+                or type(info) is not dict
+                or MASK_KEY in info
+            ):
+                self._take_in(1, actions, [observation], [reward], [terminated], [truncated], [info])
+                return False
+            action = follow(index, reward, bool(terminated), bool(truncated))
+            if action < 0 or is_over():
+                break
+        self._go_on(self._settled(_N_ENDED.get(action, 0), actions))
+        return True
 
     def _take_in(
         self,
@@ -300,6 +331,14 @@ class VectorEnvs(SteppedEnv):
                 self._write_masks(given if len(rows) == self.n_envs else given[rows], rows, masks)
             elif self._has_masks:
                 masks[rows] = True
+
+
+def _values_of(actions: SpaceIndex) -> Callable[[int], Any]:
+    """Return what gives the action with an index, of the type and dtype that `space.sample()` has."""
+    if isinstance(actions.space, gymnasium.spaces.Discrete) and actions.n <= _MOST_KEPT:
+        every = actions.decode_each(np.arange(actions.n))  # of numbers, which no environment can change
+        return every.__getitem__
+    return actions.decode
 
 
 def _check_has_spaces(env: gymnasium.Env | VectorEnv, *names: str) -> None:

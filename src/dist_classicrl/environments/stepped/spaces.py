@@ -27,7 +27,7 @@ MAX_TABLE_BYTES = 2**34
 MAX_INDEX_BITS = 62
 """Of the number of values of a space, so that sums of digits times strides stay inside int64."""
 
-# The types of whole numbers, and up to how many values are joined without arrays, which take longer to make.
+# The types of whole numbers, and up to how many of a value are joined without arrays, which take longer.
 _WHOLE = frozenset((int, bool, np.bool_, *(np.dtype(code).type for code in np.typecodes["AllInteger"])))
 _FEW = 16
 
@@ -88,14 +88,14 @@ class SpaceIndex:
         # The usual action space, where an index is the value itself: a copy saves a microsecond per step.
         simple = isinstance(self._counted, spaces.Discrete) and int(self._counted.start) == 0
         self.is_plain = simple and self._leaves[0].dtype == np.int64
-        # Where a value is single numbers alone: the path to each, its first value, its number of values and
-        # its weight.
-        self._numbers: list[tuple[tuple[str | int, ...], int, int, int]] = []
-        if all(leaf.shape == () for leaf in self._leaves):
-            self._numbers = [
-                (leaf.path, int(leaf.start[0]), int(leaf.sizes[0]), int(leaf.strides[0]))
-                for leaf in self._leaves
-            ]
+        # Where a value is a few numbers: the path to each number or array of some, its shape, and for each
+        # number the first value, the number of values and the weight.
+        self._few: list[tuple[tuple[str | int, ...], tuple[int, ...], list[tuple[int, int, int]]]] = []
+        if len(sizes) <= _FEW:
+            parts = self.parts()
+            self._few = [(path, shape, list(zip(*numbers, strict=True))) for path, shape, *numbers in parts]
+        #: Of so many values the indices are made one by one.
+        self._most_joined = 0 if not self._few else 1 if any(shape for _, shape, _ in self._few) else 8
 
     # From a value to its index
 
@@ -120,7 +120,7 @@ class SpaceIndex:
             raise self._misfit(misfit, rows) from None
 
     def _encode_each(self, values: Sequence[Any], out: np.ndarray | None = None) -> np.ndarray:
-        if self._numbers and len(values) <= _FEW:
+        if len(values) <= self._most_joined:
             found = [self.index_of(value) for value in values]
             if None not in found:
                 if out is None:
@@ -137,23 +137,34 @@ class SpaceIndex:
         return self._encode(arrays, len(values), out)
 
     def index_of(self, value: Any) -> int | None:
-        """Return the index of a value of single numbers; None where it has others or is not in the space."""
-        if not self._numbers:
+        """Return the index of a value of a few numbers; None where it has others or is not in the space."""
+        if not self._few:
             return None
         index = 0
-        for path, first, size, stride in self._numbers:
+        for path, shape, digits in self._few:
             part = value
-            try:
-                for step in path:
-                    part = part[step]
-            except (KeyError, IndexError, TypeError):
+            if path:
+                try:
+                    for step in path:
+                        part = part[step]
+                except (KeyError, IndexError, TypeError):
+                    return None
+            if not shape:
+                if type(part) not in _WHOLE:
+                    return None
+                ((first, size, stride),) = digits
+                digit = int(part) - first
+                if not 0 <= digit < size:
+                    return None
+                index += digit * stride
+                continue
+            if type(part) is not np.ndarray or part.shape != shape or part.dtype.kind not in "iub":
                 return None
-            if type(part) not in _WHOLE:
-                return None
-            digit = int(part) - first
-            if not 0 <= digit < size:
-                return None
-            index += digit * stride
+            for number, (first, size, stride) in zip(part.ravel().tolist(), digits, strict=True):
+                digit = number - first
+                if not 0 <= digit < size:
+                    return None
+                index += digit * stride
         return index
 
     def encode_batch(self, batch: Any, out: np.ndarray | None = None) -> np.ndarray:
