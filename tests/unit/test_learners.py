@@ -1,5 +1,6 @@
 """Learners: their kinds and their walkers; in stepped environments, each transition once and in order."""
 
+import re
 from dataclasses import replace
 
 import gymnasium
@@ -10,7 +11,8 @@ from made_learners import learner_of
 
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.resolve import resolve
-from dist_classicrl.errors import RewardError
+from dist_classicrl.environments.stepped.batches import LoopedEnvs
+from dist_classicrl.errors import ActionMaskError, RewardError
 from dist_classicrl.learning.compiled import CompiledLearner
 from dist_classicrl.learning.kinds import LearnerKind, new_learner, problem_of, register, unregister
 from dist_classicrl.learning.learner import Stream, Totals
@@ -96,12 +98,14 @@ def test_every_transition_is_learned_once_and_in_order(n_envs, batch_size, kind,
 class Moody(gymnasium.Env):
     """Of 12 numbered places; what it gives is of other types at some steps, and it masks from one step on."""
 
-    def __init__(self, kind, masks_from=None, breaks_at=None):
-        self.kind, self.masks_from, self.breaks_at, self.at = kind, masks_from, breaks_at, 0
+    def __init__(self, kind, masks_from=None, breaks_at=None, breakage=None):
+        self.kind, self.masks_from, self.at = kind, masks_from, 0
+        self.breaks_at, self.breakage = breaks_at, breakage
         self.observation_space = {
             "number": spaces.Discrete(12, start=-3),
             "pair": spaces.Tuple((spaces.Discrete(3), spaces.Discrete(4, start=1))),
             "array": spaces.Dict(a=spaces.MultiDiscrete([3, 4], start=[0, 1])),
+            "with a mask": spaces.Dict(at=spaces.Discrete(12), action_mask=spaces.MultiBinary(3)),
         }[kind]
         self.action_space = spaces.Discrete(3, start=5) if kind == "number" else spaces.MultiDiscrete([3])
         self.given = []
@@ -115,11 +119,19 @@ class Moody(gymnasium.Env):
         row, column = divmod(self.place, 4)
         if self.kind == "number":
             return self.place - 3 if self.at % 5 else np.array(self.place - 3)  # an array of no axis
+        if self.kind == "with a mask":
+            return {"at": self.place, "action_mask": self.mask()}
         return (row, column + 1) if self.kind == "pair" else {"a": np.array([row, column + 1], np.int8)}
 
+    def mask(self):
+        mask = np.array([1, self.place % 2, 0], (bool, np.int8, np.uint64)[self.at % 3])
+        if self.at == self.breaks_at and self.breakage is not None:
+            mask = np.array(self.breakage)
+        return mask.tolist() if self.at % 7 == 3 else mask
+
     def info(self):
-        mask = self.masks_from is not None and self.at >= self.masks_from
-        return {"action_mask": np.array([True, self.place % 2 == 0, False])} if mask else {}
+        masks = self.masks_from is not None and self.at >= self.masks_from
+        return {"action_mask": self.mask()} if masks and self.place != 5 else {}
 
     def step(self, action):
         self.at, self.left = self.at + 1, self.left - 1
@@ -128,59 +140,90 @@ class Moody(gymnasium.Env):
         self.place = (5 * self.place + 7 * action + int(self.np_random.integers(3))) % 12
         reward = (float, np.float32, int)[self.at % 3](action - self.place % 4)
         if self.at == self.breaks_at:
-            reward = float("nan")
+            if self.breakage is None:
+                reward = float("nan")
+            else:
+                self.left, self.place = 3, 6
         over = self.left == 0
         truncated = np.array(over) if self.at % 11 == 0 else over and self.at % 2 == 0
         return self.shown(), reward, over and self.at % 2 == 1, truncated, self.info()
 
 
-def learned_of(env, steps, cut_at, monkeypatch, plays):
+def learned_of(env, algorithm, cut_at, monkeypatch, plays):
     """Learn in an environment as one that plays, or step by step; return all that came of it."""
-    settings = Settings(learning_rate=PerVisit(0.7), epsilon=Linear(0.9, 0.1, 150), batch_size=8)
-    learner = learner_of(env, settings)
-    stepped, rates = learner._batches[0]._env, learner._batches[0]._rates
-    assert stepped.plays == (env.masks_from != 0)
+    settings = Settings(
+        algorithm=algorithm, learning_rate=PerVisit(0.7), epsilon=Linear(0.9, 0.1, 150), batch_size=8
+    )
     if not plays:
-        monkeypatch.setattr(type(stepped), "plays", False)
-    stream = Stream(KEY, 0, 0, lambda: env.at in cut_at)
-    error = None
+        monkeypatch.setattr(LoopedEnvs, "plays", False)
+    learner = learner_of(env, settings)
+    walkers, played = learner._batches[0], []
+    play = walkers._env.play
+    monkeypatch.setattr(walkers._env, "play", lambda *given: played.append(play(*given)) or played[-1])
+    stream, error = Stream(KEY, 0, 0, lambda: env.at in cut_at), None
     try:
-        for workers, some in enumerate(steps, 1):
-            rates.set_workers(workers)
-            learner.learn(0, stream, some)
-            walkers = learner._batches[0]
-            assert walkers._playing is None or walkers._playing.value.context.step_sizes is rates.table
-    except RewardError as raised:
+        for workers, steps in enumerate((3, 50, 1, 100, 46), 1):
+            walkers._rates.set_workers(workers)
+            learner.learn(0, stream, steps)
+            context = None if walkers._playing is None else walkers._playing.value.context
+            assert context is None or context.step_sizes is walkers._rates.table
+    except (RewardError, ActionMaskError) as raised:
         error = str(raised)
     monkeypatch.undo()
     table = learner.table
     totals = learner.totals.values.tolist()
     visits = (table.arrays.visits + (table.arrays.updates & 0xFFFFFFFF)).tolist()
-    return table.q.tolist(), visits, totals, env.given, stream.used, error
+    return played, (table.q.tolist(), visits, totals, env.given, stream.used, error)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["number", "pair", "array"])
-@pytest.mark.parametrize("what", ["plain", "masks", "masks at once", "cut", "NaN"])
-def test_an_only_environment_that_plays_gives_what_steps_give(kind, what, monkeypatch):
-    masks_from = {"masks": 60, "masks at once": 0}.get(what)
-    breaks_at = 101 if what == "NaN" else None
+@pytest.mark.parametrize("kind", ["number", "pair", "array", "with a mask"])
+@pytest.mark.parametrize(
+    ("what", "masks_from", "breaks_at", "breakage", "says"),
+    [
+        ("plain", None, None, None, None),
+        ("masks later", 60, None, None, None),
+        ("masks at once", 0, None, None, None),
+        ("cut", None, None, None, None),
+        ("NaN", None, 104, None, "the reward nan for action"),
+        ("masks and NaN", 0, 104, None, "the reward nan for action"),
+        ("no action", 0, 104, [0, 0, 0], "forbids every action in state 6"),
+        ("a wrong number", 0, 104, [1, 2, 0], "must be boolean .* gave .1, 2, 0."),
+        ("a wrong shape", 0, 104, [1, 0], "must be boolean .* shape"),
+    ],
+)
+def test_an_only_environment_that_plays_gives_what_steps_give(
+    kind, what, masks_from, breaks_at, breakage, says, monkeypatch
+):
     cut_at = (13, 40, 41, 90) if what == "cut" else ()
+    if kind == "with a mask" and what in ("plain", "masks later", "cut", "NaN"):
+        pytest.skip("it has masks from the beginning on")
 
-    def learned(plays):
-        env = Moody(kind, masks_from, breaks_at)
-        return learned_of(env, [3, 50, 1, 100, 46], cut_at, monkeypatch, plays)
+    def learned(plays, algorithm="q_learning"):
+        env = Moody(kind, None if kind == "with a mask" else masks_from, breaks_at, breakage)
+        return learned_of(env, algorithm, cut_at, monkeypatch, plays)
 
-    played, stepped = learned(True), learned(False)
-    assert played == stepped
-    q, visits, totals, given, used, error = played
+    (played, one), (stepped, other) = learned(True), learned(False)
+    assert one == other
+    assert played.count(True) > 5 and not stepped
+    q, visits, totals, given, used, error = one
     assert totals[0] > 5 and sum(visits) == used
-    if what == "NaN":
-        assert "reward nan" in error and len(given) == 101
-    elif what == "cut":
+    if says is not None:
+        assert re.search(says, error) and len(given) == 104
+    elif cut_at:
         assert used < 200
     else:
         assert used == 200 and 200 <= len(given) < 208
+    if masks_from == 0:
+        assert {action for _, action in given} == {0, 1, 2} - ({2} if kind == "with a mask" else set())
+
+
+@pytest.mark.slow
+def test_rules_that_note_masks_hear_of_each(monkeypatch):
+    (played, one), (stepped, other) = (
+        learned_of(Moody("with a mask"), "dyna_q", (), monkeypatch, plays) for plays in (True, False)
+    )
+    assert one == other and not played and not stepped
 
 
 class OneLegalAction(gymnasium.Env):

@@ -14,7 +14,16 @@ from dist_classicrl._jit import jit, jit_inline
 from dist_classicrl._jit.bound import taken
 from dist_classicrl._random import GAMMA, key_at, mix
 from dist_classicrl.environments.simulate import advance, begin, is_wrong, note
-from dist_classicrl.environments.stepped.base import ENDED, WRONG, Counted, settle_one
+from dist_classicrl.environments.stepped.base import (
+    ENDED,
+    WRONG,
+    WRONG_MASK,
+    Counted,
+    Masked,
+    settle_one,
+    take_mask,
+)
+from dist_classicrl.environments.stepped.masks import first_blocked
 from dist_classicrl.learning.behavior import choose, choose_legal
 from dist_classicrl.learning.replay import learn_again
 from dist_classicrl.learning.rules.kernel import Learned, Now, Transition, learn, on_action
@@ -303,12 +312,14 @@ HELD, UNTIL, DRAWS = 0, 1, 2
 
 
 class Play(NamedTuple):
-    """What the only environment is stepped with, without masks."""
+    """What the only environment is stepped with."""
 
     rule: Any
     context: Any
-    counted: Counted  # of the environment
+    counted: Counted  # of the environment, as the next
+    masked: Masked | None
     batch: Batch
+    masks: np.ndarray | None  # bool, shape (B, A), where there are masks
     actions: np.ndarray  # int64, shape (1,)
     progress: np.ndarray  # int64, shape (3,): see above
     epsilon: np.ndarray  # float64, shape (1,)
@@ -319,10 +330,12 @@ class Play(NamedTuple):
 def follow(play, next_state, reward, terminated, truncated):
     """Settle and note a step of the only environment, and choose the next action.
 
-    `play` is a `Play`, bound. Return what `settle_one` does where no action is due: the episode has ended, or
-    the batch holds as many transitions as it is to hold.
+    `play` is a `Play`, bound. Return what `settle_one` does where no action is due: the episode has ended,
+    the batch holds as many transitions as it is to hold, or no action is legal; or WRONG_MASK.
     """
-    rule, context, counted, batch, actions, progress, epsilon, key = taken(play)
+    rule, context, counted, masked, batch, masks, actions, progress, epsilon, key = taken(play)
+    if not _takes_mask(masked):
+        return WRONG_MASK
     came = settle_one(counted, next_state, reward, terminated, truncated)
     if came == WRONG:
         return came
@@ -335,12 +348,31 @@ def follow(play, next_state, reward, terminated, truncated):
         counted.terminated,
         counted.truncated,
     )
-    progress[HELD] = note_steps(batch, None, progress[HELD], given, None)
+    next_masks = _next_masks(masked)
+    progress[HELD] = note_steps(batch, masks, progress[HELD], given, next_masks)
     progress[DRAWS] += 1
-    if came == ENDED or progress[HELD] >= progress[UNTIL]:
+    if came == ENDED or progress[HELD] >= progress[UNTIL] or not _can_act(next_masks):
         return came
-    choose_actions(rule, context, counted.states, None, epsilon[0], key, progress[DRAWS], actions)
+    choose_actions(rule, context, counted.states, next_masks, epsilon[0], key, progress[DRAWS], actions)
     return actions[0]
+
+
+# What may be None is an argument of a function of its own: only there numba leaves out the other branch.
+
+
+@jit_inline
+def _takes_mask(masked):
+    return True if masked is None else take_mask(masked)
+
+
+@jit_inline
+def _next_masks(masked):
+    return None if masked is None else masked.next_masks
+
+
+@jit_inline
+def _can_act(masks):
+    return True if masks is None else first_blocked(masks) < 0
 
 
 @jit

@@ -147,8 +147,19 @@ class _Walkers:
             env.truncated,
         )
         self._given = (given, env.next_masks)
-        playing = self._parameters, context, env.counted, self._batch, self._actions, *self._going
-        self._playing = Bound(Play(*playing, self._key)) if env.plays else None
+        plays = env.plays and (env.masks is None or not self._memory.notes_masks)
+        play = Play(
+            self._parameters,
+            context,
+            env.counted,
+            env.masked,
+            self._batch,
+            None if env.masks is None else self._masks,
+            self._actions,
+            *self._going,
+            self._key,
+        )
+        self._playing = Bound(play) if plays else None
 
     def learn(self, stream: Stream, steps: int) -> None:
         """Learn `steps` transitions of `stream`, in batches of `batch_size`; the last may be cut."""
@@ -171,7 +182,7 @@ class _Walkers:
         env = self._env
         epsilon = self._epsilon_at(stream.start + stream.used)
         self._choose(*self._seen, epsilon, self._key, self._draws, self._actions)
-        if env.plays:
+        if self._playing is not None:
             is_noted = self._play(epsilon, until, stream.is_cut)
         else:
             is_noted = False

@@ -76,8 +76,26 @@ def settle(step: Counted) -> int:
     return n_ended
 
 
-GOES_ON, ENDED, WRONG = -1, -2, -3
-"""What became of a step of a single environment; see `settle_one`."""
+class Masked(NamedTuple):
+    """What the masks of a single environment are taken from and written to; see `take_mask`."""
+
+    given: np.ndarray  # int64, shape (A,): what a step gave
+    masks: np.ndarray  # bool, shape (1, A), as the next: legal where it stands, and in its next state
+    next_masks: np.ndarray
+
+
+GOES_ON, ENDED, WRONG, WRONG_MASK = -1, -2, -3, -4
+"""What became of a step of a single environment; see `settle_one` and `take_mask`."""
+
+
+@jit
+def take_mask(masked: Masked) -> bool:
+    """Take in the mask that a step of a single environment gave; return whether it has 0 and 1 only."""
+    is_right = True
+    for action in range(masked.given.size):
+        masked.next_masks[0, action] = masked.given[action] == 1
+        is_right &= 0 <= masked.given[action] <= 1
+    return is_right
 
 
 @jit
@@ -176,6 +194,7 @@ class SteppedEnv:
             self._ended_lengths,
         )
         self._count_step = compiled_for(settle, self.counted)
+        self._masked = Masked(np.zeros(self.n_actions, np.int64), self._masks, self._next_masks)
 
     @property
     def masks(self) -> np.ndarray | None:
@@ -186,6 +205,11 @@ class SteppedEnv:
     def next_masks(self) -> np.ndarray | None:
         """Legal actions in `next_states`, likewise; perhaps none where the episode ended."""
         return self._next_masks if self._has_masks else None
+
+    @property
+    def masked(self) -> Masked | None:
+        """What `follow` takes masks from in a `play`; None as `masks`."""
+        return self._masked if self._has_masks else None
 
     @property
     def objects(self) -> list[Any]:
@@ -207,8 +231,9 @@ class SteppedEnv:
         """Take an action in the only environment, then that which `follow` returns, and so on.
 
         What a step gave, the next state, the reward, and whether it terminated and was truncated, is given to
-        `follow`, which does what `settle_one` does, and returns what that returns, or the next action. Less
-        than 0 it ends the play, which else goes on until it `is_over`. It takes neither lists nor arrays.
+        `follow`, which does what `take_mask`, where there are masks, and `settle_one` do, and returns
+        WRONG_MASK, what `settle_one` returns, or the next action. Less than 0 it ends the play, which else
+        goes on until it `is_over`. It takes neither lists nor, but for masks, arrays.
 
         A step that gives other than plain numbers is taken in as by `step`, and is the last one: `follow`
         does not hear of it. Return whether it heard of all. `actions`, shape (1,), has the last one, for what

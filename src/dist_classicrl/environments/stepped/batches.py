@@ -23,6 +23,7 @@ from dist_classicrl.environments.stepped.base import (
     STEP,
     TRUTHS,
     WRONG,
+    WRONG_MASK,
     SteppedEnv,
     not_returned,
     not_unpacked,
@@ -66,8 +67,7 @@ class LoopedEnvs(SteppedEnv):
                     f"{first.action_space}. The factory must make equal environments."
                 )
         self._envs = envs
-        self._is_alone = len(envs) == 1 and self.mask_source != "observation"
-        if self._is_alone:
+        if self.plays:
             self._value_of = _values_of(self.actions)
 
     @property
@@ -97,7 +97,7 @@ class LoopedEnvs(SteppedEnv):
 
         Those are not `valid` then. Otherwise as `step`; `actions` has the shape (n,).
         """
-        if n and self.plays:
+        if n and self.plays and not self._has_masks:
             self.play(int(actions[0]), self._settle_one, actions)
             return
         if n < self.n_envs:
@@ -129,8 +129,8 @@ class LoopedEnvs(SteppedEnv):
 
     @property
     def plays(self) -> bool:
-        """Whether this is a single environment of plain numbers that has given no mask yet."""
-        return self._is_alone and not self._has_masks
+        """Whether this is a single environment."""
+        return len(self._envs) == 1
 
     def play(
         self,
@@ -141,6 +141,7 @@ class LoopedEnvs(SteppedEnv):
     ) -> bool:
         """Take an action in the only environment and go on, see `SteppedEnv.play`."""
         step, value_of, index_of = self._envs[0].step, self._value_of, self.observations.index_of
+        masked, may_mask = self.masked, not self._has_masks and self.mask_source == "info"
         while True:
             try:
                 result: Any = step(value_of(action))
@@ -160,15 +161,28 @@ class LoopedEnvs(SteppedEnv):
                 or type(terminated) not in TRUTHS
                 or type(truncated) not in TRUTHS
                 or type(info) is not dict
-                or MASK_KEY in info
+                or (may_mask and MASK_KEY in info)
+                or (masked is not None and not self._gives_mask(observation, info, masked.given))
+                or (action := follow(index, reward, bool(terminated), bool(truncated))) == WRONG_MASK
             ):
                 self._take_in(1, actions, [observation], [reward], [terminated], [truncated], [info])
                 return False
-            action = follow(index, reward, bool(terminated), bool(truncated))
             if action < 0 or is_over():
                 break
         self._go_on(self._settled(_N_ENDED.get(action, 0), actions))
         return True
+
+    def _gives_mask(self, observation: Any, info: dict[str, Any], given: np.ndarray) -> bool:
+        """Write the mask that a step gave to `given`; return whether it is an array of numbers that fits."""
+        if self.mask_source == "observation":
+            mask = observation[MASK_KEY] if type(observation) is dict and MASK_KEY in observation else None
+        elif (mask := info.get(MASK_KEY)) is None:
+            given.fill(1)
+            return True
+        fits = type(mask) is np.ndarray and mask.shape == given.shape and mask.dtype.kind in "iub"
+        if fits:
+            given[:] = mask
+        return fits
 
     def _take_in(
         self,
