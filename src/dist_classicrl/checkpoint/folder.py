@@ -135,11 +135,11 @@ class CheckpointFolder:
                 break
             try:
                 saved = self.read(str(name), look=look)
-            except CheckpointUnreadableError:
-                if self._is_complete(name):
-                    raise
-                continue  # its writer has removed it meanwhile
             except CheckpointError as error:
+                if not self._is_complete(name):
+                    continue  # its writer has removed it meanwhile
+                if isinstance(error, CheckpointUnreadableError):
+                    raise
                 refused[name] = self._refusal(str(name), error.__cause__)
                 continue
             for skipped, why in refused.items():
@@ -271,6 +271,8 @@ class CheckpointFolder:
         self.storage.sync("")
         if self._read_manifest(folder) != content:
             raise OSError(f"{self.url_of(folder)}/{MANIFEST} does not hold what was written to it")
+        # Whoever has claimed the folder since may have removed the arrays before the manifest was there.
+        self.fence.check()
 
     def _rotate(self, newest: CheckpointName) -> None:
         """Remove checkpoints of the same run that are not kept, and what others left half written.
