@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from edited_checkpoints import edit
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP, _files
 from dist_classicrl.checkpoint import arrays as arrays_module
@@ -937,6 +938,33 @@ def test_neither_training_nor_load_model_takes_another_run_for_a_damaged_one(tmp
             attempt()
     assert agent.steps == 0 and folder.names() == names and broken != names[-1]
     assert DistAsyncQLearning.load_model(folder.url_of(names[-1])).steps == 500
+
+
+def test_neither_training_nor_load_model_goes_back_behind_one_of_a_newer_format(tmp_path, monkeypatch):
+    def run(steps, **options):
+        monkeypatch.setattr(places, "_agents", {})
+        return DistAsyncQLearning(seed=1).train(
+            "FrozenLake-v1", total_steps=steps, checkpoint_dir=tmp_path, keep_last=1, **options
+        )
+
+    run(500)
+    older = Path(shutil.copytree(tmp_path / "agent-0", tmp_path / "kept", dirs_exist_ok=True))
+    run(1_000)
+    shutil.copytree(older, tmp_path / "agent-0", dirs_exist_ok=True)
+    folder = CheckpointFolder(tmp_path, "agent-0")
+    names = folder.names()
+    edit(folder.read(names[0]), lambda body, arrays: body.update(format_version=4, package_version="9.0.0"))
+    for attempt in (
+        lambda: run(1_500),
+        lambda: run(1_500, strict=False),
+        lambda: run(1_500, resume="must"),
+        lambda: DistAsyncQLearning.load_model(tmp_path),
+        lambda: DistAsyncQLearning.load_model(folder.url_of(names[0])),
+    ):
+        with pytest.raises(CheckpointUnreadableError, match=f"{names[0]} .*'9.0.0'.*install that version"):
+            attempt()
+    run(1_500, resume="never")
+    assert len(names) == 2 and folder.names()[1:] == names
 
 
 # What lies elsewhere

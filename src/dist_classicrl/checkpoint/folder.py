@@ -90,14 +90,14 @@ class CheckpointFolder:
         A table in parts is read when it is looked at, after all of it was checked; `is_verified`: another
         process has done that. `look` is called before each piece that is read. CheckpointError if there is
         none of that name, or it is truncated, damaged or foreign; CheckpointUnreadableError where that cannot
-        be found out for now.
+        be found out for now, or it is whole and of another version of this package.
         """
         try:
             parsed = CheckpointName.parse(name)
             if parsed is None:
                 raise ValueError("its name is not that of a checkpoint")
             look()
-            body, entries = manifest.checked(self._read_manifest(name), parsed)
+            body, entries = manifest.checked(self._read_manifest(name), parsed, self.url_of(name))
             arrays: dict[str, Any] = {}
             for key, entry in entries.items():
                 if not is_part(key):
@@ -106,7 +106,7 @@ class CheckpointFolder:
                     self._read_array(name, key, entry, look, array_files.verify)
             if any(map(is_part, entries)):
                 arrays |= whole_table(self.storage, name, entries, look)
-        except MemoryError:  # says nothing about the checkpoint
+        except (MemoryError, CheckpointUnreadableError):  # says nothing about the checkpoint
             raise
         except Exception as error:  # remote stores raise errors of many kinds
             is_damage = isinstance(error, (ValueError, *_NO_FILE))
