@@ -119,7 +119,7 @@ class CheckpointMismatchError(CheckpointError):
 
 
 class CheckpointUnreadableError(CheckpointError):
-    """A checkpoint cannot be read for now, which says nothing about what is in it."""
+    """A checkpoint cannot be read for now, or by this version: that says nothing about what is in it."""
 
 
 class CheckpointFencedError(CheckpointError):

@@ -15,18 +15,26 @@ from pathlib import Path
 import click
 import documents
 import pytest
+from card_twin import OnCore, RowsOnCore, made
 from documents import ROOT
 from signal_masks import listens
 
-from dist_classicrl import DistAsyncQLearning
+from dist_classicrl import DistAsyncQLearning, TabularMDP
+from dist_classicrl.checkpoint.arrays import DTYPES
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.cli.commands.launch import command as launch
 from dist_classicrl.cli.config import tomllib
 from dist_classicrl.cli.options import OPTIONS
+from dist_classicrl.engines.saving import MODES
+from dist_classicrl.environments.resolve import resolve
+from dist_classicrl.learning.compiled import CompiledLearner
+from dist_classicrl.learning.interleaved import InterleavedLearner
+from dist_classicrl.learning.kinds import new_learner, problem_of
 from dist_classicrl.learning.learner import TAKEN
-from dist_classicrl.learning.state import MASKS, REPLAY_ARRAYS, RULE_ARRAYS
+from dist_classicrl.learning.rates import Rates
+from dist_classicrl.learning.state import MASKS, REPLAY_ARRAYS, RULE_ARRAYS, stack_states
 from dist_classicrl.membership.events import KINDS
-from dist_classicrl.settings import ByRule
+from dist_classicrl.settings import ByRule, Settings
 
 CHECKPOINTS = ROOT / "docs" / "checkpoints.md"
 DESIGN = ROOT / "docs" / "design.md"
@@ -112,16 +120,48 @@ def rows(heading, document=CHECKPOINTS):
     return [name for cell in cells for name in re.findall("`([^`]+)`", cell)]
 
 
+def states_of_learners():
+    """Return the state of a learner of each kind that can go on where it was, as a checkpoint has it."""
+    model, settings = TabularMDP.garnet(6, 2, 2, seed=1), Settings(algorithm="n_step_sarsa", replay_ratio=0.0)
+    source = resolve(model, 1, None)
+    problem = problem_of(source, settings, Rates(settings, 1))
+    learners = [
+        CompiledLearner(problem_of(source, Settings(replay_ratio=0.5), Rates(settings, 1))),
+        CompiledLearner(problem),
+        InterleavedLearner(problem),
+        new_learner(problem_of(source, settings, Rates(settings, 1), walkers=4)),
+    ]
+    for learner in learners:
+        learner.add(0, source, 0)
+    learners += [made(OnCore, model, settings), made(RowsOnCore, model, settings, rows=True)]
+    return [stack_states([learner.state(0)]) for learner in learners]
+
+
 @pytest.mark.core
-def test_the_tables_of_arguments_arrays_and_keys_are_complete(tmp_path):
+def test_the_table_of_arrays_is_that_of_what_learners_save():
+    table = CHECKPOINTS.read_text().split("| array | type, shape |")[1].split("\n\n")[0]
+    told = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.MULTILINE))
+    states = states_of_learners()
+    saved = {name for state in states for name in state}
+    assert {"position", "bound", "walkers", *RULE_ARRAYS[:2], *REPLAY_ARRAYS} <= saved
+    assert set(rows("| array | type, shape |")) == {*TAKEN, MASKS, *RULE_ARRAYS, *saved}
+    for name, array in ((name, array) for state in states for name, array in state.items()):
+        shapes = re.findall(r"\((.*?)\)", told[name])
+        assert array.dtype.name in told[name] or "the same" in told[name], name
+        assert not shapes or array.ndim in [shape.count(",") + 1 for shape in shapes], name
+    (modes,) = re.findall(r"^\| `mode` \| (.*)", CHECKPOINTS.read_text(), re.MULTILINE)
+    assert sorted(re.findall('`"(.*?)"`', modes)) == sorted(MODES)
+    (types,) = re.findall(r"of the types (.*?), and nothing", CHECKPOINTS.read_text(), re.DOTALL)
+    assert re.findall("`(.*?)`", types) == list(DTYPES)
+
+
+@pytest.mark.core
+def test_the_tables_of_arguments_and_keys_are_complete(tmp_path):
     DistAsyncQLearning(seed=1).train("FrozenLake-v1", total_steps=1_000, checkpoint_dir=tmp_path)
     body = CheckpointFolder(tmp_path, "agent-0").read_newest().body
     assert sorted(rows("| key of `body` |")) == sorted(body)
     assert f"`format_version` | `{json.dumps(body['format'])}`, {body['format_version']} |" in (
         CHECKPOINTS.read_text()
-    )
-    assert sorted(rows("| array | type, shape |")) == sorted(
-        [*TAKEN, "position", "running", *REPLAY_ARRAYS, MASKS, *RULE_ARRAYS, "walkers", "counted"]
     )
     parameters = inspect.signature(DistAsyncQLearning.train).parameters
     known = list(parameters)[list(parameters).index("checkpoint_dir") :]

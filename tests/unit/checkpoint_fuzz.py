@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from dist_classicrl.checkpoint.folder import CheckpointFolder
-from dist_classicrl.errors import CheckpointError
+from dist_classicrl.errors import CheckpointError, CheckpointUnreadableError
 
 ODD_VALUES = (
     None,
@@ -96,6 +96,13 @@ class Specimen:
             try:
                 self.folder().read(self.names[0])
                 refused = False
+            except CheckpointUnreadableError as error:
+                assert forged and "its format version is " in str(error)
+                try:
+                    self.folder().read_newest()
+                except CheckpointUnreadableError:
+                    return "of another version"
+                raise
             except CheckpointError as error:
                 refused = True
                 assert "is no usable checkpoint: " in str(error)

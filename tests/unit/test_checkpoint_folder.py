@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from edited_checkpoints import edit
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP, _files
 from dist_classicrl.checkpoint import arrays as arrays_module
@@ -387,6 +388,50 @@ def test_who_is_replaced_while_writing_does_not_publish(tmp_path, monkeypatch):
     assert same(old.read_newest().arrays, arrays_of(2))
 
 
+def test_who_is_replaced_as_the_manifest_is_written_reports_nothing_and_leaves_nothing(tmp_path, monkeypatch):
+    """Stopped after its last look at the fence, as the next one removes what it takes for half written."""
+    old = claimed(tmp_path)
+    write, written = old.storage.write, []
+
+    def late(path, chunks):
+        if path.endswith("manifest.json"):
+            newer = claimed(tmp_path)
+            written.append(newer.write(arrays_of(2), {"steps": 2}, RUN))
+        write(path, chunks)
+
+    monkeypatch.setattr(old.storage, "write", late)
+    with pytest.raises(CheckpointFencedError):
+        old.write(arrays_of(1), {"steps": 1}, RUN)
+    assert sorted(os.listdir(old.url)) == sorted([*written, "fence-000002.json"])
+
+
+@pytest.mark.parametrize("trouble", [errno.EACCES, errno.EIO, errno.ESTALE, None])
+def test_who_was_replaced_is_told_although_it_cannot_read_by_whom(tmp_path, monkeypatch, trouble):
+    old = claimed(tmp_path)
+    fault = TimeoutError("no answer") if trouble is None else OSError(trouble, os.strerror(trouble))
+
+    def failing(path):
+        raise fault
+
+    monkeypatch.setattr(old.storage, "open", failing)
+    with pytest.raises(type(fault)):  # its own claim: another look may find it as it was
+        old.fence.check()
+    claimed(tmp_path)
+    with pytest.raises(CheckpointFencedError, match="another server .unknown; fencing number 2"):
+        old.fence.check()
+
+
+@pytest.mark.parametrize(
+    "name", ["fence-99999999999999999999.json", f"f{'9' * 20}-c00000001-step000000000000001-{RUN}"]
+)
+def test_a_number_beyond_all_that_are_given_is_no_claim(tmp_path, name):
+    claimed(tmp_path)
+    (tmp_path / "agent-0" / name).mkdir()
+    folder = claimed(tmp_path)
+    assert folder.fence.check() == 2
+    folder.write(arrays_of(1), {"steps": 1}, RUN)
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 9000])
 def test_a_fence_file_that_is_half_written_counts_by_its_number(tmp_path, content):
     folder = claimed(tmp_path)
@@ -554,6 +599,7 @@ def test_arrays_are_synced_before_the_manifest_and_old_ones_removed_after_it(tmp
         ("sync", new),
         ("sync", ""),
         ("open", f"{new}/manifest.json"),
+        ("open", "fence-000001.json"),
         ("remove", f"{old}/manifest.json"),
         ("remove", old),
     ]
@@ -800,19 +846,24 @@ def test_no_older_one_takes_the_place_of_one_that_cannot_be_read_for_now(
     assert folder.read_newest().name == names[1] and not caplog.records
 
 
-def test_one_that_is_removed_as_it_is_read_makes_no_trouble(tmp_path, monkeypatch):
+@pytest.mark.parametrize("trouble", [errno.ESTALE, errno.ENOENT])
+def test_one_that_is_removed_as_it_is_read_makes_no_trouble(tmp_path, caplog, monkeypatch, trouble):
     folder = claimed(tmp_path)
     names = [folder.write(arrays_of(step), {"steps": step}, RUN) for step in (1, 2)]
     inner = folder.storage.open
 
+    gone = names[1:]
+
     def removed(path):
-        if path.startswith(names[1]):
-            folder.storage.remove(names[1])
-            raise OSError(errno.ESTALE, "Stale file handle")
+        if path.startswith(tuple(gone)):
+            folder.storage.remove(path.partition("/")[0])
+            raise OSError(trouble, os.strerror(trouble))
         return inner(path)
 
     monkeypatch.setattr(folder.storage, "open", removed)
     assert folder.read_newest().name == names[0]
+    gone = names
+    assert folder.read_newest() is None and not caplog.records
 
 
 @pytest.mark.parametrize("way", ["folder", "pipe", "links"])
@@ -887,6 +938,33 @@ def test_neither_training_nor_load_model_takes_another_run_for_a_damaged_one(tmp
             attempt()
     assert agent.steps == 0 and folder.names() == names and broken != names[-1]
     assert DistAsyncQLearning.load_model(folder.url_of(names[-1])).steps == 500
+
+
+def test_neither_training_nor_load_model_goes_back_behind_one_of_a_newer_format(tmp_path, monkeypatch):
+    def run(steps, **options):
+        monkeypatch.setattr(places, "_agents", {})
+        return DistAsyncQLearning(seed=1).train(
+            "FrozenLake-v1", total_steps=steps, checkpoint_dir=tmp_path, keep_last=1, **options
+        )
+
+    run(500)
+    older = Path(shutil.copytree(tmp_path / "agent-0", tmp_path / "kept", dirs_exist_ok=True))
+    run(1_000)
+    shutil.copytree(older, tmp_path / "agent-0", dirs_exist_ok=True)
+    folder = CheckpointFolder(tmp_path, "agent-0")
+    names = folder.names()
+    edit(folder.read(names[0]), lambda body, arrays: body.update(format_version=4, package_version="9.0.0"))
+    for attempt in (
+        lambda: run(1_500),
+        lambda: run(1_500, strict=False),
+        lambda: run(1_500, resume="must"),
+        lambda: DistAsyncQLearning.load_model(tmp_path),
+        lambda: DistAsyncQLearning.load_model(folder.url_of(names[0])),
+    ):
+        with pytest.raises(CheckpointUnreadableError, match=f"{names[0]} .*'9.0.0'.*install that version"):
+            attempt()
+    run(1_500, resume="never")
+    assert len(names) == 2 and folder.names()[1:] == names
 
 
 # What lies elsewhere

@@ -14,7 +14,7 @@ import pytest
 from checkpoint_fuzz import Specimen, manifest
 
 from dist_classicrl.checkpoint.folder import CheckpointFolder
-from dist_classicrl.errors import CheckpointError
+from dist_classicrl.errors import CheckpointError, CheckpointUnreadableError
 
 
 @pytest.fixture
@@ -172,12 +172,23 @@ def test_a_claimed_size_that_memory_cannot_hold_is_refused_before_it_is_asked_fo
     assert specimen.outcome({"manifest.json": manifest(body)}) == "refused"
 
 
-def test_a_newer_format_is_refused_by_its_version(specimen):
+def test_one_of_another_format_version_is_no_damage_and_says_what_reads_it(specimen, caplog):
     body = json.loads(specimen.whole["manifest.json"])["body"]
-    body["format_version"] = 4
+    body.update(format_version=4, package_version="9.0.0")
     (specimen.place / "manifest.json").write_bytes(manifest(body))
-    with pytest.raises(CheckpointError, match="its format version is 4, this library reads 3"):
-        specimen.folder().read(specimen.names[0])
+    for attempt in (lambda: specimen.folder().read(specimen.names[0]), specimen.folder().read_newest):
+        with pytest.raises(CheckpointUnreadableError, match="is 4, .*reads 3.* '9.0.0'.*install"):
+            attempt()
+    # Where its sums do not fit, it is damaged whatever it says.
+    (specimen.place / "manifest.json").write_bytes(manifest(body).replace(b"9.0.0", b"9.0.1"))
+    assert specimen.folder().read_newest().name == specimen.names[1]
+
+
+@pytest.mark.parametrize("version", [None, "4", 4.0, True, 0, -1])
+def test_a_format_version_that_is_none_is_damage(specimen, version):
+    body = json.loads(specimen.whole["manifest.json"])["body"]
+    body["format_version"] = version
+    assert specimen.outcome({"manifest.json": manifest(body)}) == "refused"
 
 
 def test_a_manifest_of_another_kind_is_refused(specimen):

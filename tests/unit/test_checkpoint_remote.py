@@ -348,6 +348,22 @@ def test_checkpoints_come_back_rotate_and_are_fenced(location):
     assert sum(name.startswith("fence-") for name in new.storage.names()) == 1
 
 
+def test_who_is_replaced_as_the_manifest_is_written_reports_nothing(memory, monkeypatch):
+    """A store has no folders: an object can always be written where the rest was removed."""
+    old = claimed(memory)
+    write, written = old.storage.write, []
+
+    def late(path, chunks):
+        if path.endswith("manifest.json"):
+            written.append(claimed(memory).write(arrays_of(2), {"steps": 2}, RUN))
+        write(path, chunks)
+
+    monkeypatch.setattr(old.storage, "write", late)
+    with pytest.raises(CheckpointFencedError):
+        old.write(arrays_of(1), {"steps": 1}, RUN)
+    assert old.names() == written
+
+
 @pytest.mark.slow
 def test_damaged_objects_are_refused(location):
     folder = claimed(location)

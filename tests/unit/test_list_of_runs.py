@@ -69,7 +69,6 @@ def test_what_is_asked_of_one_run_is_not_asked_of_a_folder_of_them(runs, capsys,
         {"steps": [12]},
         {"mean_return": "0.5"},
         {"events": [{}]},
-        {"of": "something else"},
     ],
 )
 def test_a_result_that_is_none_of_this_library_is_no_result(runs, capsys, edited):
@@ -81,6 +80,17 @@ def test_a_result_that_is_none_of_this_library_is_no_result(runs, capsys, edited
     listed = json.loads(out)
     assert (status, err, len(listed)) == (0, "", 3)
     assert (listed[0]["has_ended"], listed[0]["steps"], listed[0]["greedy_return"]) == (False, 3000, None)
+
+
+def test_a_result_in_which_another_version_counted_more_or_less_is_one(runs, capsys):
+    with open("runs/ended/result.json") as file:
+        result = json.load(file)
+    del result["most_waiting"]
+    with open("runs/ended/result.json", "w") as file:
+        json.dump({**result, "colour": "red"}, file)
+    status, out, _ = run_command(capsys, "show", "runs", "--json")
+    ended = json.loads(out)[0]
+    assert status == 0 and ended["has_ended"] and ended["steps"] == result["steps"]
 
 
 @pytest.mark.parametrize("greedy", [[1], "0.5", {"mean_return": "0.5"}, {"mean_return": 0.5}, {}])

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from edited_checkpoints import edit
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.environments.tictactoe.model import model as tictactoe_model
-from dist_classicrl.errors import CheckpointError, ModelFileError
+from dist_classicrl.errors import CheckpointError, CheckpointUnreadableError, ModelFileError
 from dist_classicrl.model import places
 from dist_classicrl.schedules import Linear, PerVisit
 
@@ -205,7 +206,6 @@ TABLE = np.zeros((16, 4))
         ("actions", {"actions": 0}),
         ("settings", {"settings": {}}),
         ("settings", {"settings": {"dtype": "float64", "batch_size": 0}}),
-        ("settings", {"settings": {"dtype": "float64", "colour": "red"}}),
         ("settings", {"settings": [1]}),
         ("settings", {"settings": None}),
     ],
@@ -214,6 +214,24 @@ def test_sums_that_fit_do_not_make_it_good(tmp_path, fault, changes):
     trained(tmp_path, calls=1)
     changed(tmp_path, **changes)
     with pytest.raises(CheckpointError, match=f"no usable checkpoint: .*{fault}"):
+        DistAsyncQLearning.load_model(tmp_path)
+
+
+def test_settings_that_this_version_does_not_have_are_named_and_no_damage(tmp_path):
+    trained(tmp_path, calls=2)
+    saved = CheckpointFolder(tmp_path, "agent-0").read_newest()
+    settings = {**saved.body["settings"], "colour": "red"}
+    edit(saved, lambda body, arrays: body.update(package_version="9.0.0", settings=settings))
+    why = "it has no settings colour. .*'9.0.0'.*install that version"
+    with pytest.raises(CheckpointUnreadableError, match=why):
+        DistAsyncQLearning.load_model(tmp_path)
+
+
+def test_what_another_version_wrote_is_not_called_damaged_alone(tmp_path):
+    trained(tmp_path, calls=1)
+    saved = CheckpointFolder(tmp_path, "agent-0").read_newest()
+    edit(saved, lambda body, arrays: body.update(package_version="9.0.0", mode="another"))
+    with pytest.raises(CheckpointError, match="its mode is 'another'. Go on with dist_classicrl '9.0.0'"):
         DistAsyncQLearning.load_model(tmp_path)
 
 

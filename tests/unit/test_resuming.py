@@ -23,6 +23,7 @@ from dist_classicrl.agent import session
 from dist_classicrl.agent.agent import state_of
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.engines import loops as alone
+from dist_classicrl.engines import saving
 from dist_classicrl.environments.tictactoe.env import TicTacToeEnv
 from dist_classicrl.environments.tictactoe.rules import rules
 from dist_classicrl.errors import (
@@ -177,6 +178,7 @@ def test_a_run_that_was_stopped_is_one_that_was_not(name, async_updates, tmp_pat
 # Checkpoints that this library did not write
 
 
+EVENT = {"kind": "left", "rank": 1, "seconds": 0.5, "steps_returned": 0, "detail": ""}
 BODY = (
     "run",
     "steps",
@@ -214,10 +216,13 @@ WRONG = {
     "tally of a list": put("tally", "returns", [1.0]),
     "tally true": put("tally", "pushes", True),
     "tally beyond numbers": put("tally", "lengths", 10**400),
-    "tally with more": put("tally", "__class__", 1),
+    "tally without steps": lambda body, arrays: body["tally"].pop("steps"),
+    "tally without time": lambda body, arrays: body["tally"].pop("seconds"),
+    "tally with a moment of nothing": put("tally", "looked", {}),
     "finished of numbers": put("finished", [1, 2]),
     "finished without result": put("finished", [{"begin": 0, "end": 5}]),
     "finished in texts": put("finished", [{"begin": 0, "end": 5, "result": {"steps": "5"}}]),
+    "finished without steps": put("finished", [{"begin": 0, "end": 5, "result": {"episodes": 5}}]),
     "no table": lambda body, arrays: arrays.pop("q_table"),
     "no visits": lambda body, arrays: arrays.pop("visits"),
     "a table of whole numbers": put_array("q_table", lambda array: array.astype(np.int64)),
@@ -267,6 +272,74 @@ def test_what_no_training_has_written_is_refused_by_name(name, stopped, tmp_path
     assert contents(tmp_path) == before
     # Whatever it has taken up, it can go on elsewhere.
     assert agent.train(LAKE, total_steps=500, checkpoint_dir=tmp_path / "other").steps == 500
+
+
+# What another version of the package may have written, with the same format version.
+BESIDES = {
+    "more of the run": put("colour", {"red": 1}),
+    "more of the environment": put("environment", "colour", "red"),
+    "more of the call": put("call", "colour", "red"),
+    "more counters": put("tally", "colour", "red"),
+    "more counters since the last report": put("tally", "looked", "__class__", 1),
+    "a counter less": lambda body, arrays: body["tally"].pop("most_waiting"),
+    "a counter less since the last report": lambda body, arrays: body["tally"]["looked"].pop("pushes"),
+    "more of an array": put("arrays", "visits", "colour", "red"),
+    "more settings": put("settings", "colour", "red"),
+    "more of a finished call": put("finished", 0, "colour", "red"),
+    "more of a result": put("finished", 0, "result", "colour", ["red"]),
+    "less of a result": put("finished", 0, "result", {"steps": 500}),
+    "more of an event": put("finished", 0, "result", "events", [{**EVENT, "colour": "red"}]),
+    "an event of a new kind": put("finished", 0, "result", "events", [{**EVENT, "kind": "painted"}]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BESIDES)
+def test_what_another_version_says_besides_is_passed_over(name, tmp_path, restart):
+    def run():
+        restart()
+        agent = DistAsyncQLearning(seed=11)
+        results = [agent.train(LAKE, total_steps=steps, checkpoint_dir=tmp_path) for steps in (500, 4_000)]
+        return agent, [result.steps for result in results]
+
+    restart()
+    agent = DistAsyncQLearning(seed=11)
+    agent.train(LAKE, total_steps=500, checkpoint_dir=tmp_path)
+    with pytest.raises(TrainingStopped):
+        agent.train(LAKE, total_steps=4_000, checkpoint_dir=tmp_path, **stop_after(1))
+    shutil.copytree(tmp_path, tmp_path / "as it was")
+    expected, made = run()
+    shutil.rmtree(tmp_path / "agent-0")
+    shutil.move(tmp_path / "as it was" / "agent-0", tmp_path)
+    saved = newest(tmp_path)
+    assert 500 < saved.body["steps"] < 4_500
+    edit(saved, BESIDES[name])
+    assert newest(tmp_path).name == saved.name
+    if name != "more settings":  # which may mean something, and the agent has no place for
+        assert DistAsyncQLearning.load_model(tmp_path).steps == saved.body["steps"]
+    agent, again = run()
+    assert same(agent, expected) and again == made == [500, 4_000]
+
+
+def test_of_old_calls_that_ended_early_that_is_kept_which_the_next_need(tmp_path, restart, monkeypatch):
+    monkeypatch.setattr(saving, "_KEPT_RESULTS", 2)
+
+    def run(calls):
+        restart()
+        agent = DistAsyncQLearning(seed=11)
+        made = [
+            agent.train(LAKE, total_episodes=1, checkpoint_dir=tmp_path, checkpoint_interval="1h").steps
+            for _ in range(calls)
+        ]
+        return agent, made
+
+    first, made = run(5)
+    finished = newest(tmp_path).body["finished"]
+    assert [call["result"]["steps"] for call in finished] == made and sum(made) == first.steps
+    assert [call["result"] for call in finished[:3]] == [{"steps": steps} for steps in made[:3]]
+    assert all("episodes" in call["result"] for call in finished[3:])
+    again, made_again = run(6)
+    assert made_again[:5] == made and again.steps == sum(made_again) > first.steps
 
 
 def contents(folder):

@@ -416,6 +416,9 @@ def test_only_so_many_results_are_kept():
     # The third was ended early: where it ended has to be known for good.
     assert len(finished) == saving._KEPT_RESULTS + 1
     assert [call["begin"] for call in (*finished[:2], finished[-1])] == [2, 5, saving._KEPT_RESULTS + 4]
+    assert finished[0] == {"begin": 2, "end": 3, "result": {"steps": 0}, "environment": "lake"}
+    assert Outcome.is_described_by(finished[0]["result"])
+    assert repr(Outcome.from_dict(finished[0]["result"])) == repr(Outcome(steps=0))
 
 
 def test_a_request_to_stop_is_found(clock):

@@ -16,6 +16,7 @@ from dist_classicrl.engines.saving import MODES
 from dist_classicrl.engines.schedule import Pace
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.environments.stepped import space_data
+from dist_classicrl.errors import CheckpointError
 from dist_classicrl.model.agent_state import AgentState
 from dist_classicrl.model.model_file import arrays_fault
 from dist_classicrl.model.places import Place
@@ -79,6 +80,18 @@ def checkpoint_fault(saved: Saved) -> str | None:
     if exact is not None and (exact.dtype != np.float64 or not np.isfinite(exact).all()):
         return f"its exact values are {exact.dtype.name} or not finite"
     return arrays_fault(arrays)
+
+
+def refused(saved: Saved, fault: str, instead: str) -> CheckpointError:
+    """Return the error of a checkpoint that has a fault, though its sums fit, and what to do `instead`.
+
+    Where another version of this package wrote it, that one may have none to find.
+    """
+    writer, first = saved.body.get("package_version"), ""
+    if writer != __version__:
+        first = f"go on with dist_classicrl {writer!a}, which wrote it (this is {__version__}), or "
+    advice = f"{first}{instead}"
+    return CheckpointError(f"{saved.url} is no usable checkpoint: {fault}. {advice[:1].upper()}{advice[1:]}.")
 
 
 def _is_whole(value: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.agent.checkpoint_body import checkpoint_fault
+from dist_classicrl.agent.checkpoint_body import checkpoint_fault, refused
 from dist_classicrl.checkpoint.folder import CheckpointFolder, Saved
 from dist_classicrl.checkpoint.location import open_storage
 from dist_classicrl.checkpoint.names import checkpoints_in
@@ -255,10 +255,8 @@ def _check_begins_once(place: Place) -> None:
 
 
 def _refused(saved: Saved, fault: str) -> CheckpointError:
-    return CheckpointError(
-        f"{saved.url} is no usable checkpoint: {fault}. Remove it to go on from the one before it, or "
-        'write resume="never" to begin afresh.'
-    )
+    instead = 'move it away to go on from the one before it, or write resume="never" to begin afresh'
+    return refused(saved, fault, instead)
 
 
 def _check(

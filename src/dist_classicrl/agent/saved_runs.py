@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import re
 
-from dist_classicrl.agent.checkpoint_body import checkpoint_fault
+from dist_classicrl.agent.checkpoint_body import checkpoint_fault, refused
 from dist_classicrl.checkpoint.folder import CheckpointFolder, Saved
 from dist_classicrl.checkpoint.local import LocalStorage
 from dist_classicrl.checkpoint.location import open_storage
-from dist_classicrl.checkpoint.manifest import MANIFEST
+from dist_classicrl.checkpoint.manifest import MANIFEST, of_another_version
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.errors import CheckpointError
 from dist_classicrl.model.model_file import SavedModel, model_of
+from dist_classicrl.settings import Settings
 
 _OF_RUN = ("model.npz", "best_model.npz", "checkpoints")  # what is meant where the folder of a run is given
 _AGENT = re.compile("agent-[0-9]+")
@@ -21,19 +22,20 @@ _AGENT = re.compile("agent-[0-9]+")
 def saved_model_of(path: str | os.PathLike[str]) -> SavedModel:
     """Return the agent as of the newest good checkpoint in a folder, which `load_model` describes.
 
-    CheckpointError where there is no checkpoint, none that can be used, or several agents. Nothing in it is
-    ever run.
+    CheckpointError where there is no checkpoint, none that can be used, or several agents;
+    CheckpointUnreadableError where it is of another version of this package. Nothing in it is ever run.
     """
     saved = _saved_of(path)
     fault = checkpoint_fault(saved)
+    settings = saved.body["settings"] if fault is None else {}
+    if unknown := sorted(set(settings).difference(Settings.__dataclass_fields__)):
+        raise of_another_version(saved.url, saved.body, f"it has no settings {', '.join(unknown)}")
     try:
         if fault is not None:
             raise ValueError(fault)
         return model_of(saved.body, saved.arrays)
     except ValueError as error:
-        raise CheckpointError(
-            f"{saved.url} is no usable checkpoint: {error}. Give the folder of an earlier one."
-        ) from error
+        raise refused(saved, str(error), "give the folder of an earlier one") from error
 
 
 def model_in_run(path: str | os.PathLike[str]) -> str | None:

@@ -100,7 +100,12 @@ class Fence:
                 f"The checkpoint folder {self._storage.url} has been removed or emptied. "
                 "Put it back, or start the program again."
             )
-        holder = self._holder(newest)
+        try:
+            holder = self._holder(newest)
+        except Exception:  # remote stores raise errors of many kinds
+            if newest <= self._number:
+                raise
+            holder = {}  # whoever it is has replaced this process
         if newest == self._number and holder.get("token") == self._token:
             return self._number
         who = ", ".join(f"{key} {holder[key]!a}" for key in ("host", "pid", "time") if key in holder)
@@ -126,7 +131,7 @@ def _fence_file(number: int) -> str:
 
 def _fences_in(listed: Iterable[str]) -> list[int]:
     """Return the numbers of the fence files among the names in a folder."""
-    matches = (re.fullmatch("fence-([0-9]{6,20})[.]json", name) for name in listed)
+    matches = (re.fullmatch("fence-([0-9]{6,18})[.]json", name) for name in listed)
     return [int(match[1]) for match in matches if match]
 
 

@@ -90,14 +90,14 @@ class CheckpointFolder:
         A table in parts is read when it is looked at, after all of it was checked; `is_verified`: another
         process has done that. `look` is called before each piece that is read. CheckpointError if there is
         none of that name, or it is truncated, damaged or foreign; CheckpointUnreadableError where that cannot
-        be found out for now.
+        be found out for now, or it is whole and of another version of this package.
         """
         try:
             parsed = CheckpointName.parse(name)
             if parsed is None:
                 raise ValueError("its name is not that of a checkpoint")
             look()
-            body, entries = manifest.checked(self._read_manifest(name), parsed)
+            body, entries = manifest.checked(self._read_manifest(name), parsed, self.url_of(name))
             arrays: dict[str, Any] = {}
             for key, entry in entries.items():
                 if not is_part(key):
@@ -106,7 +106,7 @@ class CheckpointFolder:
                     self._read_array(name, key, entry, look, array_files.verify)
             if any(map(is_part, entries)):
                 arrays |= whole_table(self.storage, name, entries, look)
-        except MemoryError:  # says nothing about the checkpoint
+        except (MemoryError, CheckpointUnreadableError):  # says nothing about the checkpoint
             raise
         except Exception as error:  # remote stores raise errors of many kinds
             is_damage = isinstance(error, (ValueError, *_NO_FILE))
@@ -135,11 +135,11 @@ class CheckpointFolder:
                 break
             try:
                 saved = self.read(str(name), look=look)
-            except CheckpointUnreadableError:
-                if self._is_complete(name):
-                    raise
-                continue  # its writer has removed it meanwhile
             except CheckpointError as error:
+                if not self._is_complete(name):
+                    continue  # its writer has removed it meanwhile
+                if isinstance(error, CheckpointUnreadableError):
+                    raise
                 refused[name] = self._refusal(str(name), error.__cause__)
                 continue
             for skipped, why in refused.items():
@@ -271,6 +271,8 @@ class CheckpointFolder:
         self.storage.sync("")
         if self._read_manifest(folder) != content:
             raise OSError(f"{self.url_of(folder)}/{MANIFEST} does not hold what was written to it")
+        # Whoever has claimed the folder since may have removed the arrays before the manifest was there.
+        self.fence.check()
 
     def _rotate(self, newest: CheckpointName) -> None:
         """Remove checkpoints of the same run that are not kept, and what others left half written.

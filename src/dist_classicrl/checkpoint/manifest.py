@@ -6,11 +6,13 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
+from dist_classicrl._version import __version__
 from dist_classicrl.checkpoint.arrays import ArrayEntry
 from dist_classicrl.checkpoint.names import CheckpointName
+from dist_classicrl.errors import CheckpointUnreadableError
 
 FORMAT = "dist_classicrl checkpoint"
 FORMAT_VERSION = 3
@@ -42,8 +44,21 @@ def read_bytes(file: BinaryIO) -> bytes:
     return file.read(size)
 
 
-def checked(data: bytes, name: CheckpointName) -> tuple[dict[str, Any], dict[str, ArrayEntry]]:
-    """Return the body and the arrays' entries of the manifest of the checkpoint `name`."""
+def of_another_version(url: str, body: Mapping[str, Any], why: str) -> CheckpointUnreadableError:
+    """Return the error of a checkpoint that is whole, and that this version of the package cannot read."""
+    return CheckpointUnreadableError(
+        f"{url} cannot be read by dist_classicrl {__version__}: {why}. It was written by dist_classicrl "
+        f"{body.get('package_version')!a}, and may be as good as ever: install that version, or take another "
+        "folder. No older one is taken in its place, which would undo it."
+    )
+
+
+def checked(data: bytes, name: CheckpointName, url: str) -> tuple[dict[str, Any], dict[str, ArrayEntry]]:
+    """Return the body and the arrays' entries of the manifest of the checkpoint `name`, which is at `url`.
+
+    ValueError if it is damaged or foreign; CheckpointUnreadableError if it is whole, in another format
+    version.
+    """
     try:
         manifest = json.loads(data.decode(), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -55,10 +70,12 @@ def checked(data: bytes, name: CheckpointName) -> tuple[dict[str, Any], dict[str
         raise ValueError("the checksum of its manifest does not match")
     if not isinstance(body, dict) or body.get("format") != FORMAT:
         raise ValueError("it was not written by this library")
-    if body.get("format_version") != FORMAT_VERSION:
-        raise ValueError(
-            f"its format version is {body.get('format_version')!a}, this library reads {FORMAT_VERSION}"
-        )
+    version = body.get("format_version")
+    if type(version) is not int or version < 1:
+        raise ValueError(f"its format version is {version!a}")
+    if version != FORMAT_VERSION:
+        why = f"its format version is {version}, and this version reads {FORMAT_VERSION}"
+        raise of_another_version(url, body, why)
     expected = {"fence": name.fence, "sequence": name.sequence, "steps": name.steps}
     # As text: Python takes JSON's true and 1.0 for equal to 1.
     if _canonical({key: body.get(key) for key in expected}) != _canonical(expected):

@@ -22,7 +22,7 @@ class CheckpointName:
     @classmethod
     def parse(cls, name: str) -> CheckpointName | None:
         """Return what `name` says, or None if no checkpoint is named like that."""
-        match = re.fullmatch("f([0-9]{6,20})-c([0-9]{8,20})-step([0-9]{15,20})-([0-9a-f]{8})", name)
+        match = re.fullmatch("f([0-9]{6,18})-c([0-9]{8,18})-step([0-9]{15,19})-([0-9a-f]{8})", name)
         if match is None:
             return None
         fence, sequence, steps, run = match.groups()

@@ -12,7 +12,7 @@ import numpy as np
 
 from dist_classicrl._html import facts_of
 from dist_classicrl._words import counted
-from dist_classicrl.membership.events import EventLog, is_event
+from dist_classicrl.membership.events import EventLog, has_fields
 
 _MEANS = ("mean_return", "mean_length")
 
@@ -69,31 +69,38 @@ class Outcome:
 
     @classmethod
     def from_dict(cls: type[_Outcome], data: Mapping[str, Any]) -> _Outcome:
-        """Return what `to_dict` described."""
-        lists = {name: tuple(data[name]) for name in ("lost_workers", "events")}
-        return cls(**{**with_nan(data, _MEANS), **lists})
+        """Return what `to_dict` described, be it in another version: see `is_described_by`."""
+        known = {name: value for name, value in data.items() if name in _KINDS}
+        lists = {name: tuple(known.get(name, ())) for name in ("lost_workers", "events")}
+        return cls(**{**with_nan(known, _MEANS), **lists})
 
     @classmethod
     def is_described_by(cls, data: Any) -> bool:
-        """Whether `data`, which was read from a file, is what `to_dict` returns."""
-        model = asdict(Outcome())
-        if isinstance(data, dict):
-            data = {"device": "cpu", **data}  # older ones have none
-        if not isinstance(data, dict) or set(data) != set(model):
+        """Whether `data`, which was read from a file, is what `to_dict` returns, here or in another version.
+
+        That may count more, which is passed over, or less besides the steps.
+        """
+        if not isinstance(data, dict) or "steps" not in data:
             return False
-        optional = (*_MEANS, "resumed_from")
-        kinds = {
-            **{name: type(value) for name, value in model.items()},
-            "lost_workers": list,
-            "events": list,
-            "resumed_from": str,
-        }
-        return all(
-            type(value) is kinds[name] or (value is None and name in optional) for name, value in data.items()
-        ) and (
-            all(type(rank) is int for rank in data["lost_workers"])
-            and all(is_event(event) for event in data["events"])
+        known = {name: value for name, value in data.items() if name in _KINDS}
+        return (
+            all(
+                type(value) is _KINDS[name] or (value is None and name in _MAY_BE_NONE)
+                for name, value in known.items()
+            )
+            and all(type(rank) is int for rank in known.get("lost_workers", ()))
+            and all(map(has_fields, known.get("events", ())))
         )
+
+
+# What the fields of an outcome are in files; those that may be None there, too.
+_KINDS = {
+    **{name: type(value) for name, value in asdict(Outcome()).items()},
+    "lost_workers": list,
+    "events": list,
+    "resumed_from": str,
+}
+_MAY_BE_NONE = (*_MEANS, "resumed_from")
 
 
 @dataclass
@@ -170,17 +177,16 @@ _LEARNED = ("steps", "episodes", "returns", "lengths", "td_errors")
 
 
 def _typed(data: Mapping[str, float]) -> dict[str, Any]:
-    """Return the counters in `data` by name, each of its own type."""
-    return {name: type(count)(data[name]) for name, count in Counters().counted().items()}
+    """Return the counters in `data` by name, each of its own type; 0 where one is missing."""
+    return {name: type(count)(data.get(name, count)) for name, count in Counters().counted().items()}
 
 
-def _are_numbers(data: Any, names: set[str]) -> bool:
-    """Whether `data` has numbers that counters can be, under exactly these names."""
-    return (
-        isinstance(data, dict)
-        and set(data) == names
-        and all(type(value) in (int, float) and abs(value) < 2**1023 for value in data.values())
-    )
+def _are_counters(data: Any, needed: set[str]) -> bool:
+    """Whether `data` has numbers that counters can be, those that are `needed` among them."""
+    if not isinstance(data, dict) or not needed <= set(data):
+        return False
+    numbers = [data[name] for name in {*_COUNTERS, *needed}.intersection(data)]
+    return all(type(value) in (int, float) and abs(value) < 2**1023 for value in numbers)
 
 
 class Learned(NamedTuple):
@@ -244,13 +250,12 @@ class Tally(Counters):
 
     @classmethod
     def is_described_by(cls, data: Any) -> bool:
-        """Whether `data`, which was read from a file, is what `to_dict` returns; moments may lack."""
-        if not isinstance(data, dict):
-            return False
-        numbers = {name: value for name, value in data.items() if name not in _MOMENTS}
-        moments = [data[name] for name in _MOMENTS if name in data]
-        return _are_numbers(numbers, {*_COUNTERS, "seconds"}) and all(
-            _are_numbers(moment, {*_COUNTERS}) for moment in moments
+        """Whether `data`, which was read from a file, is what `to_dict` returns, here or in another version.
+
+        That may count more, which is passed over, or less besides steps and seconds; moments may lack.
+        """
+        return _are_counters(data, {"steps", "seconds"}) and all(
+            _are_counters(data[name], {"steps"}) for name in _MOMENTS if name in data
         )
 
     def so_far(self, seconds: float) -> Counted:
@@ -338,4 +343,4 @@ def without_nan(data: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]
 
 def with_nan(data: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Return what `without_nan` was made of."""
-    return {**data, **{name: math.nan for name in names if data[name] is None}}
+    return {**data, **{name: math.nan for name in names if name in data and data[name] is None}}

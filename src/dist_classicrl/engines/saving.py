@@ -68,9 +68,12 @@ def note_finished(
     `end` is what was asked for; a callback may have ended it before. `environment` is the text of its own.
     """
     finished.append({"begin": begin, "end": end, "result": result.to_dict(), "environment": environment})
+    too_old = finished[-_KEPT_RESULTS - 1 : -_KEPT_RESULTS]
     # That a call was ended early has to be known for good: the calls after it begin where it ended.
-    finished[:-_KEPT_RESULTS] = [
-        call for call in finished[:-_KEPT_RESULTS] if call["result"]["steps"] < call["end"] - call["begin"]
+    finished[-_KEPT_RESULTS - 1 : -_KEPT_RESULTS] = [
+        {**call, "result": {"steps": call["result"]["steps"]}}
+        for call in too_old
+        if call["result"]["steps"] < call["end"] - call["begin"]
     ]
 
 

@@ -27,11 +27,6 @@ FIELDS = {"kind": str, "rank": int, "seconds": float, "steps_returned": int, "de
 """What is known of an event, and as what type."""
 
 
-def is_event(data: Any) -> bool:
-    """Whether `data`, which was read from a file, is an event."""
-    return has_fields(data) and set(data) == set(FIELDS) and data["kind"] in KINDS
-
-
 def has_fields(data: Any) -> bool:
     """Whether `data` has what is known of an event, of whatever kind."""
     return isinstance(data, dict) and all(type(data.get(name)) is kind for name, kind in FIELDS.items())
