@@ -30,7 +30,7 @@ _OTHER_NAMES = {
     "n_envs": "n_env num_envs",
     "observation": "obs state observations states",
     "path": "file filename filepath",
-    "progress_interval": "log_interval report_interval",
+    "progress_interval": "report_interval",
     "replay_ratio": "gradient_steps",
     "seed": "random_seed random_state",
     "state_size": "n_states num_states",
@@ -47,6 +47,10 @@ _NOT_RECURRENT = "nothing is recurrent here, and the observation alone decides: 
 _RANKS = "workers are processes that mpirun starts: type mpirun -n 4 python and your script's name."
 _SCHEDULE = "write epsilon=Linear(1.0, 0.05, steps=100_000), from dist_classicrl.schedules."
 _FOLDER = "write train(callbacks=TensorBoardCallback(folder)), from dist_classicrl.callbacks."
+_EVALUATION = (
+    'write train(callbacks=EvalCallback("FrozenLake-v1", eval_freq=100_000)), from dist_classicrl.callbacks.'
+)
+_NO_TARGETS = "there is no target network, and targets are of the table as it is: leave it out."
 _ADVICE = {
     **dict.fromkeys(
         ("desc", "env_args", "env_kwargs", "is_rainy", "is_slippery", "make_kwargs", "map_name"),
@@ -56,9 +60,13 @@ _ADVICE = {
     "deterministic": "the answer is always the best action: leave it out.",
     "episode_start": _NOT_RECURRENT,
     "episodes": _IN_STEPS,
+    "eval_env": _EVALUATION,
+    "eval_freq": _EVALUATION,
     "exploration_final_eps": _SCHEDULE,
     "exploration_fraction": _SCHEDULE,
     "exploration_initial_eps": _SCHEDULE,
+    "learning_starts": "learning begins with the first step: leave it out.",
+    "log_interval": "reports are seconds apart, and not episodes: write train(progress_interval=10.0).",
     "max_episode_steps": "wrap the environment in gymnasium.wrappers.TimeLimit, or give it to its model.",
     "n_episodes": _IN_STEPS,
     "n_jobs": _RANKS,
@@ -70,8 +78,11 @@ _ADVICE = {
     "render": "nothing is drawn: leave it out, or write a callback that draws.",
     "reset_num_timesteps": "train() goes on where it stopped, and another agent begins anew: leave it out.",
     "state": _NOT_RECURRENT,
+    "target_update_interval": _NO_TARGETS,
+    "tau": _NO_TARGETS,
     "tb_log_name": _FOLDER,
     "tensorboard_log": _FOLDER,
+    "train_freq": "all steps are learned, and replay_ratio=1.0 learns another one from replay for each.",
 }
 
 _NEEDED = {

@@ -9,11 +9,20 @@ from typing import Any
 
 
 def lazy_names(
-    package: str, homes: Mapping[str, str]
+    package: str, homes: Mapping[str, str], instead: Mapping[str, str] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` (PEP 562) for a package whose public names live in these modules."""
+    """Return `__getattr__` and `__dir__` (PEP 562) for a package whose public names live in these modules.
+
+    `instead` says what to write in place of names that others have.
+    """
 
     def get(name: str) -> Any:
+        if instead and name in instead:
+            told = f"{package} has no {name}: {instead[name]}"
+            # `from package import name` has importlib ask first, and drops what an AttributeError says.
+            if sys._getframe(1).f_code.co_name == "_handle_fromlist":
+                raise ImportError(told, name=package)
+            raise AttributeError(told)
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(importlib.import_module(homes[name]), name)

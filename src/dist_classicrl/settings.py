@@ -113,6 +113,22 @@ class Device(OneOf):
         return super().__call__(name, value)
 
 
+class TableSize(WholeNumber):
+    """Numbers of states or actions; of what other libraries give first, it is said where it goes."""
+
+    def __call__(self, name: str, value: Any) -> int:
+        """Return the number."""
+        try:
+            return super().__call__(name, value)
+        except SettingsError as error:
+            if not isinstance(value, str):
+                raise
+            raise SettingsError(
+                f"{error} An agent is given no policy, as its table is one, and no environment: write "
+                'DistAsyncQLearning() and train("FrozenLake-v1", total_steps=100_000).'
+            ) from None
+
+
 def checked_step_size(name: str, value: Any) -> Schedule:
     """Return the schedule that a value means, above 0 and at most 1; SettingsError for others."""
     schedule = as_schedule(name, value)
@@ -165,7 +181,7 @@ def _shown(schedule: Schedule) -> str:
 
 _learning = partial(setting, section="Learning", is_kept=True)
 _talking = partial(setting, section="Communication and lost ranks")
-_SIZE = Or(None, WholeNumber(1, "None to take it from the environment", bits=62))
+_SIZE = Or(None, TableSize(1, "None to take it from the environment", bits=62))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -114,6 +114,17 @@ def test_each_host_has_its_share_and_learns_what_one_process_does(truth, folder)
     WORLD.barrier()
 
 
+def test_what_is_written_before_the_first_step_goes_to_its_owners():
+    def written(comm=None):
+        learner = DistAsyncQLearning(5_000, 5, seed=1, discount_factor=0.9, async_updates=False, comm=comm)
+        learner.q_table[::7] = 3.0
+        learned_more(learner, 20_000)
+        return bits_of(learner)
+
+    alone = written(MPI.COMM_SELF)
+    assert written() == alone
+
+
 def test_it_is_shown_and_its_exact_value_known_while_it_is_learned(truth, capsys):
     evaluation = EvalCallback(MODEL, eval_freq=60_001, n_eval_episodes=2, max_steps=20)
     learner = learned(CALLS[:1], callbacks=[evaluation], verbose=True)

@@ -1,6 +1,7 @@
 """Callbacks: who is called when, what ends a training, evaluations and early stopping."""
 
 import errno
+import inspect
 import logging
 import math
 import subprocess
@@ -94,11 +95,29 @@ def test_the_public_names():
     for name in callbacks.__all__:
         assert getattr(callbacks, name).__name__ == name
         assert name in dir(callbacks)
-    with pytest.raises(AttributeError, match="CheckpointCallback"):
-        _ = callbacks.CheckpointCallback
     assert "train(checkpoint_dir=" in callbacks.__doc__
     code = "import sys, dist_classicrl.callbacks as c; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "argument"),
+    [
+        ("CheckpointCallback", r"train\(checkpoint_dir=\.\.\.", "checkpoint_dir"),
+        ("LogEveryNTimesteps", r"train\(progress_interval=\.\.\.\), in seconds", "progress_interval"),
+        ("ProgressBarCallback", r"train\(progress_bar=True", "progress_bar"),
+        ("StopTrainingOnMaxEpisodes", r"train\(total_episodes=", "total_episodes"),
+    ],
+)
+def test_what_is_no_callback_here_is_told_where_it_is_asked_for(name, written, argument):
+    with pytest.raises(ImportError, match=f"dist_classicrl.callbacks has no {name}: write {written}"):
+        exec(f"from dist_classicrl.callbacks import EvalCallback, {name}")
+    with pytest.raises(AttributeError, match=f"has no {name}: write {written}"):
+        getattr(callbacks, name)
+    assert not hasattr(callbacks, name) and name not in dir(callbacks)
+    assert argument in inspect.signature(DistAsyncQLearning.train).parameters
+    with pytest.raises(ImportError, match="cannot import name 'EvilCallback'"):
+        exec("from dist_classicrl.callbacks import EvilCallback")
 
 
 # Lists, functions, and what each hears

@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
-from dist_classicrl.data import estimate_action_values, estimate_value, play_episodes
+from dist_classicrl.data import (
+    Transitions,
+    estimate_action_values,
+    estimate_value,
+    estimates,
+    play_episodes,
+)
+from dist_classicrl.data.acted import Acted
 from dist_classicrl.errors import ConvergenceError, DataError, SettingsError
 
 LENGTH = 600
@@ -167,3 +174,49 @@ def test_probabilities_of_short_floats_add_up_to_1_within_their_rounding(dtype):
         estimate_value(episodes, thirds * dtype(1.01), 0.9)
     with pytest.raises(SettingsError, match="add up to 1"):
         DistAsyncQLearning(behavior=thirds * dtype(1.01))
+
+
+def less_what_was_counted(acted, influence):
+    """Do what the blocks do by one matrix, with a row for each episode and a column for each pair."""
+    pairs, pair = np.unique(acted.pairs, return_inverse=True)
+    n, data = influence.size, acted.transitions
+    episode = np.repeat(np.arange(n), np.diff(np.append(data.starts, len(data))))
+    taken = np.zeros((n, pairs.size))
+    np.add.at(taken, (episode, pair), 1.0)
+    state = pairs // acted.n_actions
+    there = taken @ (state[:, np.newaxis] == state)
+    scores = taken - there * (taken.sum(axis=0) / there.sum(axis=0))
+    explained = scores @ np.linalg.pinv(scores)
+    leverage = np.minimum(np.diag(explained), 0.9)
+    return (influence - explained @ influence) / (1.0 - leverage)
+
+
+@pytest.mark.parametrize("episodes", [1, 7, 120, 1_000])
+def test_what_counting_explains_is_the_same_in_blocks_of_episodes(monkeypatch, episodes):
+    monkeypatch.setattr(estimates, "_EPISODES", episodes)
+    model = TabularMDP.garnet(6, 3, 3, seed=4, termination_probability=0.2)
+    data = play_episodes(model, np.full((6, 3), 1 / 3), 120, seed=2)
+    acted = Acted.of(data, np.zeros((6, 3)), None)
+    influence = np.random.default_rng(5).normal(size=120)
+    found = estimates._less_what_was_counted(acted, influence)
+    np.testing.assert_allclose(found, less_what_was_counted(acted, influence), rtol=1e-9, atol=1e-12)
+    assert not np.allclose(found, influence, atol=0.01)
+
+
+def test_many_episodes_take_no_matrix_of_them_all():
+    episodes, actions = 50_000, 100
+    taken = np.random.default_rng(0).integers(actions, size=episodes)
+    data = Transitions(
+        states=np.zeros(episodes, int),
+        actions=taken,
+        rewards=taken.astype(float),
+        next_states=np.zeros(episodes, int),
+        terminated=np.ones(episodes, bool),
+    )
+    tracemalloc.start()
+    found = estimate_value(data, np.full((1, actions), 1 / actions), 1.0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * episodes * actions
+    # Each action pays always the same: counting explains all that differs between episodes.
+    assert found.value == pytest.approx((actions - 1) / 2) and found.standard_error < 1e-9

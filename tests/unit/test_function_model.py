@@ -542,7 +542,6 @@ def no_truth(data, state, action):
         ({"n_outcomes": 10**12}, "n_outcomes 1,000,000,000,000; a state can have at most 67,108,864"),
         ({"n_actions": 2**62}, "a state can have at most 67,108,864 outcomes"),
         ({"n_actions": "5"}, "n_actions is '5'"),
-        ({"max_episode_steps": 0}, "max_episode_steps is 0"),
         ({"start": 6}, "start is state 6; states are 0 to 5"),
         ({"start": [0.5] * 6}, "start_prob adds up to 3"),
         ({"start": [1.0]}, "start_prob has shape"),
@@ -556,6 +555,11 @@ def no_truth(data, state, action):
 def test_arguments_that_describe_no_model_are_refused(more, told):
     with pytest.raises(ModelError, match=told):
         of("stock", **more)
+
+
+def test_a_time_limit_that_is_none_is_refused_as_an_argument():
+    with pytest.raises(SettingsError, match="max_episode_steps must be .* got 0"):
+        of("stock", max_episode_steps=0)
 
 
 @pytest.mark.slow

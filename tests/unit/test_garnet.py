@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dist_classicrl.environments.model import TabularMDP
-from dist_classicrl.errors import ModelError, SettingsError
+from dist_classicrl.errors import RewardError, SettingsError
 
 
 def test_each_pair_leads_to_distinct_states_with_one_reward():
@@ -78,6 +78,7 @@ def test_a_million_entries():
     assert (follow[:, 0] != follow[:, 1]).all()
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     "changes, error, message",
     [
@@ -97,7 +98,8 @@ def test_a_million_entries():
         (dict(n_states=10**30), SettingsError, "outcomes, and at most 4,294,967,296"),
         (dict(reward_std=10**400), SettingsError, "reward_std is 10"),
         (dict(reward_std=np.inf), SettingsError, "reward_std is inf"),
-        (dict(max_episode_steps=0), ModelError, "max_episode_steps is 0"),
+        (dict(max_episode_steps=0), SettingsError, "max_episode_steps must be .* got 0"),
+        (dict(reward_std=1.7e308), RewardError, "the reward -?inf"),
     ],
 )
 def test_refuses(changes, error, message):

@@ -1,5 +1,6 @@
 """Tables that an agent has as rows alone: the same to the bit as smaller ones, without copies of them."""
 
+import copy
 import io
 import shutil
 from dataclasses import replace
@@ -122,6 +123,13 @@ def test_what_is_written_to_the_table_is_learned_from(monkeypatch):
         learner.train(MODEL, total_steps=10)
 
 
+def test_what_is_written_before_the_first_step_is_copied_with_the_agent():
+    learner = agent(state_size=5_000, action_size=4)
+    learner.q_table[3, 1] = 2.0
+    learner.visits[4, 1] = 7
+    assert_same(copy.deepcopy(learner), learner)
+
+
 @pytest.mark.parametrize(("first", "second"), [(True, True), (True, False), (False, True)])
 def test_it_is_saved_and_resumed_to_the_bit(monkeypatch, tmp_path, first, second):
     """Whoever reads it, and whoever wrote it: checkpoints of large tables are those of others."""
@@ -172,6 +180,10 @@ def test_a_table_that_does_not_fit_is_refused_before_the_run_by_how_much(monkeyp
     ):
         agent().train(MODEL, total_steps=10)
     learner = agent(state_size=5_000, action_size=4)
+    with monkeypatch.context() as patch:
+        patch.setattr(LineTable, "check_finite", lambda table: pytest.fail("all of it is read"))
+        with pytest.raises(SettingsError, match=r"GiB too little"):
+            learner.train(MODEL, total_steps=10)
     with pytest.raises(SettingsError, match=r"GiB too little"):
         learner.q_table = np.ones((5_000, 4))
     assert not learner.q_table.any()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dist_classicrl.environments.model import TabularMDP
-from dist_classicrl.errors import ActionMaskError, ModelError, RewardError
+from dist_classicrl.errors import ActionMaskError, ModelError, RewardError, SettingsError
 
 
 def two_states(**changes):
@@ -29,8 +29,8 @@ def two_states(**changes):
         (dict(n_states=0), ModelError, "n_states is 0"),
         (dict(n_states=2.0), ModelError, "n_states is 2.0"),
         (dict(n_actions=True), ModelError, "n_actions is True"),
-        (dict(max_episode_steps=0), ModelError, "max_episode_steps is 0.*None for no time limit"),
-        (dict(max_episode_steps=2.5), ModelError, "max_episode_steps is 2.5"),
+        (dict(max_episode_steps=0), SettingsError, "max_episode_steps .*, or None for no time limit, got 0"),
+        (dict(max_episode_steps=2.5), SettingsError, "max_episode_steps must be a whole number .* got 2.5"),
         (dict(outcome_ptr=[0, 2, 3, 5]), ModelError, r"outcome_ptr has shape \(4,\)"),
         (dict(outcome_ptr=[0, 3, 2, 4, 5]), ModelError, "never fall"),
         (dict(outcome_ptr=[1, 2, 3, 4, 5]), ModelError, "starts at 1"),
@@ -64,7 +64,7 @@ def two_states(**changes):
         ),
         (dict(action_mask=[[True, True], [False, False]]), ActionMaskError, "state 1, .* without ending"),
         (dict(action_mask=[[1], [1, 0]]), ModelError, "action_mask is no array"),
-        (dict(max_episode_steps=2**70), ModelError, r"must be below 2\*\*62, or None"),
+        (dict(max_episode_steps=2**70), SettingsError, r"max_episode_steps must be below 2\*\*62, got"),
         (dict(grid_shape=(3, 1)), ModelError, "grid_shape"),
         (dict(grid_shape=np.array(3)), ModelError, r"grid_shape is array\(3\); it must be \(rows, columns\)"),
         (dict(grid_shape=2), ModelError, r"grid_shape is 2; it must be \(rows, columns\)"),

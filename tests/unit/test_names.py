@@ -12,6 +12,7 @@ from dist_classicrl._arguments import OURS
 from dist_classicrl.callbacks import EvalCallback
 from dist_classicrl.environments import TabularMDP
 from dist_classicrl.errors import (
+    DataError,
     EnvError,
     MissingArgumentError,
     SettingsError,
@@ -56,6 +57,19 @@ ENV = "FrozenLake-v1"
         ),
         (lambda: AGENT.train(ENV, n_steps=10), r"total_steps=10"),
         (lambda: AGENT.train(ENV, callback=print, total_steps=5), r"callback is called callbacks here"),
+        (lambda: AGENT.train(ENV, log_interval=4), r"seconds apart, and not episodes.*progress_interval="),
+        (
+            lambda: AGENT.train(ENV, eval_freq=4),
+            r"train\(\) has no argument eval_freq: write train\(callbacks=EvalCallback\(",
+        ),
+        (lambda: AGENT.train(ENV, eval_env=ENV), r"train\(callbacks=EvalCallback\("),
+        (
+            lambda: DistAsyncQLearning(learning_starts=100),
+            "no argument learning_starts: learning begins with the first step: leave it out.$",
+        ),
+        (lambda: DistAsyncQLearning(train_freq=4), "train_freq: all steps are learned.*replay_ratio="),
+        (lambda: DistAsyncQLearning(tau=1.0), "tau: there is no target network.*leave it out"),
+        (lambda: DistAsyncQLearning(target_update_interval=1), "there is no target network.*leave it out"),
         (lambda: AGENT.train(ENV, episodes=10), r"training is counted in steps, total_steps="),
         (
             lambda: AGENT.train(ENV, total_steps=5, learning_rate=0.1),
@@ -116,6 +130,14 @@ def test_an_attribute_by_another_name(name, words):
     with pytest.raises(UnknownAttributeError, match=words):
         getattr(AGENT, name)
     assert not hasattr(AGENT, name)
+
+
+def test_what_other_libraries_give_first_is_told_where_it_goes():
+    for given in (("MlpPolicy", ENV), ("MlpPolicy",), (None, ENV)):
+        with pytest.raises(SettingsError, match=r"_size must be .*write DistAsyncQLearning\(\) and train\("):
+            DistAsyncQLearning(*given)
+    with pytest.raises(DataError, match=r"To learn in an environment write train\(env, total_steps="):
+        AGENT.learn(ENV, 1000)
 
 
 def test_every_name_that_is_told_is_there():

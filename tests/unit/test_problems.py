@@ -260,6 +260,10 @@ def test_what_is_not_there_is_refused():
         ),
         ("Routing-v0", {"service_rates": [1e308, 1e308]}, "arrival_rate and service_rates must add up to"),
         ("MachineReplacement-v0", {"running_cost": float("nan")}, "running_cost must be a number"),
+        ("DynamicPricing-v0", {"max_price": 1e308}, "max_price times n_prices must .* got 1e[+]308 times 16"),
+        ("Chain-v0", {"max_episode_steps": 0}, "max_episode_steps must be a whole number .*, or None"),
+        ("MultiProduct-v0", {"max_episode_steps": -1}, "max_episode_steps must be a whole number"),
+        ("CartPole-v0", {"max_episode_steps": 1.0}, "max_episode_steps must be a whole number"),
     ],
 )
 def test_what_is_too_large_or_makes_no_sense_is_refused(name, wrong, said):

@@ -12,7 +12,7 @@ from test_solve import brute_force_q, corridor, outcomes, random_model
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.problems.walks import river_swim
 from dist_classicrl.environments.sampling import ranges
-from dist_classicrl.environments.solvers import average, average_policy_iteration, chains, process
+from dist_classicrl.environments.solvers import average, average_policy_iteration, chains, discounted, process
 from dist_classicrl.environments.solvers.rows import RowsProcess
 from dist_classicrl.errors import ConvergenceError, DivergenceError, SettingsError
 
@@ -367,6 +367,23 @@ def test_gains_and_values_near_the_largest_number():
     with pytest.raises(DivergenceError, match="state 0"):
         way.solve_finite_horizon(3)
     assert way.solve_finite_horizon(1).v[0, 0] == huge
+
+
+@pytest.mark.filterwarnings("error")
+def test_values_of_actions_that_nobody_takes_are_not_infinite():
+    lose, win = [(1.0, 1, -1.2e308, False)], [(1.0, 0, 1.2e308, False)]
+    average_of = model_of([[win, lose], [win]])
+    poor = model_of([[[(1.0, 0, 0.0, True)], lose], [[(1.0, 1, -1.2e308, True)]]])
+    for method in average.METHODS:
+        with pytest.raises(DivergenceError, match="state 0"):
+            average_of.solve_average_reward(method=method)
+    for method in discounted.METHODS:
+        with pytest.raises(DivergenceError, match="state 0"):
+            poor.solve(0.9, method=method)
+    found = poor.solve_finite_horizon(2)
+    assert found.q(1)[0, 1] == -1.2e308
+    with pytest.raises(DivergenceError, match="state 0"):
+        found.q(0)
 
 
 @pytest.mark.slow

@@ -58,4 +58,12 @@ _NAMES = {
 }
 _HOMES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+_INSTEAD = {
+    "CheckpointCallback": "write train(checkpoint_dir=..., checkpoint_interval=...).",
+    "LogEveryNTimesteps": "write train(progress_interval=...), in seconds.",
+    "ProgressBarCallback": "write train(progress_bar=True).",
+    "StopTrainingOnMaxEpisodes": "write train(total_episodes=...).",
+}
+"""What is written in place of callbacks that Stable-Baselines3 has besides."""
+
+__getattr__, __dir__ = lazy_names(__name__, _HOMES, _INSTEAD)

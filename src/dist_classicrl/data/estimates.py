@@ -8,6 +8,7 @@ efficient off-policy evaluation in Markov decision processes", JMLR 21, 2020.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -32,6 +33,8 @@ from dist_classicrl.errors import ConvergenceError, DataError, SettingsError
 METHODS = ("weighted", "ordinary", "per_decision", "model")
 
 _MOST_SCORES = 500
+_EPISODES = 1024
+"""Whose scores are in memory at a time."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -222,17 +225,33 @@ def _less_what_was_counted(acted: Acted, influence: np.ndarray) -> np.ndarray:
     n = influence.size
     if 4 * pairs.size > n or pairs.size > _MOST_SCORES:
         return influence
-    data = acted.transitions
-    episode = np.repeat(np.arange(n), np.diff(np.append(data.starts, len(data))))
-    taken = np.zeros((n, pairs.size))
-    np.add.at(taken, (episode, pair), 1.0)
+    bounds = np.append(acted.transitions.starts, pair.size)
     state = pairs // acted.n_actions
-    there = taken @ (state[:, np.newaxis] == state)  # times that an episode acted in the state of each pair
-    scores = taken - there * (taken.sum(axis=0) / there.sum(axis=0))
-    inverse = scores @ np.linalg.pinv(scores.T @ scores, hermitian=True)
-    leverage = np.minimum((inverse * scores).sum(axis=1), 0.9)
-    # As the others alone would explain it (MacKinnon and White, Journal of Econometrics 29, 1985).
-    return np.asarray((influence - scores @ (inverse.T @ influence)) / (1.0 - leverage))
+    same = (state[:, np.newaxis] == state).astype(float)
+    times = np.bincount(pair)
+    share = times / (times @ same)  # of the times in its state, how often each pair was taken
+
+    def in_blocks() -> Iterator[tuple[slice, np.ndarray]]:
+        """Yield the scores of some episodes at a time, shape (episodes, pairs)."""
+        for first in range(0, n, _EPISODES):
+            of = slice(first, min(first + _EPISODES, n))
+            lengths = np.diff(bounds[of.start : of.stop + 1])
+            cell = np.repeat(np.arange(lengths.size) * pairs.size, lengths)
+            cell += pair[bounds[of.start] : bounds[of.stop]]
+            taken = np.bincount(cell, minlength=lengths.size * pairs.size).reshape(-1, pairs.size)
+            yield of, taken - (taken @ same) * share
+
+    squares, moments = np.zeros((pairs.size, pairs.size)), np.zeros(pairs.size)
+    for of, scores in in_blocks():
+        squares += scores.T @ scores
+        moments += influence[of] @ scores
+    inverse = np.linalg.pinv(squares, hermitian=True)
+    left = np.empty(n)
+    for of, scores in in_blocks():
+        leverage = np.minimum(((scores @ inverse) * scores).sum(axis=1), 0.9)
+        # As the others alone would explain it (MacKinnon and White, Journal of Econometrics 29, 1985).
+        left[of] = (influence[of] - scores @ (inverse @ moments)) / (1.0 - leverage)
+    return left
 
 
 def _by_model(acted: Acted, target: np.ndarray, discount: float) -> tuple[float, np.ndarray]:

@@ -23,6 +23,7 @@ _GIVE = (
     "episodes were cut off, truncated; the path of an .npz file of these; a Minari data set; or an iterable "
     "of episodes."
 )
+_TRAIN = "To learn in an environment write train(env, total_steps=100_000)."
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -112,10 +113,7 @@ class Transitions:
             return cls.of(data.iterate_episodes())
         if isinstance(data, Iterable):
             return cls._joined([cls._of_episode(number, each) for number, each in enumerate(data)])
-        raise DataError(
-            f"transitions are {type(data).__name__}. {_GIVE} To learn in an environment write train(env, "
-            "total_steps=100_000)."
-        )
+        raise DataError(f"transitions are {type(data).__name__}. {_GIVE} {_TRAIN}")
 
     @classmethod
     def _of_episode(cls, number: int, episode: Any) -> Transitions:
@@ -270,7 +268,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
                 raise ValueError("it holds one array only")
             found = {name: file[name] for name in file.files}
     except Exception as error:  # zipfile, zlib and numpy have many
-        raise DataError(f"{path} is no .npz file of transitions: {error}. {_GIVE}") from error
+        raise DataError(f"{path} is no .npz file of transitions: {error}. {_GIVE} {_TRAIN}") from error
     try:
         arrays = _fields_of(found)
     except DataError as error:

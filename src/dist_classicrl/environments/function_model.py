@@ -16,9 +16,9 @@ from dist_classicrl.checks import is_whole
 from dist_classicrl.environments.model_checks import (
     as_array,
     check_acting_states,
-    checked_limit,
     checked_mask,
     checked_start,
+    checked_time_limit,
     positive_int,
 )
 from dist_classicrl.environments.reachability import most_different
@@ -111,7 +111,7 @@ class FunctionMDP:
                 f"n_actions is {self.n_actions:,} and n_outcomes {self.n_outcomes:,}; a state can have at "
                 f"most {_MOST_OUTCOMES:,} outcomes"
             )
-        self.max_episode_steps = checked_limit(max_episode_steps)
+        self.max_episode_steps = checked_time_limit(max_episode_steps)
         self.name = str(name)
         self._data = NoData() if data is None else data
         checks.check_data(self.name, self._data)

@@ -15,10 +15,10 @@ from dist_classicrl.environments.model_checks import (
     as_array,
     check_acting_states,
     checked_grid,
-    checked_limit,
     checked_mask,
     checked_outcomes,
     checked_start,
+    checked_time_limit,
     positive_int,
 )
 from dist_classicrl.environments.model_making import Making
@@ -90,6 +90,8 @@ class TabularMDP(Making):
         A reward is NaN or infinite.
     ActionMaskError
         The mask has another shape, or forbids every action of a state that must be acted in.
+    SettingsError
+        `max_episode_steps` is not a whole number of at least 1.
     """
 
     n_states: int
@@ -114,7 +116,7 @@ class TabularMDP(Making):
         own.update(
             n_states=S,
             n_actions=A,
-            max_episode_steps=checked_limit(self.max_episode_steps),
+            max_episode_steps=checked_time_limit(self.max_episode_steps),
             action_mask=mask,
             start_prob=checked_start(self.start_prob, S),
             name=str(self.name),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.checks import is_real, is_whole
+from dist_classicrl.checks import WholeNumber, is_real, is_whole
 from dist_classicrl.environments import reachability
 from dist_classicrl.errors import ActionMaskError, ModelError, RewardError
 
@@ -16,6 +16,8 @@ PROBABILITY_TOLERANCE = 1e-8
 #: Sums this near to 1 are rounding errors of a sum and are left alone, so that a model made from another
 #: model's arrays has the same arrays, bit for bit, and with them the same fingerprint.
 ROUNDING_TOLERANCE = 1e-12
+
+_LIMIT = WholeNumber(1, "None for no time limit", bits=62)
 
 
 def positive_int(name: str, value: Any, otherwise: str = "") -> int:
@@ -34,14 +36,9 @@ def as_array(name: str, value: Any) -> np.ndarray:
         raise ModelError(f"{name} is no array: {error}") from error
 
 
-def checked_limit(value: Any) -> int | None:
-    """Return the time limit of an episode."""
-    if value is None:
-        return None
-    limit = positive_int("max_episode_steps", value, "None for no time limit")
-    if limit >= 2**62:
-        raise ModelError(f"max_episode_steps is {value!r}; it must be below 2**62, or None for no time limit")
-    return limit
+def checked_time_limit(value: Any) -> int | None:
+    """Return the `max_episode_steps` of a model or game; SettingsError where it is none."""
+    return None if value is None else _LIMIT("max_episode_steps", value)
 
 
 def _checked_array(

@@ -57,7 +57,7 @@ class Making:
 
         Raises
         ------
-        ModelError, RewardError, ActionMaskError
+        ModelError, RewardError, ActionMaskError, SettingsError
             As `TabularMDP` does.
         """
         fields = conversion.fields_of_arrays(transition, reward, terminated)
@@ -186,8 +186,8 @@ class Making:
         ------
         SettingsError
             An argument is outside what is allowed.
-        ModelError
-            `max_episode_steps` is not a whole number of at least 1.
+        RewardError
+            `reward_std` is so large that a reward is infinite.
         """
         fields = garnet.draw(
             n_states, n_actions, branching, seed, reward_std, terminal_states, termination_probability
@@ -253,7 +253,7 @@ class Making:
             A reward is NaN or infinite.
         OutsideSpaceError
             A function read an array at an index that it does not have.
-        ActionMaskError
+        ActionMaskError, SettingsError
             As `TabularMDP` does.
         """
         # Imported here: it brings numba, which a program that only makes models does not need.

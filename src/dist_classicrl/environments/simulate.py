@@ -16,10 +16,10 @@ import numpy as np
 from numba import types
 
 from dist_classicrl._jit import as_called_by_kernels, class_of_its_own, is_of_package, jit_inline, overloads
-from dist_classicrl.checks import Or, WholeNumber, YesOrNo
+from dist_classicrl.checks import WholeNumber, YesOrNo
 from dist_classicrl.environments.finite_model import ArrayModel, FiniteModel
 from dist_classicrl.environments.key_types import key_type
-from dist_classicrl.environments.model_checks import as_array
+from dist_classicrl.environments.model_checks import as_array, checked_time_limit
 from dist_classicrl.environments.sampling import alias
 from dist_classicrl.environments.sampling.alias import ModelTables as ModelTables
 from dist_classicrl.environments.sampling.function_source import add_function, add_values
@@ -227,7 +227,7 @@ class CompiledSimulator:
         n_states = 0 if keyed else _SIZE("n_states", n_states)
         n_actions = _SIZE("n_actions", n_actions)
         memory_size = WholeNumber(0, bits=31)("memory_size", memory_size)
-        max_episode_steps = Or(None, WholeNumber(1, bits=62))("max_episode_steps", max_episode_steps)
+        max_episode_steps = checked_time_limit(max_episode_steps)
         check = YesOrNo()("check", check)
         if model is not None and not hasattr(model, "solve"):
             raise SettingsError(

@@ -11,10 +11,10 @@ from dist_classicrl.checks import is_whole
 from dist_classicrl.errors import DivergenceError, SettingsError
 
 
-def check_finite(v: np.ndarray) -> None:
-    """Raise DivergenceError where values of states are beyond all numbers."""
-    if not np.isfinite(v).all():
-        state = int(np.flatnonzero(~np.isfinite(v.reshape(-1)))[0]) % v.shape[-1]
+def check_finite(values: np.ndarray, axis: int = -1) -> None:
+    """Raise DivergenceError where values, whose states are along this axis, are beyond all numbers."""
+    if not np.isfinite(values).all():
+        state = np.argwhere(~np.isfinite(values))[0, axis]
         raise DivergenceError(
             f"The value of state {state} is beyond the numbers of float64, which go up to 1.8e308. Make the "
             "rewards smaller, or the discount factor."
@@ -48,7 +48,7 @@ class Solution:
     residual: float
 
     def __post_init__(self) -> None:
-        check_finite(self.v)
+        check_finite(self.q, axis=0)
 
     def __repr__(self) -> str:
         n_states, n_actions = self.q.shape
@@ -82,11 +82,14 @@ class FiniteHorizonSolution:
     def q(self, step: int) -> np.ndarray:
         """Return the value of each pair after `step` steps, float64, shape (S, A); 0 where it is illegal.
 
-        They are computed when they are asked for. SettingsError unless `step` is one of theirs.
+        They are computed when they are asked for. SettingsError unless `step` is one of theirs,
+        DivergenceError where one is beyond the numbers of float64.
         """
         if not is_whole(step) or not 0 <= step < self.horizon:
             raise SettingsError(f"step is {step!r}; actions are taken at steps 0 to {self.horizon - 1}")
-        return self._values(self.v[step + 1])
+        q = self._values(self.v[step + 1])
+        check_finite(q, axis=0)
+        return q
 
     def __repr__(self) -> str:
         steps, n_states = self.policy.shape
@@ -153,3 +156,7 @@ class AverageSolution(PolicyGain):
     q: np.ndarray
     policy: np.ndarray
     iterations: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_finite(self.q, axis=0)

@@ -191,6 +191,8 @@ class AgentState:
     def _as_given(self, rows: np.ndarray) -> np.ndarray:
         """Return rows as they are given to a user: read-only where other ranks have the same, or learn."""
         if not self.is_training and (self.large is None or self.large.shared is None):
+            if self.large is not None:
+                self.large.is_given = True
             return rows
         view = rows.view()
         view.flags.writeable = False
@@ -279,6 +281,8 @@ class AgentState:
     def _is_finite(self) -> bool:
         if self.large is None:
             return bool(np.isfinite(self.values).all())
+        if not self.large.is_written:  # zeros, of which there may be more than memory
+            return True
         try:
             self.large.rows.check_finite()
         except DivergenceError:

@@ -58,10 +58,12 @@ class LargeTable:
         self.undivided: np.ndarray | None = None
         #: Answers and asks for rows that other hosts have.
         self.desk: Any = None
+        #: Whether a user was given the rows, who may write into them at any time.
+        self.is_given = False
         self._has_room = False
 
     def __getstate__(self) -> tuple[TableShape, np.dtype, float, np.ndarray | None]:
-        return self.rows.shape, self.rows.values.dtype, self.initial, self.memory if self._has_room else None
+        return self.rows.shape, self.rows.values.dtype, self.initial, self.memory if self.is_written else None
 
     def __setstate__(self, copied: tuple[TableShape, np.dtype, float, np.ndarray | None]) -> None:
         shape, dtype, initial, memory = copied
@@ -74,7 +76,7 @@ class LargeTable:
     @property
     def is_written(self) -> bool:
         """Whether there may be something in the rows."""
-        return self._has_room
+        return self._has_room or self.is_given
 
     def take_room(self, share: float = 1.0) -> None:
         """Raise SettingsError, before anything is written, where the host has not as much memory left.

@@ -40,7 +40,8 @@ The folder gets results.csv, a line per run, and curves.csv. A run that fails is
 and costs only itself; the command says so when the others are done.
 
 Stopped by Ctrl-C, SIGTERM, SIGUSR1, SIGUSR2, or when its terminal goes, it keeps what came out so far. The
-runs under way are made again.
+runs under way are made again, but those of more than three billion steps in a compiled environment go on from
+their checkpoints.
 """
 
 

@@ -45,7 +45,8 @@ def draw(
     follow = _distinct_states(rng, pairs, n_states, branching)
     cuts = np.sort(rng.random((pairs, branching - 1)), axis=1)
     prob = np.diff(cuts, axis=1, prepend=0.0, append=1.0)
-    reward = reward_std * rng.standard_normal(pairs)
+    with np.errstate(over="ignore"):  # the model refuses what is infinite
+        reward = reward_std * rng.standard_normal(pairs)
     terminal = np.zeros(n_states, dtype=bool)
     terminal[rng.choice(n_states, size=terminal_states, replace=False)] = True
     ends = terminal[follow]

@@ -7,6 +7,7 @@ import numpy as np
 from dist_classicrl.checks import WholeNumber, checked_positive
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.problems.outcomes import CHANCE, check_size, model_of_outcomes
+from dist_classicrl.errors import SettingsError
 
 
 def dynamic_pricing(
@@ -53,7 +54,13 @@ def dynamic_pricing(
     comes = CHANCE("arrival_probability", arrival_probability)
     prices = WholeNumber(1)("n_prices", n_prices)
     check_size("DynamicPricing", 2 * T * (pieces + 1) * prices)
-    price = checked_positive("max_price", max_price) * np.arange(1, prices + 1) / prices
+    highest = checked_positive("max_price", max_price)
+    if highest * prices == np.inf:
+        raise SettingsError(
+            f"max_price times n_prices must be a finite number, got {max_price!r} times {prices:,}. Give "
+            "smaller ones."
+        )
+    price = highest * np.arange(1, prices + 1) / prices
     time, left = np.divmod(np.arange(T * (pieces + 1))[:, None, None], pieces + 1)
     sold = np.array([1, 0])
     buys = comes * np.exp(-price)

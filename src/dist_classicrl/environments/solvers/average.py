@@ -91,7 +91,8 @@ def _solution(
 ) -> AverageSolution:
     bias = _centered(bias, start_prob, np.any(legal, axis=1))
     gains = gains[: process.n_states]
-    q = np.where(legal, process.values(1.0, np.append(bias, 0.0)) - gains[:, None], 0.0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        q = np.where(legal, process.values(1.0, np.append(bias, 0.0)) - gains[:, None], 0.0)
     policy = best_of(q, legal)[1] if policy is None else policy
     return AverageSolution(gains, float(start_prob @ gains), bias, None, error, q, policy, iterations)
 
