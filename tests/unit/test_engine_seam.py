@@ -168,6 +168,9 @@ def test_large_tables_are_learned_in_supersteps_where_they_are_to_be_the_same_on
     [
         ({}, {}, "supersteps"),
         ({"hosts": 1}, {}, "sharded"),
+        ({"hosts": 1}, {"device": "auto"}, "sharded"),
+        ({"hosts": 1}, {"device": "cuda"}, "server"),
+        ({}, {"device": "cuda"}, "server"),
         ({"entries": SHARDED_FROM - 1}, {}, "server"),
         ({"is_one_step": False}, {}, "server"),
         ({"can_travel": False}, {}, "server"),

@@ -293,7 +293,7 @@ def _gains_from_rows(settings: Settings, ranks: int, layout: Layout) -> bool:
     if not settings.async_updates:
         return travels
     if ranks == 1 or layout.hosts == 1:
-        return ranks > 1
+        return ranks > 1 and settings.device != "cuda"  # on cards learns who has a copy
     is_usual = settings.topology == "flat" and name_of(settings.compression) == "none"
     return travels and layout.is_one_step and is_usual
 
