@@ -14,7 +14,7 @@ from dist_classicrl.cli.commands.report import command
 from dist_classicrl.errors import MissingExtraError
 from dist_classicrl.report.page import Page
 from dist_classicrl.report.study_sections import study_sections
-from dist_classicrl.sweep.comparison import interquartile_mean
+from dist_classicrl.sweep.comparison import caution, interquartile_mean
 from dist_classicrl.sweep.folder import StudyFolder
 from dist_classicrl.sweep.trial import Laboratory
 
@@ -60,6 +60,9 @@ def test_a_page_tells_all_of_a_study_and_needs_nothing_but_itself(page, study):
     for title in titles.split(", "):
         assert f">{title}</h2>" in text
     assert len(re.findall('<svg role="img"', text)) == 2 + 2 + 1 + 2
+    # Beside the table, the intervals, the curves and the profiles.
+    assert said.count(caution(3)) == 4
+    assert "cannot be decided" not in said  # 3 seeds in each of two environments can be enough
     assert (
         "23 of 24 ended well" in said and socket.gethostname() in said and f"numpy {np.__version__}" in said
     )
@@ -105,6 +108,7 @@ def test_a_gap_is_infinite_where_a_value_is_and_seeds_may_be_far_apart(tmp_path,
     )
     assert re.search("<td>-inf</td><td>inf</td><td>inf</td>", page.html)
     assert "3, 1234567890" in page.html
+    assert "compare says, but one cannot be decided with 2 seeds: at least 4 seeds each." in page.html
 
 
 @pytest.mark.slow

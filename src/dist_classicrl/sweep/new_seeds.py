@@ -53,8 +53,8 @@ def compare_on_new_seeds(
     Raises
     ------
     StudyError
-        If a name is unknown, the comparison was begun with other numbers, a run fails, or scores of several
-        environments are returns.
+        If a name is unknown, so few seeds can show nothing, the comparison was begun with other numbers, a
+        run fails, or scores of several environments are returns.
     """
     sweep.begin()
     study = Study(sweep.folder)
@@ -66,6 +66,7 @@ def compare_on_new_seeds(
         raise StudyError(f"The study has no settings {unknown[0]!r}. It has {', '.join(variants)}.")
     chosen.sort(key=variants.__getitem__)  # however they are typed, they are the same comparison
     test = AdaStop(chosen, stages, seeds_per_stage, level, permutations)
+    test.check_power(len(study.plan.environments))
     folder = sweep.folder / _FOLDER / "-".join(str(variants[name]) for name in chosen)
     asked = {
         "settings": sorted(chosen),
