@@ -70,7 +70,9 @@ def test_new_seeds_are_run_until_it_is_decided_also_after_a_kill(study, capsys, 
     assert main(words) == 0 and "epsilon=0.3" in capsys.readouterr().out and len(ran) == 13
     assert Study(study).done == 8
     assert main([*words, "--level", "0.01"]) == 2
-    assert "was begun with level=0.05" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "was begun with level=0.05" in said and "remove" not in said
+    assert "whose seeds are 16 and more" in said  # two stages of 6 follow the study's 4
 
 
 def test_settings_are_compared_in_any_order_also_those_that_a_random_search_has_drawn_twice(tmp_path, capsys):

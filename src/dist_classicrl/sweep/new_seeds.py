@@ -121,9 +121,12 @@ def _begin(folder: Path, numbers: dict[str, Any], first_seed: int) -> int:
         changed = ", ".join(
             f"{name}={there.get(name)}" for name in numbers if there.get(name) != numbers[name]
         )
+        end = max([first + there["stages"] * there["seeds_per_stage"], *ends])
         raise StudyError(
             f"This comparison was begun with {changed}. To change that after a look at scores would raise "
-            f"its share of false alarms. Give the same, or remove {folder} and with it all of its runs."
+            "its share of false alarms, also without its folder, since the same seeds give the same scores. "
+            f"Give the same, or make a study in another folder whose seeds are {end} and more: a comparison "
+            "there has seeds that nobody has seen."
         )
     return first
 
