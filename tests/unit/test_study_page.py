@@ -145,6 +145,21 @@ def test_with_early_stopping_scores_are_compared_after_the_same_number_of_steps(
     assert {steps for _, steps in told} == {2_000, 4_000, 8_000}
 
 
+@pytest.mark.parametrize(
+    "varied", [["discount_factor"], ["use_action_mask"], ["discount_factor", "use_action_mask"]]
+)
+def test_a_page_says_why_scores_are_returns(tmp_path, varied):
+    values = {"discount_factor": [0.9, 0.95], "use_action_mask": [True, False]}
+    vary = {name: values[name] for name in varied}
+    sweep = Sweep("Taxi-v4", seeds=1, vary=vary, folder=tmp_path, total_steps=200, points=1, eval_episodes=1)
+    page = Page("T").add(*study_sections(sweep.run(1))).html
+    assert (
+        f"the mean return of the greedy policy, as settings differ in {' and '.join(varied)}, and so in"
+        in page
+    )
+    assert "0 for a random" not in page
+
+
 @pytest.mark.slow
 def test_without_matplotlib_it_says_what_to_install(study, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)

@@ -26,7 +26,7 @@ from dist_classicrl.sweep.comparison import (
     undecidable,
 )
 from dist_classicrl.sweep.plan import checked_settings, word
-from dist_classicrl.sweep.study import Study
+from dist_classicrl.sweep.study import Study, scale_changers
 from dist_classicrl.sweep.summaries import Band, curve_with_interval, performance_profile, sensitivity
 
 _MOST_ROWS = 100  # of a table
@@ -166,12 +166,13 @@ def _summary(study: Study, rows: Sequence[Mapping[str, Any]]) -> Section:
         ("steps in all", f"{steps:,}"),
         ("time of a core", f"{durations.about(seconds)} for all runs, evaluation included"),
     ]
+    changers = scale_changers(study.varied)
     score = (
         "A score is 0 for a random policy and 1 for the best one."
         if study.bounds is not None
-        else "A score is the mean return of the greedy policy, as settings differ in discount_factor, and so "
-        "in what the best policy is worth."
-        if "discount_factor" in study.varied
+        else "A score is the mean return of the greedy policy, as settings differ in "
+        f"{' and '.join(changers)}, and so in what a random policy and the best one are worth."
+        if changers
         else "A score is the mean return of the greedy policy, or where the model is known 0 for a random "
         "policy and 1 for the best one."
     )
