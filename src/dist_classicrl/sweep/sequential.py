@@ -272,6 +272,8 @@ class AdaStop:
         tasks = scores if isinstance(scores, Mapping) else {"": scores}
         checked = {}
         for task, values in tasks.items():
+            if not isinstance(task, str):
+                raise StudyError(f"Names of tasks are text, got {task!r}. Write {{{str(task)!r}: scores}}.")
             what = f"Scores of the {name} variant" if name in _TWO else f"Scores of {name!r}"
             what += f" in {task!r}" if task else ""
             checked[task] = checked_values(values, what)
