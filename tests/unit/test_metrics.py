@@ -111,6 +111,26 @@ def test_an_event_of_who_serves_from_before_the_last_line_can_be_read(folder):
     assert found["step"].tolist() == [100, 200] and [each["step"] for each in found.events] == [200]
 
 
+def test_time_never_falls_where_the_clock_of_a_new_server_is_behind(folder):
+    run = recorded(folder, ())
+    for step, seconds in ((100, 5.0), (200, 4.0), (300, 6.0)):
+        run.report(step, seconds=seconds)
+    assert read_metrics(folder)["time"].tolist() == [5.0, 5.0, 6.0]
+    check_csv(folder)
+    # Earlier versions wrote down the clock as it was; such records are read, and gone on with.
+    content = (
+        (folder / "metrics.jsonl")
+        .read_bytes()
+        .replace(b'"step": 200, "time": 5.0', b'"step": 200, "time": 4.0')
+    )
+    assert b'"time": 4.0' in content
+    (folder / "metrics.jsonl").write_bytes(content)
+    found = read_metrics(folder)
+    assert found["time"].tolist() == found.ranks[1]["time"].tolist() == [5.0, 5.0, 6.0]
+    Reports(MetricsCallback(folder)).start(300).report(400, seconds=7.0)
+    assert read_metrics(folder)["time"].tolist() == [5.0, 5.0, 6.0, 7.0]
+
+
 def test_each_checkpoint_is_an_event(folder):
     run = recorded(folder, (100,))
     for name in ("saved/1", "saved/2"):  # both before the next report

@@ -63,8 +63,9 @@ class Metrics:
     ----------
     columns : dict of str to ndarray
         int64 where numbers are whole, else float64, with NaN where there was nothing to measure. "step" and
-        "time" (in seconds) count over all calls of `train`, and "step" always rises; "recent_return" is the
-        mean over about the last 100 episodes. The others are as in `Progress`.
+        "time" (in seconds) count over all calls of `train`, "step" always rises, and "time" never falls:
+        where the clock of who took over from a lost server was behind, it is that of the report before.
+        "recent_return" is the mean over about the last 100 episodes. The others are as in `Progress`.
     events : list of dict
         What happened to ranks, as in `TrainingResult.events`, each with the "step" of the report before it
         and the "time".
@@ -123,6 +124,9 @@ def read_metrics(path: str | os.PathLike[str]) -> Metrics:
         )
     lines = [line for _, line in parse(content, target)]
     progress = [line for line in lines if line["kind"] == "progress"]
+    latest = 0.0
+    for line in progress:
+        line["time"] = latest = max(latest, line["time"])
     columns = {name: column(name, [line[name] for line in progress]) for name in COLUMNS}
     events = [
         {**line["event"], "step": line["step"], "time": line["time"]}
