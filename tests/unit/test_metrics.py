@@ -7,7 +7,9 @@ import json
 import math
 import os
 import re
+import tracemalloc
 
+import hand_made_metrics as hand_made
 import numpy as np
 import pytest
 from callback_reports import Reports, event, progress
@@ -361,6 +363,19 @@ def test_a_column_that_is_not_there(folder):
     for name in (0, ["step"], None):
         with pytest.raises(MetricsError, match="no column"):
             read_metrics(folder)[name]
+
+
+@pytest.mark.slow
+def test_records_of_long_runs_take_little_more_memory_than_their_file(folder):
+    ranks = [hand_made.rank(number, 1_000) for number in range(1, 9)]
+    hand_made.write(folder, [hand_made.report(1_000 * i, float(i), ranks) for i in range(1, 2_000)])
+    size = (folder / "metrics.jsonl").stat().st_size
+    tracemalloc.start()
+    metrics = read_metrics(folder)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(metrics) == len(metrics.ranks[8]["host"]) == 1_999
+    assert size < peak < 2.5 * size
 
 
 @pytest.mark.parametrize(
