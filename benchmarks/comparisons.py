@@ -11,7 +11,7 @@ from __future__ import annotations
 import common
 import numpy as np
 
-from dist_classicrl.sweep.comparison import permutation_p_value
+from dist_classicrl.sweep.comparison import RESAMPLES, bootstrap, interquartile_mean, permutation_p_value
 from dist_classicrl.sweep.sequential import DIFFERENT, AdaStop, SequentialComparison
 
 LEVEL = 0.05
@@ -26,6 +26,7 @@ SEVERAL = (
     (0.0, 0.0, 0.0, 1.0, 1.0, 4.0),
 )
 # Seeds, tasks, and the difference in standard deviations that is to be found.
+INTERVALS_OF = (2, 3, 4, 5, 6, 8, 10, 15, 20, 30)  # seeds
 SIZES = ((10, 1, 2.0), (10, 5, 0.9), (30, 1, 1.1), (30, 5, 0.5))
 
 
@@ -47,6 +48,16 @@ def fixed(kind: str, seeds: int, tasks: int, effect: float, studies: int, permut
         second = list(scores(kind, (tasks, seeds), rng))
         found += permutation_p_value(first, second, permutations, rng) <= LEVEL
     return found / studies
+
+
+def coverage(seeds: int, studies: int) -> float:
+    """Return in which share of studies the interval of an interquartile mean of normal scores holds 0."""
+    rng = np.random.default_rng(seeds)
+    inside = 0
+    for _ in range(studies):
+        found = bootstrap([rng.standard_normal(seeds)], interquartile_mean, RESAMPLES, rng)
+        inside += found.low <= 0.0 <= found.high
+    return inside / studies
 
 
 def sequential(kind: str, effect: float, studies: int, permutations: int) -> tuple[float, float]:
@@ -86,7 +97,7 @@ def several(kind: str, effects: tuple[float, ...], studies: int, permutations: i
 
 
 def main() -> None:
-    """Simulate all studies, and print three tables."""
+    """Simulate all studies, and print four tables."""
     parser = common.parser(__doc__, "comparisons.json")
     parser.add_argument("--studies", type=int, default=2_000)
     parser.add_argument("--alarms", type=int, default=10_000, help="A/A studies (default: %(default)s)")
@@ -111,6 +122,11 @@ def main() -> None:
             )
             rows.append([kind, seeds, tasks, f"{alarms:.2%} +- {error:.2%}", f"{effect} sd", f"{power:.1%}"])
     common.show(["scores", "seeds", "tasks", "false alarms", "difference", "found"], rows)
+    covered = {seeds: coverage(seeds, arguments.studies) for seeds in INTERVALS_OF}
+    print()
+    common.show(
+        ["seeds", "intervals that hold the truth"], [[n, f"{each:.1%}"] for n, each in covered.items()]
+    )
     in_stages, rows = [], []
     for kind in ("normal", "failing"):
         for effect in (0.0, 0.5, 1.0, 2.0):
@@ -129,7 +145,7 @@ def main() -> None:
             rows[-1].append("-" if is_one else f"{found:.1%}")
     print()
     common.show(["scores", "means in sd", "studies with a false alarm", "unequal pairs found"], rows)
-    results_of_all = {"fixed": results, "sequential": in_stages, "several": of_several}
+    results_of_all = {"fixed": results, "coverage": covered, "sequential": in_stages, "several": of_several}
     common.save(arguments.output, results_of_all, level=LEVEL, **vars(arguments))
 
 

@@ -70,7 +70,9 @@ def test_new_seeds_are_run_until_it_is_decided_also_after_a_kill(study, capsys, 
     assert main(words) == 0 and "epsilon=0.3" in capsys.readouterr().out and len(ran) == 13
     assert Study(study).done == 8
     assert main([*words, "--level", "0.01"]) == 2
-    assert "was begun with level=0.05" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "was begun with level=0.05" in said and "remove" not in said
+    assert "whose seeds are 16 and more" in said  # two stages of 6 follow the study's 4
 
 
 def test_settings_are_compared_in_any_order_also_those_that_a_random_search_has_drawn_twice(tmp_path, capsys):
@@ -93,6 +95,14 @@ def test_settings_are_compared_in_any_order_also_those_that_a_random_search_has_
     told(capsys, folder, twice, other, *until)
     stages = [Study(path.parent).plan.seeds for path in folder.glob("new_seeds/*/stage-0/study.json")]
     assert sorted(stages) == [tuple(range(1, 7)), tuple(range(7, 13))]
+
+
+def test_seeds_that_can_show_nothing_are_not_run(study, capsys):
+    capsys.readouterr()
+    before = sorted(study.rglob("*"))
+    assert main(["compare", str(study), *UNTIL[:1], "--stages", "1", "--seeds-per-stage", "2"]) == 2
+    assert "at least stages=3 or seeds_per_stage=4" in capsys.readouterr().err
+    assert sorted(study.rglob("*")) == before
 
 
 def test_new_seeds_that_fail_decide_nothing(study, capsys, monkeypatch):
@@ -147,6 +157,16 @@ def test_of_a_folder_of_studies_one_is_named(command, tmp_path, capsys):
     assert main([command, str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert "ame one of" in said and str(folder) in said
+
+
+def test_too_few_seeds_for_a_difference_are_told(tmp_path, capsys):
+    folder = made(tmp_path, STUDY.replace("20_000", "200").replace("seeds = 4", "seeds = 3"))
+    assert main(["compare", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert "A difference cannot be decided with 3 seeds: at least 4 seeds each." in said
+    assert "no difference found" not in said and "Intervals of fewer than 10 seeds are too narrow" in said
+    (one,) = told(capsys, folder)["comparisons"]
+    assert one["undecidable"] == "cannot be decided with 3 seeds: at least 4 seeds each"
 
 
 def test_what_cannot_be_compared_so_is_refused(study, tmp_path, capsys):

@@ -15,6 +15,7 @@ from dist_classicrl.sweep.comparison import (
     compare_all,
     holm,
     interquartile_mean,
+    least_p_value,
     optimality_gap,
     permutation_p_value,
 )
@@ -109,17 +110,115 @@ def test_few_runs_have_an_exact_p_value():
     # Only the two extreme ways of 6 over 3 come to that.
     assert permutation_p_value([np.arange(3.0)], [np.arange(10.0, 13.0)], 9_999, rng) == 2 / math.comb(6, 3)
     assert permutation_p_value([np.arange(3.0)], [np.arange(3.0)], 9_999, rng) == 1.0
-    # Two tasks, dealt out independently, counted one by one: the middle half of 4 is the 2 in the middle.
+    # Two tasks, dealt out independently, counted one by one: the middle half of 4 is the 2 in the middle, and
+    # where these are as far apart the sums of all decide.
     first, second = [np.arange(2.0), np.arange(4.0, 6.0)], [np.array([0.5, 12.0]), np.array([5.5, 11.0])]
     differences = []
     for ways in product(*(permutations([*a, *b]) for a, b in zip(first, second, strict=True))):
         ours, theirs = (sorted(x for way in ways for x in way[part]) for part in (slice(2), slice(2, 4)))
-        differences.append(abs(sum(ours[1:3]) - sum(theirs[1:3])))
+        middles = abs(sum(ours[1:3]) - sum(theirs[1:3]))
+        differences.append((middles, abs(sum(ours) - sum(theirs))))
     seen = differences[0]  # as they stand
-    truth = np.mean([each >= seen - 1e-9 for each in differences])
+    truth = np.mean([each >= seen for each in differences])  # halves have no rounding
+    assert truth < np.mean([middles >= seen[0] for middles, _ in differences])
     assert 0.0 < truth < 1.0 and permutation_p_value(first, second, 9_999, rng) == pytest.approx(truth)
     drawn = permutation_p_value(first, second, 35, rng)  # one less than there are ways
     assert drawn >= 1 / 36
+
+
+@pytest.mark.parametrize(
+    "sizes", [[(2, 2)], [(3, 3)], [(4, 4)], [(5, 5)], [(4, 5)], [(2, 2), (2, 2)], [(3, 2)] * 2]
+)
+def test_no_scores_have_a_smaller_p_value_than_those_that_do_not_overlap(sizes):
+    rng, least = np.random.default_rng(0), least_p_value(sizes, 9_999)
+    apart = [
+        permutation_p_value(
+            [np.arange(float(a)) for a, _ in sizes], [100.0 + np.arange(b) for _, b in sizes], 9_999, rng
+        )
+    ]
+    drawn = [
+        permutation_p_value(
+            [rng.standard_normal(a) for a, _ in sizes],
+            [rng.standard_normal(b) + 1.0 for _, b in sizes],
+            9_999,
+            rng,
+        )
+        for _ in range(100)
+    ]
+    assert apart[0] == pytest.approx(least) and min(drawn) >= least - 1e-12
+    # Nor where ways are drawn, of which none may be as far.
+    far = permutation_p_value([np.arange(8.0)], [np.arange(8.0) + 100.0], 100, rng)
+    assert far >= least_p_value([(8, 8)], 100) == 1 / 101
+    assert least_p_value([(4, 4)], 60) == 2 / math.comb(8, 4) > 1 / 61
+
+
+def far_apart(seeds, names, tasks=1):
+    """Return scores that differ by a thousand from variant to variant, and by one within."""
+    return {
+        str(task): {name: 1e3 * place + np.arange(float(seeds)) for place, name in enumerate(names)}
+        for task in range(tasks)
+    }
+
+
+@pytest.mark.parametrize(
+    ("names", "enough", "tasks"),
+    [("ab", 4, 1), ("abc", 5, 1), ("abcd", 5, 1), ("abcde", 6, 1), ("abcd", 3, 2)],
+)
+def test_too_few_seeds_are_named_and_with_as_many_as_it_says_all_is_found(names, enough, tasks):
+    for found in compare_all(far_apart(enough - 1, names, tasks), resamples=100):
+        assert found.better is None and found.adjusted_p_value > 0.05
+        assert f"cannot be decided with {enough - 1} seeds" in str(found)
+        assert str(found).endswith(f": at least {enough} seeds each")
+        assert (f"{math.comb(len(names), 2)} pairs" in str(found)) == (len(names) > 2)
+    for found in compare_all(far_apart(enough, names, tasks), resamples=100):
+        assert found.better == found.second.name and found.undecidable is None
+        assert str(found).endswith(f"{found.better} is better")
+
+
+def test_where_nothing_was_found_that_could_have_been_it_says_so():
+    scores = {"x": {"a": [1.0, 2.0, 3.0, 4.0, 5.0], "b": [1.1, 2.1, 2.9, 3.9, 5.1]}}
+    assert str(compare(scores, "a", "b", resamples=100)).endswith(": no difference found")
+    few = compare_all(far_apart(8, "abcd"), resamples=100, permutations=100)
+    assert {each.undecidable for each in few} == {
+        "cannot be decided with 100 permutations and 6 pairs: at least 119"
+    }
+    assert all(each.better for each in compare_all(far_apart(8, "abcd"), resamples=100, permutations=9_999))
+
+
+def outcome(variants, tasks, stages, seeds):
+    """Return what comes of the farthest apart of several variants that do not overlap."""
+    names = [*"abc"[:variants]]
+    # So many permutations that chance makes no 0.05 of 0.056, which is what two tasks of two seeds have.
+    test, scores = AdaStop(names, stages, seeds, permutations=99_999), far_apart(seeds, names, tasks)
+    while test.undecided:
+        test.add({name: {task: scores[task][name] for task in scores} for name in test.undecided})
+    return test.verdicts["a", names[-1]].outcome
+
+
+@pytest.mark.parametrize(
+    ("variants", "tasks", "stages", "seeds", "enough"),
+    [
+        (2, 1, 1, 2, (3, 4)),
+        (2, 1, 1, 3, (2, 4)),
+        (3, 1, 1, 2, (2, 3)),
+        (2, 2, 1, 2, (2, 3)),
+        (2, 1, 2, 2, (3, 3)),
+    ],
+)
+def test_a_comparison_that_can_find_nothing_is_refused_with_what_could(
+    variants, tasks, stages, seeds, enough
+):
+    more, larger = enough
+    with pytest.raises(
+        StudyError, match=f"cannot show that any .* at least stages={more} or seeds_per_stage={larger}"
+    ):
+        outcome(variants, tasks, stages, seeds)
+    assert outcome(variants, tasks, more, seeds) == outcome(variants, tasks, stages, larger) == DIFFERENT
+    # What is refused would have found nothing.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AdaStop, "check_power", lambda self, tasks: None)
+        assert outcome(variants, tasks, stages, larger - 1) == NOT_FOUND
+        assert outcome(variants, tasks, more - 1, seeds) == NOT_FOUND
 
 
 def test_intervals_cover_the_truth():
@@ -130,6 +229,19 @@ def test_intervals_cover_the_truth():
         found = compare(scores, "a", "b", resamples=200, permutations=100).difference
         inside += found.low <= 1.0 <= found.high
     assert 49 <= inside  # 0.95 less a little for percentiles and 30 seeds; 4 standard errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seeds", "share"), [(2, 50), (3, 75), (5, 90)])
+def test_intervals_of_few_seeds_cover_as_often_as_is_said(seeds, share):
+    assert f"of {seeds}" in comparison.caution(seeds) and f"{share}" in comparison.caution(9)
+    assert comparison.caution(10) == ""
+    rng = np.random.default_rng(seeds)
+    inside = 0
+    for _ in range(400):
+        found = comparison.bootstrap([rng.standard_normal(seeds)], interquartile_mean, 500, rng)
+        inside += found.low <= 0.0 <= found.high
+    assert 100 * inside / 400 == pytest.approx(share, abs=8.0)  # about 3 standard errors
 
 
 @pytest.mark.slow
@@ -265,6 +377,8 @@ def test_holm_makes_many_equal_variants_no_different_ones():
         (lambda: SequentialComparison().add([1, 2], [1, 2]), "2 seeds, and a stage has 5"),
         (lambda: AdaStop("a"), "names of two variants"),
         (lambda: AdaStop(["a", "a"]), "names of two variants"),
+        (lambda: AdaStop(["a", "b"], level=1e-3, permutations=998), "Give at least 999, or a larger level"),
+        (lambda: SequentialComparison().add({1: range(5), "x": range(5)}, [1]), "tasks are text, got 1"),
         (lambda: SequentialComparison(1, 2).add({"x": [1, 2]}, {"y": [1, 2]}), "Tasks differ"),
         (lambda: curve_with_interval(np.ones((1, 5))), "2 seeds at least"),
         (lambda: curve_with_interval(np.ones((2, 5)), "median"), "average must be 'iqm' or 'mean'"),
@@ -287,6 +401,8 @@ def test_holm_makes_many_equal_variants_no_different_ones():
         (lambda: sensitivity({"lr": [[1], [2]]}, [1.0, 2.0]), "must be words or finite numbers"),
         (lambda: sensitivity({"lr": [1.0, math.nan]}, [1.0, 2.0]), "must be words or finite numbers"),
         (lambda: sensitivity({"lr": 3}, [1.0, 2.0]), "must be words or finite numbers"),
+        (lambda: sensitivity({"lr": np.array(3)}, [1.0, 2.0]), "must be words or finite numbers"),
+        (lambda: performance_profile(SCORES, "a", []), r"in a row, got shape \(0,\)"),
         (lambda: compare_until_significant(3), "must be a function"),
         (lambda: compare_until_significant(lambda seeds: None), "must return the scores of both"),
         (lambda: compare_until_significant(print, first_seed="x"), "first_seed must be a whole number"),

@@ -7,7 +7,9 @@ import json
 import math
 import os
 import re
+import tracemalloc
 
+import hand_made_metrics as hand_made
 import numpy as np
 import pytest
 from callback_reports import Reports, event, progress
@@ -109,6 +111,26 @@ def test_an_event_of_who_serves_from_before_the_last_line_can_be_read(folder):
         callbacks.on_failover(event("failover", 1))
     found = read_metrics(folder)
     assert found["step"].tolist() == [100, 200] and [each["step"] for each in found.events] == [200]
+
+
+def test_time_never_falls_where_the_clock_of_a_new_server_is_behind(folder):
+    run = recorded(folder, ())
+    for step, seconds in ((100, 5.0), (200, 4.0), (300, 6.0)):
+        run.report(step, seconds=seconds)
+    assert read_metrics(folder)["time"].tolist() == [5.0, 5.0, 6.0]
+    check_csv(folder)
+    # Earlier versions wrote down the clock as it was; such records are read, and gone on with.
+    content = (
+        (folder / "metrics.jsonl")
+        .read_bytes()
+        .replace(b'"step": 200, "time": 5.0', b'"step": 200, "time": 4.0')
+    )
+    assert b'"time": 4.0' in content
+    (folder / "metrics.jsonl").write_bytes(content)
+    found = read_metrics(folder)
+    assert found["time"].tolist() == found.ranks[1]["time"].tolist() == [5.0, 5.0, 6.0]
+    Reports(MetricsCallback(folder)).start(300).report(400, seconds=7.0)
+    assert read_metrics(folder)["time"].tolist() == [5.0, 5.0, 6.0, 7.0]
 
 
 def test_each_checkpoint_is_an_event(folder):
@@ -341,6 +363,19 @@ def test_a_column_that_is_not_there(folder):
     for name in (0, ["step"], None):
         with pytest.raises(MetricsError, match="no column"):
             read_metrics(folder)[name]
+
+
+@pytest.mark.slow
+def test_records_of_long_runs_take_little_more_memory_than_their_file(folder):
+    ranks = [hand_made.rank(number, 1_000) for number in range(1, 9)]
+    hand_made.write(folder, [hand_made.report(1_000 * i, float(i), ranks) for i in range(1, 2_000)])
+    size = (folder / "metrics.jsonl").stat().st_size
+    tracemalloc.start()
+    metrics = read_metrics(folder)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(metrics) == len(metrics.ranks[8]["host"]) == 1_999
+    assert size < peak < 2.5 * size
 
 
 @pytest.mark.parametrize(

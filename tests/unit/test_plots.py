@@ -29,6 +29,7 @@ from dist_classicrl.plotting import (
     plot_timeline,
     save,
 )
+from dist_classicrl.plotting.curves import pooled
 from dist_classicrl.plotting.timeline import Timeline, draw_timeline
 
 
@@ -78,6 +79,60 @@ def test_a_very_large_return_leaves_the_means_of_later_reports_alone(tmp_path):
     lines = [hand_made.report(100 * i, i, mean_return=1e20 if i == 1 else 1.0) for i in range(1, 9)]
     curve = plot_curves(read_metrics(hand_made.write(tmp_path, lines)))[1]["mean_return", "steps"]
     assert curve.window == 3 and curve.smooth.tolist() == [5e19, 1e20 / 3, *[1.0] * 6]
+
+
+def pooled_one_by_one(y, weights, *extents):
+    """Return what `pooled` does, by going back from each report until there is enough."""
+    least, result = [0.3 * float(np.median(extent)) for extent in extents], y.copy()
+    for i in range(y.size):
+        first = i
+        while first > 0 and any(e[first : i + 1].sum() < low for e, low in zip(extents, least, strict=True)):
+            first -= 1
+        if first < i and weights[first : i + 1].sum() > 0:
+            result[i] = np.average(y[first : i + 1], weights=weights[first : i + 1])
+    return result
+
+
+@pytest.mark.parametrize(
+    "kind", ["even", "short last", "uneven", "half of nothing", "few with weight", "one"]
+)
+def test_reports_of_little_are_joined_with_those_before(kind):
+    rng = np.random.default_rng(0)
+    n = 1 if kind == "one" else 120
+    seconds, steps = np.full(n, 5.0), rng.integers(1, 1_000, n)
+    weights = steps.astype(float)
+    if kind == "short last":
+        seconds[-1], steps[-2:] = 1e-3, 1
+    elif kind == "uneven":
+        seconds, steps = rng.exponential(size=n) ** 4, np.maximum(1, 1e4 * rng.random(n) ** 8).astype(int)
+    elif kind == "half of nothing":
+        seconds[n // 2 + 1 :] = 0.0
+        seconds[:3] = 0.0
+    elif kind == "few with weight":
+        weights[rng.random(n) < 0.9] = 0.0
+        seconds[::2] = 1e-5
+    y = rng.standard_normal(n)
+    found, expected = pooled(y, weights, seconds, steps), pooled_one_by_one(y, weights, seconds, steps)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    assert (found == y).all() == (kind == "one")
+
+
+VERY_LARGE = {
+    "growing to the largest": lambda i: 1.6e308 if i == 39 else 10.0 ** (7.7 * i),
+    "the largest throughout": lambda i: 1.6e308,
+    "to both sides": lambda i: (-1) ** i * 1.2e308,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", VERY_LARGE)
+def test_values_near_the_largest_number_can_be_drawn(tmp_path, kind):
+    names = ("td_error", "mean_return", "steps_per_second", "communication_fraction")
+    lines = [hand_made.report(100 * i, i, **dict.fromkeys(names, VERY_LARGE[kind](i))) for i in range(1, 40)]
+    records = read_metrics(hand_made.write(tmp_path, lines))
+    save(plot_curves(records, ("steps", "time"))[0], tmp_path / "one.svg")
+    save(plot_several_runs([records] * 3, list("abc"))[0], tmp_path / "several.svg")
 
 
 @pytest.mark.slow
@@ -237,6 +292,17 @@ def eventful(tmp_path):
     happened += [("failover", 1, 17.0), ("replaced", 9, 18.0), ("left", 9, 19.0)]
     lines[2:2] = [hand_made.event(kind, rank, 20_000, time) for kind, rank, time in happened]
     return read_metrics(hand_made.write(tmp_path, lines))
+
+
+@pytest.mark.parametrize(
+    "times", [(5.0, 10.0, 8.0, 9.0, 12.0), (5.0, 4.0, 3.0, 2.0, 1.0), (-2.0, -1.0, 0.0, 1.0, 2.0)]
+)
+def test_records_whose_time_goes_back_have_curves_and_a_timeline(tmp_path, times):
+    ranks = [hand_made.rank(1, 1_000), hand_made.rank(2, 500)]
+    lines = [hand_made.report(1_000 * i, time, ranks) for i, time in enumerate(times, start=1)]
+    records = read_metrics(hand_made.write(tmp_path, lines))
+    plot_curves(records, ("steps", "time"))
+    assert set(plot_timeline(records)[1].learned) == {1, 2}
 
 
 def test_a_timeline_has_a_row_for_each_rank_with_when_it_learned_and_what_happened(eventful):

@@ -14,7 +14,7 @@ from dist_classicrl.cli.commands.report import command
 from dist_classicrl.errors import MissingExtraError
 from dist_classicrl.report.page import Page
 from dist_classicrl.report.study_sections import study_sections
-from dist_classicrl.sweep.comparison import interquartile_mean
+from dist_classicrl.sweep.comparison import caution, interquartile_mean
 from dist_classicrl.sweep.folder import StudyFolder
 from dist_classicrl.sweep.trial import Laboratory
 
@@ -60,6 +60,9 @@ def test_a_page_tells_all_of_a_study_and_needs_nothing_but_itself(page, study):
     for title in titles.split(", "):
         assert f">{title}</h2>" in text
     assert len(re.findall('<svg role="img"', text)) == 2 + 2 + 1 + 2
+    # Beside the table, the intervals, the curves and the profiles.
+    assert said.count(caution(3)) == 4
+    assert "cannot be decided" not in said  # 3 seeds in each of two environments can be enough
     assert (
         "23 of 24 ended well" in said and socket.gethostname() in said and f"numpy {np.__version__}" in said
     )
@@ -105,6 +108,7 @@ def test_a_gap_is_infinite_where_a_value_is_and_seeds_may_be_far_apart(tmp_path,
     )
     assert re.search("<td>-inf</td><td>inf</td><td>inf</td>", page.html)
     assert "3, 1234567890" in page.html
+    assert "compare says, but one cannot be decided with 2 seeds: at least 4 seeds each." in page.html
 
 
 @pytest.mark.slow
@@ -139,6 +143,21 @@ def test_with_early_stopping_scores_are_compared_after_the_same_number_of_steps(
     ]
     assert [steps for _, steps in told] == sorted((steps for _, steps in told), reverse=True)
     assert {steps for _, steps in told} == {2_000, 4_000, 8_000}
+
+
+@pytest.mark.parametrize(
+    "varied", [["discount_factor"], ["use_action_mask"], ["discount_factor", "use_action_mask"]]
+)
+def test_a_page_says_why_scores_are_returns(tmp_path, varied):
+    values = {"discount_factor": [0.9, 0.95], "use_action_mask": [True, False]}
+    vary = {name: values[name] for name in varied}
+    sweep = Sweep("Taxi-v4", seeds=1, vary=vary, folder=tmp_path, total_steps=200, points=1, eval_episodes=1)
+    page = Page("T").add(*study_sections(sweep.run(1))).html
+    assert (
+        f"the mean return of the greedy policy, as settings differ in {' and '.join(varied)}, and so in"
+        in page
+    )
+    assert "0 for a random" not in page
 
 
 @pytest.mark.slow

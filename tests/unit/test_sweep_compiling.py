@@ -6,8 +6,8 @@ import threading
 from dist_classicrl import Sweep, TabularMDP
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
-from dist_classicrl.sweep import compiling
-from dist_classicrl.sweep.compiling import kind_of, once_on_each_host
+from dist_classicrl.sweep.hosts import compiling
+from dist_classicrl.sweep.hosts.compiling import kind_of, once_on_each_host
 from dist_classicrl.sweep.trial import Laboratory
 
 SECONDS = 30.0

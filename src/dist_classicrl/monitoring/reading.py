@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
+import sys
+from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,8 +65,9 @@ class Metrics:
     ----------
     columns : dict of str to ndarray
         int64 where numbers are whole, else float64, with NaN where there was nothing to measure. "step" and
-        "time" (in seconds) count over all calls of `train`, and "step" always rises; "recent_return" is the
-        mean over about the last 100 episodes. The others are as in `Progress`.
+        "time" (in seconds) count over all calls of `train`, "step" always rises, and "time" never falls:
+        where the clock of who took over from a lost server was behind, it is that of the report before.
+        "recent_return" is the mean over about the last 100 episodes. The others are as in `Progress`.
     events : list of dict
         What happened to ranks, as in `TrainingResult.events`, each with the "step" of the report before it
         and the "time".
@@ -121,15 +124,41 @@ def read_metrics(path: str | os.PathLike[str]) -> Metrics:
             f"{target} is an archive of arrays, such as a model file, and has no records of a training. Give "
             "the folder of the run or its metrics.jsonl; `dist-classicrl show` shows a model."
         )
-    lines = [line for _, line in parse(content, target)]
-    progress = [line for line in lines if line["kind"] == "progress"]
-    columns = {name: column(name, [line[name] for line in progress]) for name in COLUMNS}
-    events = [
-        {**line["event"], "step": line["step"], "time": line["time"]}
-        for line in lines
-        if line["kind"] == "event"
-    ]
-    return Metrics(columns, events, _ranks(progress))
+    columns, events, latest = Columns(COLUMNS), [], 0.0
+    ranks: dict[int, tuple[Columns, list[str]]] = {}
+    for _, line in parse(content, target):
+        if line["kind"] == "event":
+            events.append({**line["event"], "step": line["step"], "time": line["time"]})
+            continue
+        line["time"] = latest = max(latest, line["time"])
+        columns.add(line)
+        for rank in line["ranks"]:
+            if rank["rank"] not in ranks:
+                ranks[rank["rank"]] = Columns(("step", "time", *RANK_COLUMNS)), []
+            numbers, hosts = ranks[rank["rank"]]
+            numbers.add({**rank, "step": line["step"], "time": line["time"]})
+            hosts.append(sys.intern(rank["host"]))
+    by_rank = {
+        rank: {**numbers.arrays(), "host": np.array(hosts)}
+        for rank, (numbers, hosts) in sorted(ranks.items())
+    }
+    return Metrics(columns.arrays(), events, by_rank)
+
+
+class Columns:
+    """Columns to which a line is added at a time, with eight bytes a number: a line itself takes far more."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._values: dict[str, array[Any]] = {name: array("q" if name in _WHOLE else "d") for name in names}
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Add what a line says, in which None stands for NaN."""
+        for name, values in self._values.items():
+            values.append(math.nan if line[name] is None else line[name])
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return the columns by name: int64 where they are whole, else float64."""
+        return {name: np.array(values) for name, values in self._values.items()}
 
 
 def parse(content: bytes, path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
@@ -137,9 +166,10 @@ def parse(content: bytes, path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
 
     A `MetricsError` is raised at one that is not what `MetricsCallback` writes.
     """
-    *lines, _ = content.split(b"\n")  # what follows the last line's end is what a killed writer left
-    last = -1
-    for number, text in enumerate(lines, start=1):
+    last, number, begin = -1, 0, 0
+    # What follows the last line's end is what a killed writer left.
+    while (end := content.find(b"\n", begin)) >= 0:
+        text, begin, number = content[begin:end], end + 1, number + 1
         try:
             data = json.loads(text)
         except (ValueError, RecursionError):
@@ -195,27 +225,3 @@ def _is_rank(data: Any) -> bool:
         and type(data.get("host")) is str
         and all(name in data and _is_number(name, data[name]) for name in RANK_COLUMNS)
     )
-
-
-def column(name: str, values: list[Any]) -> np.ndarray:
-    """Return the values of a column, where None stands for NaN, as an array: int64 where they are whole."""
-    if name in _WHOLE:
-        return np.array(values, np.int64)
-    return np.array([np.nan if value is None else value for value in values], np.float64)
-
-
-def _ranks(progress: list[dict[str, Any]]) -> dict[int, dict[str, np.ndarray]]:
-    told: dict[int, list[dict[str, Any]]] = {}
-    for line in progress:
-        for rank in line["ranks"]:
-            told.setdefault(rank["rank"], []).append({**rank, "step": line["step"], "time": line["time"]})
-    return {
-        rank: {
-            **{
-                name: column(name, [one[name] for one in told[rank]])
-                for name in ("step", "time", *RANK_COLUMNS)
-            },
-            "host": np.array([one["host"] for one in told[rank]]),
-        }
-        for rank in sorted(told)
-    }

@@ -81,7 +81,7 @@ class MetricsWriter:
                 "kind": "progress",
                 "run": self._run,
                 "step": step,
-                "time": self._offset + progress.seconds,
+                "time": max(self._last["time"], self._offset + progress.seconds),
                 "recent_return": self._recent.mean_return,
                 **told,
             }

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dist_classicrl.monitoring.reading import COLUMNS, Metrics, column
+from dist_classicrl.monitoring.reading import COLUMNS, Columns, Metrics
 
 if TYPE_CHECKING:
     from dist_classicrl.engines.progress import Progress
@@ -172,8 +172,8 @@ def _joined(before: Sequence[Progress], earlier: Progress, later: Progress) -> P
 
 def metrics_of(reports: Sequence[Progress]) -> Metrics:
     """Return the reports of one call as `read_metrics` returns those of a run, without any rank's."""
-    lines = [
-        {**each.to_dict(), "step": each.steps, "time": each.seconds, "recent_return": None}
-        for each in reports
-    ]
-    return Metrics({name: column(name, [line[name] for line in lines]) for name in COLUMNS}, [], {})
+    columns, latest = Columns(COLUMNS), 0.0
+    for each in reports:
+        latest = max(latest, each.seconds)
+        columns.add({**each.to_dict(), "step": each.steps, "time": latest, "recent_return": None})
+    return Metrics(columns.arrays(), [], {})

@@ -9,6 +9,8 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+import numpy as np
+
 from dist_classicrl.checks import checked_path
 from dist_classicrl.errors import MissingExtraError, PlotError
 
@@ -23,6 +25,7 @@ WIDTH = 12.0
 """Of every figure, in inches: 1200 pixels at `DPI`."""
 DPI = 100
 _LEGEND = 0.5  # inches, for which figures have room
+_LARGEST = 1e200  # of a value that is drawn: logarithmic axes have margins, and marks beyond them
 _WRAPPED = 0.8  # of the letters that fit in a line on average
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -124,6 +127,11 @@ def check_target(path: str | os.PathLike[str]) -> Path:
             f"Give, for instance, {target.with_suffix('.png') if target.name else 'plot.png'}."
         )
     return target
+
+
+def drawable(values: Any) -> np.ndarray:
+    """Return `values`, none larger than that the range of all has a size, which axes and colors need."""
+    return np.clip(values, -_LARGEST, _LARGEST)
 
 
 def quantity(unit: str = "") -> Any:

@@ -62,8 +62,8 @@ class Curve:
     Attributes
     ----------
     x, y : ndarray(float64)
-        In steps or seconds, and in the unit of the records. A report of little time or few steps, as the last
-        one may be, has the mean over it and those before it.
+        In steps or seconds, and in the unit of the records; `canvas.drawable`. A report of little time or few
+        steps, as the last one may be, has the mean over it and those before it.
     smooth : ndarray(float64)
         The mean of `y` over `window` reports around each, weighted by their episodes where `y` is a return.
     window : int
@@ -138,7 +138,7 @@ def curves_of(metrics: Metrics, x: Sequence[str], name: str, greedy: Greedy = NO
         there = np.isfinite(y)
         if not (there.any() or panel.column == RETURN) or (panel.column in _RATES and not y[there].any()):
             continue
-        y, own = y[there], weights.get(panel.column, seconds)[there]
+        y, own = canvas.drawable(y[there]), weights.get(panel.column, seconds)[there]
         window = max(_FEWEST, y.size // _SMOOTHED_SHARE) | 1  # odd
         calm = pooled(y, own, seconds[there], steps[there])
         even = smoothed(y, own, window) if panel.column == RETURN else smoothed(calm, np.ones(y.size), window)
@@ -147,7 +147,8 @@ def curves_of(metrics: Metrics, x: Sequence[str], name: str, greedy: Greedy = NO
     if greedy.steps.size:
         for axis in x:
             places = np.interp(greedy.steps, metrics["step"], metrics[AXES[axis]])
-            curves[GREEDY, axis] = Curve(places, greedy.returns, greedy.returns, 1)
+            returns = canvas.drawable(greedy.returns)
+            curves[GREEDY, axis] = Curve(places, returns, returns, 1)
     return curves
 
 
@@ -176,15 +177,16 @@ def pooled(y: np.ndarray, weights: np.ndarray, *extents: np.ndarray) -> np.ndarr
     tell of a few steps alone, in which workers mostly waited for each other.
     """
     small = [_SHORT * float(np.median(extent)) if y.size else 0.0 for extent in extents]
+    last = np.arange(y.size)
+    first = last
+    for extent, least in zip(extents, small, strict=True):
+        before = np.append(0, np.cumsum(extent))  # each report
+        first = np.clip(np.searchsorted(before, before[1:] - least, side="right") - 1, 0, first)
     result = y.copy()
-    for i in range(y.size):
-        first = i
-        while first > 0 and any(
-            extent[first : i + 1].sum() < least for extent, least in zip(extents, small, strict=True)
-        ):
-            first -= 1
-        if first < i and weights[first : i + 1].sum() > 0:
-            result[i] = np.average(y[first : i + 1], weights=weights[first : i + 1])
+    for i in np.flatnonzero(first < last):
+        both = slice(first[i], i + 1)
+        if weights[both].sum() > 0:
+            result[i] = np.average(y[both], weights=weights[both])
     return result
 
 
@@ -231,7 +233,7 @@ def draw_curves(figure: FigureBase, curves: Curves, title: str, greedy: Greedy =
 
 def draw_best(axes: Axes, best: float, color: str = canvas.BLACK, label: str = "best policy") -> None:
     """Draw the mark of what the best policy collects."""
-    axes.axhline(best, ls="--", lw=1.3, color=color, label=label)
+    axes.axhline(float(canvas.drawable(best)), ls="--", lw=1.3, color=color, label=label)
 
 
 def draw_panels(

@@ -9,6 +9,7 @@ import numpy as np
 
 from dist_classicrl.errors import PlotError
 from dist_classicrl.model.policy import plain_value
+from dist_classicrl.plotting import canvas
 
 if TYPE_CHECKING:
     from dist_classicrl.environments.finite_model import ArrayModel
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 _NEIGHBORS = ((-1, 0), (1, 0), (0, -1), (0, 1))  # rows, columns
 _NO_DIRECTION = 0.05
-_LARGEST = 1e300  # of a value that is drawn
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class GridMap:
 
     @property
     def drawn(self) -> np.ndarray:
-        """The values, none larger than that the range of all has a size, which colors need."""
-        return np.clip(self.values, -_LARGEST, _LARGEST)
+        """The values, as large as colors can be of."""
+        return canvas.drawable(self.values)
 
 
 def grid_of(env: Any) -> Grid:

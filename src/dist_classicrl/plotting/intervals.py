@@ -54,5 +54,7 @@ def t_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     such runs in 95 % of all experiments, where the values are about normal.
     """
     n = len(values)
-    half = t_quantile(n - 1, CONFIDENCE) * values.std(axis=0, ddof=1) / math.sqrt(n)
+    # In powers of two near the largest, which round nothing: squares of very large values are infinite.
+    scale = np.ldexp(1.0, np.frexp(np.abs(values).max(axis=0))[1] - 1)
+    half = t_quantile(n - 1, CONFIDENCE) * (values / scale).std(axis=0, ddof=1) / math.sqrt(n) * scale
     return values.mean(axis=0), half

@@ -16,14 +16,17 @@ from dist_classicrl._words import counted
 from dist_classicrl.report.page import Section
 from dist_classicrl.sweep.comparison import (
     FEWEST,
+    PERMUTATIONS,
     RESAMPLES,
     Estimate,
     bootstrap,
+    caution,
     check_count,
     interquartile_mean,
+    undecidable,
 )
 from dist_classicrl.sweep.plan import checked_settings, word
-from dist_classicrl.sweep.study import Study
+from dist_classicrl.sweep.study import Study, scale_changers
 from dist_classicrl.sweep.summaries import Band, curve_with_interval, performance_profile, sensitivity
 
 _MOST_ROWS = 100  # of a table
@@ -31,6 +34,7 @@ _MOST_LINES = 7  # of a picture: as many as there are colors
 _MOST_BARS = 16
 _MOST_PICTURES = 6  # of one kind
 _THRESHOLDS = 101
+_LEVEL = 0.05  # that of `dist-classicrl compare`
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ def study_sections(study: Study, resamples: int = RESAMPLES) -> list[Section]:
     made = [
         _summary(study, rows),
         _settings(groups, study),
-        _intervals(groups),
+        _intervals(groups, caution(len(study.plan.seeds))),
         _curves(study, groups, resamples),
         _profiles(study, groups, resamples),
         _sensitivity(study),
@@ -162,12 +166,13 @@ def _summary(study: Study, rows: Sequence[Mapping[str, Any]]) -> Section:
         ("steps in all", f"{steps:,}"),
         ("time of a core", f"{durations.about(seconds)} for all runs, evaluation included"),
     ]
+    changers = scale_changers(study.varied)
     score = (
         "A score is 0 for a random policy and 1 for the best one."
         if study.bounds is not None
-        else "A score is the mean return of the greedy policy, as settings differ in discount_factor, and so "
-        "in what the best policy is worth."
-        if "discount_factor" in study.varied
+        else "A score is the mean return of the greedy policy, as settings differ in "
+        f"{' and '.join(changers)}, and so in what a random policy and the best one are worth."
+        if changers
         else "A score is the mean return of the greedy policy, or where the model is known 0 for a random "
         "policy and 1 for the best one."
     )
@@ -177,10 +182,13 @@ def _summary(study: Study, rows: Sequence[Mapping[str, Any]]) -> Section:
 def _settings(groups: Sequence[_Group], study: Study) -> Section | None:
     if not groups:
         return None
+    seeds, environments = len(study.plan.seeds), len(study.plan.environments)
+    (why,) = undecidable([[(seeds, seeds)] * environments], _LEVEL, PERMUTATIONS)
     section = Section("Settings compared").add_text(
         "Interquartile mean of the scores of all runs with its 95 % bootstrap interval, best first. Where a "
         "run failed there is none: without it the others would flatter the setting. Whether a difference is "
-        "more than chance, dist-classicrl compare says."
+        f"more than chance, dist-classicrl compare says{f', but one {why}' if why else ''}. "
+        f"{caution(seeds)}"
     )
     if any(group.stopped for group in groups):
         section.add_text(
@@ -213,9 +221,9 @@ def _settings(groups: Sequence[_Group], study: Study) -> Section | None:
     return section.add_table(head, rows)
 
 
-def _intervals(groups: Sequence[_Group]) -> Section | None:
+def _intervals(groups: Sequence[_Group], note: str) -> Section | None:
     section, drawn = Section("Intervals"), 0
-    section.add_text("Interquartile means of the scores with their intervals, in each environment.")
+    section.add_text(f"Interquartile means of the scores with their intervals, in each environment. {note}")
     for name, theirs in _by_environment(groups, _best(groups, _MOST_BARS)).items():
         bars = {
             each.name: (each.middle.value, each.middle.low, each.middle.high)
@@ -235,7 +243,7 @@ def _curves(study: Study, groups: Sequence[_Group], resamples: int) -> Section |
         points.setdefault(point["run"], {})[point["step"]] = point["mean_return"]
     section = Section("Learning curves").add_text(
         "Mean return of the episodes of the training, exploration included: interquartile mean over seeds "
-        "with its 95 % bootstrap interval."
+        f"with its 95 % bootstrap interval. {caution(len(study.plan.seeds))}"
     )
     drawn = 0
     for name, theirs in _by_environment(groups, _best(groups, _MOST_LINES)).items():
@@ -283,7 +291,10 @@ def _profiles(study: Study, groups: Sequence[_Group], resamples: int) -> Section
     for name in whole:
         band = performance_profile(scores, name, thresholds, resamples=resamples)
         profiles[name] = (band.middle, band.low, band.high)
-    said = "Fraction of runs, of all seeds and environments, that score above a threshold. Higher is better."
+    said = (
+        "Fraction of runs, of all seeds and environments, that score above a threshold. Higher is better. "
+        f"{caution(len(study.plan.seeds))}"
+    )
     figure = plotting.plot_profiles(thresholds, profiles)
     return (
         Section("Performance profiles")

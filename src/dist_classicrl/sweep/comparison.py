@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from dist_classicrl._words import counted
 from dist_classicrl.checks import as_float, is_real
 from dist_classicrl.errors import MissingExtraError, StudyError
 
@@ -23,13 +24,13 @@ Scores = Mapping[str, Mapping[str, Any]]
 CONFIDENCE = 0.95
 RESAMPLES = 2_000
 PERMUTATIONS = 9_999
-FEWEST = 2  # seeds
+FEWEST, FEW = 2, 10  # seeds, and below how many of them intervals are too narrow
 _BATCH = 2_000_000  # numbers that are drawn at once
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure, and the interval that holds what endlessly many seeds would give.
+    """A figure, and the interval that should hold what endlessly many seeds would give; see `caution`.
 
     Attributes
     ----------
@@ -79,12 +80,15 @@ class Comparison:
         the mean over tasks.
     p_value : float
         Of the hypothesis that in each task the scores of both have the same distribution, by a permutation
-        test of `difference`, from both sides.
+        test of `difference`, from both sides; where that is the same, the difference of means decides which
+        is larger.
     adjusted_p_value : float
         The same after Holm's correction for all pairs of `compare_all`; `p_value` where one pair was
         compared.
     level : float
         Below it, an adjusted p-value counts as a difference.
+    undecidable : str or None
+        Why nothing could be found whatever the scores are, and how many seeds could; None where it could.
     """
 
     first: Summary
@@ -94,6 +98,7 @@ class Comparison:
     p_value: float
     adjusted_p_value: float
     level: float
+    undecidable: str | None
 
     @property
     def better(self) -> str | None:
@@ -103,7 +108,7 @@ class Comparison:
         return (self.first if self.difference.value > 0 else self.second).name
 
     def __str__(self) -> str:
-        found = f"{self.better} is better" if self.better else "no difference found"
+        found = f"{self.better} is better" if self.better else self.undecidable or "no difference found"
         return (
             f"{self.first.name} - {self.second.name}: {self.difference}, "
             f"p = {self.adjusted_p_value:.4g}: {found}"
@@ -136,7 +141,7 @@ def compare(
         Share of comparisons of equal variants in which a difference may be reported.
     resamples : int
         Of the stratified bootstrap, which draws runs of each task and variant by themselves, for the 95 %
-        percentile intervals.
+        percentile intervals, which are too narrow with fewer than 10 seeds.
     permutations : int
         Of the test, which deals the runs of each task out to both variants anew. Where there are no more ways
         than that, each is taken once and the p-value is exact.
@@ -170,7 +175,9 @@ def compare(
     )
     improvement = bootstrap([*a, *b], lambda *each: _improvement(each[:tasks], each[tasks:]), resamples, rng)
     p = permutation_p_value(a, b, permutations, rng)
-    return Comparison(summaries[0], summaries[1], difference, improvement, p, p, level)
+    sizes = [(len(ours), len(theirs)) for ours, theirs in zip(a, b, strict=True)]
+    (why,) = undecidable([sizes], level, permutations)
+    return Comparison(summaries[0], summaries[1], difference, improvement, p, p, level, why)
 
 
 def compare_all(
@@ -200,7 +207,8 @@ def compare_all(
         raise StudyError(
             f"Comparing needs two variants, and the scores have {len(names)}. Give scores of two."
         )
-    checked_scores(scores, names, bounds)
+    checked = checked_scores(scores, names, bounds)
+    pairs = list(combinations(names, 2))
     found = [
         compare(
             scores,
@@ -212,10 +220,15 @@ def compare_all(
             permutations=permutations,
             seed=seed,
         )
-        for a, b in combinations(names, 2)
+        for a, b in pairs
     ]
     adjusted = holm([each.p_value for each in found])
-    return [replace(each, adjusted_p_value=p) for each, p in zip(found, adjusted, strict=True)]
+    sizes = [[(len(task[a]), len(task[b])) for task in checked.values()] for a, b in pairs]
+    why = undecidable(sizes, level, permutations)
+    return [
+        replace(each, adjusted_p_value=p, undecidable=reason)
+        for each, p, reason in zip(found, adjusted, why, strict=True)
+    ]
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -244,10 +257,50 @@ def optimality_gap(values: Any, axis: int = -1) -> Any:
     return np.maximum(0.0, 1.0 - np.asarray(values)).mean(axis=axis)
 
 
+def least_p_value(sizes: Sequence[tuple[int, int]], permutations: int) -> float:
+    """Return the smallest p-value of `permutation_p_value`, however far apart the scores are.
+
+    That is where no deal of the runs is as far apart but the one that was seen and, where both variants have
+    as many runs of each task, the one that changes all of them over. `sizes` has how many these are.
+    """
+    ways = math.prod(math.comb(a + b, a) for a, b in sizes)
+    least = (2 if all(a == b for a, b in sizes) else 1) / ways
+    return least if ways <= permutations else max(least, 1 / (1 + permutations))
+
+
+def undecidable(
+    sizes: Sequence[Sequence[tuple[int, int]]], level: float, permutations: int
+) -> list[str | None]:
+    """Return of each pair of variants, with so many runs in each task, why it cannot be decided, or None.
+
+    It cannot where the smallest p-values that are possible are above `level` after Holm's correction.
+    """
+    pairs, least = len(sizes), holm([least_p_value(each, permutations) for each in sizes])
+    beside = f" and {pairs} pairs" if pairs > 1 else ""
+    if pairs / (1 + permutations) > level:
+        enough = math.ceil(pairs / level) - 1
+        why = f"cannot be decided with {counted(permutations, 'permutation')}{beside}: at least {enough:,}"
+        return [why] * pairs
+    seeds = FEWEST
+    while pairs * least_p_value([(seeds, seeds)] * len(sizes[0]), permutations) > level:
+        seeds += 1
+    found: list[str | None] = []
+    for each, p in zip(sizes, least, strict=True):
+        few, many = min(map(min, each)), max(map(max, each))
+        there = counted(few, "seed") if few == many else f"{few:,} to {many:,} seeds"
+        why = f"cannot be decided with {there}{beside}: at least {seeds:,} seeds each"
+        found.append(why if p > level else None)
+    return found
+
+
 def permutation_p_value(
     first: Sequence[np.ndarray], second: Sequence[np.ndarray], permutations: int, rng: np.random.Generator
 ) -> float:
     """Return the p-value of a stratified permutation test of the difference of two interquartile means.
+
+    Of deals of the runs with the same difference, as there are where these exchange runs outside of both
+    middle halves, those with a smaller difference of means are not as far apart. Without that order, four
+    seeds could show nothing.
 
     Parameters
     ----------
@@ -255,24 +308,30 @@ def permutation_p_value(
         One array per task.
     permutations : int
         To be drawn at random, with which the p-value is (1 + those as far from 0 as what was seen) /
-        (1 + `permutations`), never below the level that it claims; where there are no more than so many ways
-        to deal out the runs, all are taken.
+        (1 + `permutations`), never below the level that it claims, nor below `least_p_value`; where there
+        are no more than so many ways to deal out the runs, all are taken.
     rng : Generator
     """
     pooled = [np.concatenate(pair) for pair in zip(first, second, strict=True)]
     sizes = [len(each) for each in first]
-    seen = abs(float(_middle(first) - _middle(second)))
+    seen = _distances([each[None] for each in pooled], sizes)
     # What differs by rounding only is as far away.
-    bar = seen - 1e-12 * max(float(np.abs(each).max()) for each in pooled)
+    rounding = 1e-12 * max(float(np.abs(each).max()) for each in pooled)
+
+    def as_far(dealt: Sequence[np.ndarray]) -> Any:
+        middles, means = (each - there for each, there in zip(_distances(dealt, sizes), seen, strict=True))
+        return (middles > rounding) | ((middles >= -rounding) & (means >= -rounding))
+
     ways = math.prod(math.comb(len(each), size) for each, size in zip(pooled, sizes, strict=True))
     if ways <= permutations:
-        return float((_distances(_all_ways(pooled, sizes), sizes) >= bar).mean())
+        return float(as_far(_all_ways(pooled, sizes)).mean())
     at_once, beyond = max(1, _BATCH // sum(map(len, pooled))), 0
     for begin in range(0, permutations, at_once):
         count = min(at_once, permutations - begin)
         dealt = [rng.permuted(np.tile(each, (count, 1)), axis=1) for each in pooled]
-        beyond += int((_distances(dealt, sizes) >= bar).sum())
-    return (1 + beyond) / (1 + permutations)
+        beyond += int(as_far(dealt).sum())
+    both = [(size, len(each) - size) for each, size in zip(pooled, sizes, strict=True)]
+    return max((1 + beyond) / (1 + permutations), least_p_value(both, permutations))
 
 
 def summary_of(
@@ -284,6 +343,19 @@ def summary_of(
     if is_normalized:
         gap = bootstrap(groups, lambda *each: optimality_gap(np.concatenate(each, axis=-1)), resamples, rng)
     return Summary(name, sum(map(len, groups)), iqm, gap)
+
+
+def caution(seeds: int) -> str:
+    """Return what is to be said of bootstrap intervals of so few seeds of each task; nothing of many.
+
+    The shares are those of interquartile means of normal scores, which `benchmarks/comparisons.py` measures.
+    """
+    if seeds >= FEW:
+        return ""
+    return (
+        f"Intervals of fewer than {FEW} seeds are too narrow for their 95 %: those of 2 hold the truth in "
+        "about 50 of 100 studies, those of 3 in 75, those of 5 in 90."
+    )
 
 
 def bootstrap(
@@ -460,10 +532,13 @@ def _improvement(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> A
     return np.mean(shares, axis=0)
 
 
-def _distances(dealt: Sequence[np.ndarray], sizes: Sequence[int]) -> Any:
+def _distances(dealt: Sequence[np.ndarray], sizes: Sequence[int]) -> tuple[Any, Any]:
+    """Return how far apart both interquartile means of each way are, and both means."""
     first = [each[:, :size] for each, size in zip(dealt, sizes, strict=True)]
     second = [each[:, size:] for each, size in zip(dealt, sizes, strict=True)]
-    return np.abs(_middle(first) - _middle(second))
+    middles = np.abs(_middle(first) - _middle(second))
+    means = [np.concatenate(each, axis=-1).mean(axis=-1) for each in (first, second)]
+    return middles, np.abs(means[0] - means[1])
 
 
 def _all_ways(pooled: Sequence[np.ndarray], sizes: Sequence[int]) -> list[np.ndarray]:

@@ -53,8 +53,8 @@ def compare_on_new_seeds(
     Raises
     ------
     StudyError
-        If a name is unknown, the comparison was begun with other numbers, a run fails, or scores of several
-        environments are returns.
+        If a name is unknown, so few seeds can show nothing, the comparison was begun with other numbers, a
+        run fails, or scores of several environments are returns.
     """
     sweep.begin()
     study = Study(sweep.folder)
@@ -66,6 +66,7 @@ def compare_on_new_seeds(
         raise StudyError(f"The study has no settings {unknown[0]!r}. It has {', '.join(variants)}.")
     chosen.sort(key=variants.__getitem__)  # however they are typed, they are the same comparison
     test = AdaStop(chosen, stages, seeds_per_stage, level, permutations)
+    test.check_power(len(study.plan.environments))
     folder = sweep.folder / _FOLDER / "-".join(str(variants[name]) for name in chosen)
     asked = {
         "settings": sorted(chosen),
@@ -120,9 +121,12 @@ def _begin(folder: Path, numbers: dict[str, Any], first_seed: int) -> int:
         changed = ", ".join(
             f"{name}={there.get(name)}" for name in numbers if there.get(name) != numbers[name]
         )
+        end = max([first + there["stages"] * there["seeds_per_stage"], *ends])
         raise StudyError(
             f"This comparison was begun with {changed}. To change that after a look at scores would raise "
-            f"its share of false alarms. Give the same, or remove {folder} and with it all of its runs."
+            "its share of false alarms, also without its folder, since the same seeds give the same scores. "
+            f"Give the same, or make a study in another folder whose seeds are {end} and more: a comparison "
+            "there has seeds that nobody has seen."
         )
     return first
 

@@ -6,13 +6,15 @@ and Preux, "AdaStop: adaptive statistical testing for sound comparisons of Deep 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, count
 from typing import Any
 
 import numpy as np
 
+from dist_classicrl._words import counted
 from dist_classicrl.errors import StudyError
 from dist_classicrl.sweep.comparison import PERMUTATIONS, check_count, check_level, checked_values
 
@@ -104,6 +106,11 @@ class AdaStop:
         check_count("permutations", permutations, 100)
         check_level(level)
         check_count("seed", seed, 0)
+        if level * (1 + permutations) < 1 - 1e-9:
+            raise StudyError(
+                f"With {permutations:,} permutations no difference can be found at level {level}. Give at "
+                f"least {math.ceil(1 / level) - 1:,}, or a larger level."
+            )
         names = () if isinstance(variants, str) or not isinstance(variants, Sequence) else tuple(variants)
         if len(names) < 2 or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
             raise StudyError(f"Comparing needs the names of two variants or more, got {variants!r}.")
@@ -123,6 +130,29 @@ class AdaStop:
         needed = {name for pair in self._pairs() for name in pair}
         return tuple(name for name in self.variants if name in needed)
 
+    def check_power(self, tasks: int) -> None:
+        """Raise `StudyError` if in so many tasks no scores whatever could show that variants differ.
+
+        That is where scores which do not even overlap come about in more than `level` of all ways to deal
+        them out. `add` does it as well, which knows the tasks of the first stage.
+        """
+        n = len(self.variants)
+
+        def is_enough(stages: int, seeds: int) -> bool:
+            # Of those ways one variant has all of the lowest scores, in each task and stage, and one all of
+            # the highest; the largest difference may be that of any two, in either order.
+            dealt = math.lgamma(n * seeds + 1) - 2 * math.lgamma(seeds + 1) - math.lgamma((n - 2) * seeds + 1)
+            return math.log(n * (n - 1)) - stages * tasks * dealt <= math.log(self.level) + 1e-9
+
+        if not is_enough(self.stages, self.seeds_per_stage):
+            stages = next(i for i in count(self.stages) if is_enough(i, self.seeds_per_stage))
+            seeds = next(i for i in count(self.seeds_per_stage) if is_enough(self.stages, i))
+            raise StudyError(
+                f"{counted(self.stages, 'stage')} of {self.seeds_per_stage} seeds cannot show that any of "
+                f"{n} variants differ at level {self.level}, however far apart they are. Give at least "
+                f"stages={stages} or seeds_per_stage={seeds}."
+            )
+
     def _pairs(self) -> list[tuple[str, str]]:
         return [pair for pair, verdict in self.verdicts.items() if verdict.outcome == UNDECIDED]
 
@@ -138,8 +168,8 @@ class AdaStop:
         Raises
         ------
         StudyError
-            If all is decided, variants or tasks are others, there are not `seeds_per_stage` scores, or one is
-            NaN.
+            If all is decided, variants or tasks are others, there are not `seeds_per_stage` scores, one is
+            NaN, or so few seeds can show nothing.
         """
         if not self.undecided:
             raise StudyError(
@@ -159,6 +189,8 @@ class AdaStop:
                 f"Tasks differ: {', '.join(str(sorted(tasks)) for tasks in every)}, of {sorted(known)}. Give "
                 "scores of the same tasks for each variant, in each stage."
             )
+        if self._tasks is None:
+            self.check_power(len(known))
         self._tasks = known
         self._stages.append(checked)
         self._decide(self._pairs())
@@ -240,6 +272,8 @@ class AdaStop:
         tasks = scores if isinstance(scores, Mapping) else {"": scores}
         checked = {}
         for task, values in tasks.items():
+            if not isinstance(task, str):
+                raise StudyError(f"Names of tasks are text, got {task!r}. Write {{{str(task)!r}: scores}}.")
             what = f"Scores of the {name} variant" if name in _TWO else f"Scores of {name!r}"
             what += f" in {task!r}" if task else ""
             checked[task] = checked_values(values, what)

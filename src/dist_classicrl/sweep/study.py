@@ -357,8 +357,13 @@ def score_of(record: Mapping[str, Any], varied: Sequence[str]) -> float:
 def _has_scale(record: Mapping[str, Any], varied: Sequence[str]) -> bool:
     """Whether values of a random policy and a better best are known, and the same ones for all settings."""
     best, random = record["optimal_value"], record["random_value"]
-    is_known = None not in (best, random) and not {"discount_factor", "use_action_mask"} & set(varied)
+    is_known = None not in (best, random) and not scale_changers(varied)
     return is_known and bool(best - random > 1e-9 * abs(best))
+
+
+def scale_changers(varied: Sequence[str]) -> list[str]:
+    """Return which settings that differ change what a random policy or the best one is worth."""
+    return [name for name in ("discount_factor", "use_action_mask") if name in varied]
 
 
 def _short(text: str) -> str:

@@ -141,7 +141,7 @@ def performance_profile(
     check_count("resamples", resamples, 100)
     check_count("seed", seed, 0)
     bars = np.atleast_1d(as_numbers(thresholds, "Thresholds"))
-    if bars.ndim != 1 or not np.isfinite(bars).all():
+    if bars.ndim != 1 or not bars.size or not np.isfinite(bars).all():
         raise StudyError(
             f"Thresholds must be finite numbers in a row, got shape {bars.shape}. Write for instance "
             "thresholds=np.linspace(0, 1, 101)."
@@ -183,7 +183,9 @@ def sensitivity(settings: Mapping[str, Sequence[Any]], scores: Any, bins: int = 
         )
     found = {}
     for name, given in settings.items():
-        if not isinstance(given, Iterable) or not all(map(_is_value, given := list(given))):
+        # An array of no dimensions is Iterable, and cannot be gone through.
+        is_row = isinstance(given, Iterable) and getattr(given, "ndim", 1) > 0
+        if not is_row or not all(map(_is_value, given := list(given))):
             raise StudyError(
                 f"The values of setting {name!r} must be words or finite numbers, one per run, got {given!r}."
             )

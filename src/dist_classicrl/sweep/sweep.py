@@ -30,8 +30,9 @@ from dist_classicrl.sweep.arrivals import Arrivals
 from dist_classicrl.sweep.choosing.halving import SuccessiveHalving
 from dist_classicrl.sweep.choosing.sampling import SAMPLERS, Told, proposed, require_optuna, values_of
 from dist_classicrl.sweep.choosing.search import Range, n_tried, variants
-from dist_classicrl.sweep.compiling import once_on_each_host
 from dist_classicrl.sweep.folder import Member, StudyFolder
+from dist_classicrl.sweep.hosts.compiling import once_on_each_host
+from dist_classicrl.sweep.hosts.processes import helpers
 from dist_classicrl.sweep.making import Making
 from dist_classicrl.sweep.plan import (
     STEPPED_COST,
@@ -42,7 +43,6 @@ from dist_classicrl.sweep.plan import (
     checked_settings,
     described,
 )
-from dist_classicrl.sweep.processes import helpers
 from dist_classicrl.sweep.progress import ShownSweep, SweepProgress
 from dist_classicrl.sweep.study import Study, score_of
 from dist_classicrl.sweep.trial import looked_at

@@ -28,7 +28,7 @@ from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.errors import DistClassicRLError, SweepStopped, TrainingStopped, WorkerLeft
 from dist_classicrl.evaluation.exact import greedy_value, optimal_value
 from dist_classicrl.settings import Settings
-from dist_classicrl.sweep.compiling import kind_of
+from dist_classicrl.sweep.hosts.compiling import kind_of
 from dist_classicrl.sweep.plan import Plan, Trial, checked_settings
 
 # A run that is longer than a minute or so, where it can go on to the same bits, keeps checkpoints.

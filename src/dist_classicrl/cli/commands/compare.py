@@ -30,6 +30,8 @@ difference   of the interquartile means of the scores, over all
              environments, with a 95 % bootstrap interval
 improvement  probability that a run of the first scores higher
 p            of a permutation test, corrected
+better       or that no difference was found, or that with so few
+             seeds and so many pairs none could have been
 
 With --until-significant the settings are run with new seeds, in stages, until a sequential test (AdaStop) has
 decided each pair or the stages are spent; the scores of the study itself do not count. With probability
@@ -100,7 +102,7 @@ def command(
                 f"{name!r} cannot be compared by its scores: {left_out[name]}. Add --until-significant, "
                 "which runs new seeds of both with all steps."
             )
-    from dist_classicrl.sweep.comparison import compare, compare_all
+    from dist_classicrl.sweep.comparison import caution, compare, compare_all
     from dist_classicrl.sweep.study import check_one_scale
 
     scores, bounds = study.scores(), study.bounds
@@ -115,6 +117,8 @@ def command(
         output.show_json({"comparisons": told, "left_out": left_out})
         return
     _show(found)
+    if note := caution(len(study.plan.seeds)):
+        click.echo(f"\n{note}")
     _tell_of(left_out, study)
 
 
@@ -198,8 +202,10 @@ def _show(found: list[Comparison]) -> None:
             str(one.difference),
             f"{one.probability_of_improvement.value:.2f}",
             f"{one.adjusted_p_value:.4f}",
-            one.better or "no difference found",
+            one.better or ("cannot be decided" if one.undecidable else "no difference found"),
         ]
         for one in found
     ]
     output.show_table(["first", "second", "difference", "improvement", "p", "better"], rows)
+    for why in dict.fromkeys(one.undecidable for one in found if one.undecidable and not one.better):
+        click.echo(f"\nA difference {why}.")
