@@ -41,6 +41,10 @@ class Bound:
         if hasattr(put, "get_overload"):  # else numba is told not to compile
             put(value, self.address)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy has arrays of its own, which are elsewhere.
+        return Bound, (self.value,)
+
 
 def taken(bound: Bound) -> Any:
     """Return the value of a `Bound`, in Python and in jitted code."""
