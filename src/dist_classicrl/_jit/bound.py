@@ -19,7 +19,8 @@ class Bound:
     """A NamedTuple of arrays and numbers, laid out once as compiled code has it.
 
     In each call numba looks at each array of each argument, some 30 ns for one. At this it looks as at a
-    single number, and `taken` gives kernels the tuple.
+    single number, and `taken` gives kernels the tuple. So a kernel that was compiled for one of another type
+    would read something else: each is called with what it was compiled for, see `compiled_for`.
 
     Attributes
     ----------

@@ -122,8 +122,8 @@ class _Walkers:
         self._put_together()
         choose, follow, learn = self._loops
         with compiling(self._rule):
-            if self._playing is not None:
-                self._follow = compiled_for(follow, self._playing, 0, 0.0, False, False)
+            if (play := self._playing) is not None:
+                self._follow = partial(compiled_for(follow, play, 0, 0.0, False, False), play)
             self._choose = compiled_for(choose, *self._seen, 0.0, self._key, 0, self._actions)
             self._note = compiled_for(loops.note_steps, self._batch, self._masks, 0, *self._given)
             self._learn_batch = compiled_for(
@@ -164,7 +164,7 @@ class _Walkers:
     def learn(self, stream: Stream, steps: int) -> None:
         """Learn `steps` transitions of `stream`, in batches of `batch_size`; the last may be cut."""
         if self._where[0].step_sizes is not self._rates.table:  # there are more workers now, or fewer
-            self._put_together()
+            self._compile()
         while steps > 0:
             batch = min(steps, self._batch_size)
             while (held := self._held - self._learned) < batch:
@@ -190,10 +190,10 @@ class _Walkers:
             env.step(self._actions)
             if masks is not None:
                 self._memory.note_masks(env.before[env.valid], masks[env.valid])
+        if env.next_masks is not self._given[1]:  # the first that it gives, perhaps as an episode begins
+            self._follow_masks()
         if not is_noted:
             self._draws += env.n_envs
-            if env.next_masks is not self._given[1]:  # the first that it gives
-                self._follow_masks()
             self._held = self._note(self._batch, self._masks, self._held, *self._given)
         if env.episode_returns:
             self._totals.values[:3] += (
@@ -204,11 +204,12 @@ class _Walkers:
 
     def _play(self, epsilon: float, until: int, is_cut: Callable[[], bool]) -> bool:
         """Step the only environment until so many are held, or an episode ends; see `SteppedEnv.play`."""
-        (progress, chance), follow = self._going, partial(self._follow, self._playing)
+        progress, chance = self._going
         progress[:], chance[0] = (self._held, until, self._draws), epsilon
-        has_followed = self._env.play(int(self._actions[0]), follow, self._actions, is_cut)
-        self._held, _, self._draws = progress.tolist()
-        return has_followed
+        try:
+            return self._env.play(int(self._actions[0]), self._follow, self._actions, is_cut)
+        finally:
+            self._held, _, self._draws = progress.tolist()
 
     def _epsilon_at(self, step: int) -> float:
         """Return the exploration rate at global `step`; its line is looked up when `step` leaves it."""

@@ -97,15 +97,15 @@ class LoopedEnvs(SteppedEnv):
 
         Those are not `valid` then. Otherwise as `step`; `actions` has the shape (n,).
         """
+        if self.n_valid != n:
+            self.valid[:n], self.valid[n:] = True, False
+            self.n_valid = n
         if n and self.plays and not self._has_masks:
             self.play(int(actions[0]), self._settle_one, actions)
             return
         if n < self.n_envs:
             self.next_states[n:] = self.states[n:]
             self._next_masks[n:] = self._masks[n:]
-        if self.n_valid != n:
-            self.valid[:n], self.valid[n:] = True, False
-            self.n_valid = n
         envs = self._envs
         room: list[Any] = [None] * n
         observations, rewards, terminated, truncated, infos = room, room[:], room[:], room[:], room[:]
