@@ -16,6 +16,7 @@ from dist_classicrl._words import counted
 from dist_classicrl.report.page import Section
 from dist_classicrl.sweep.comparison import (
     FEWEST,
+    LEVEL,
     PERMUTATIONS,
     RESAMPLES,
     Estimate,
@@ -34,7 +35,6 @@ _MOST_LINES = 7  # of a picture: as many as there are colors
 _MOST_BARS = 16
 _MOST_PICTURES = 6  # of one kind
 _THRESHOLDS = 101
-_LEVEL = 0.05  # that of `dist-classicrl compare`
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def _settings(groups: Sequence[_Group], study: Study) -> Section | None:
     if not groups:
         return None
     seeds, environments = len(study.plan.seeds), len(study.plan.environments)
-    (why,) = undecidable([[(seeds, seeds)] * environments], _LEVEL, PERMUTATIONS)
+    (why,) = undecidable([[(seeds, seeds)] * environments], LEVEL, PERMUTATIONS)
     section = Section("Settings compared").add_text(
         "Interquartile mean of the scores of all runs with its 95 % bootstrap interval, best first. Where a "
         "run failed there is none: without it the others would flatter the setting. Whether a difference is "

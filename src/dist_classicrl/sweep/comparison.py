@@ -21,7 +21,7 @@ from dist_classicrl.errors import MissingExtraError, StudyError
 Scores = Mapping[str, Mapping[str, Any]]
 """One score per seed, as a 1-D array, of each variant in each task: ``scores[task][variant]``."""
 
-CONFIDENCE = 0.95
+CONFIDENCE, LEVEL = 0.95, 0.05
 RESAMPLES = 2_000
 PERMUTATIONS = 9_999
 FEWEST, FEW = 2, 10  # seeds, and below how many of them intervals are too narrow
@@ -121,7 +121,7 @@ def compare(
     second: str,
     *,
     bounds: Mapping[str, tuple[float, float]] | None = None,
-    level: float = 0.05,
+    level: float = LEVEL,
     resamples: int = RESAMPLES,
     permutations: int = PERMUTATIONS,
     seed: int = 0,
@@ -184,7 +184,7 @@ def compare_all(
     scores: Scores,
     *,
     bounds: Mapping[str, tuple[float, float]] | None = None,
-    level: float = 0.05,
+    level: float = LEVEL,
     resamples: int = RESAMPLES,
     permutations: int = PERMUTATIONS,
     seed: int = 0,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_classicrl.errors import StudyError
-from dist_classicrl.sweep.comparison import PERMUTATIONS
+from dist_classicrl.sweep.comparison import LEVEL, PERMUTATIONS
 from dist_classicrl.sweep.folder import make_once
 from dist_classicrl.sweep.progress import SweepProgress
 from dist_classicrl.sweep.sequential import AdaStop, Verdict
@@ -25,7 +25,7 @@ def compare_on_new_seeds(
     *,
     stages: int = 5,
     seeds_per_stage: int = 5,
-    level: float = 0.05,
+    level: float = LEVEL,
     permutations: int = PERMUTATIONS,
     processes: int | None = None,
     progress: Callable[[SweepProgress], Any] | None = None,

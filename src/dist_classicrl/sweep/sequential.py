@@ -16,7 +16,7 @@ import numpy as np
 
 from dist_classicrl._words import counted
 from dist_classicrl.errors import StudyError
-from dist_classicrl.sweep.comparison import PERMUTATIONS, check_count, check_level, checked_values
+from dist_classicrl.sweep.comparison import LEVEL, PERMUTATIONS, check_count, check_level, checked_values
 
 DIFFERENT, UNDECIDED, NOT_FOUND = "different", "undecided", "no difference found"
 _TWO = ("first", "second")
@@ -97,7 +97,7 @@ class AdaStop:
         variants: Sequence[str],
         stages: int = 5,
         seeds_per_stage: int = 5,
-        level: float = 0.05,
+        level: float = LEVEL,
         permutations: int = PERMUTATIONS,
         seed: int = 0,
     ) -> None:
@@ -324,7 +324,7 @@ class SequentialComparison:
         self,
         stages: int = 5,
         seeds_per_stage: int = 5,
-        level: float = 0.05,
+        level: float = LEVEL,
         permutations: int = PERMUTATIONS,
         seed: int = 0,
     ) -> None:
@@ -352,7 +352,7 @@ def compare_until_significant(
     *,
     stages: int = 5,
     seeds_per_stage: int = 5,
-    level: float = 0.05,
+    level: float = LEVEL,
     permutations: int = PERMUTATIONS,
     first_seed: int = 0,
     seed: int = 0,

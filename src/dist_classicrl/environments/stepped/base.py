@@ -77,11 +77,10 @@ def settle(step: Counted) -> int:
 
 
 class Masked(NamedTuple):
-    """What the masks of a single environment are taken from and written to; see `take_mask`."""
+    """What the mask of a single environment is taken from and written to; see `take_mask`."""
 
     given: np.ndarray  # int64, shape (A,): what a step gave
-    masks: np.ndarray  # bool, shape (1, A), as the next: legal where it stands, and in its next state
-    next_masks: np.ndarray
+    next_masks: np.ndarray  # bool, shape (1, A): legal in its next state
 
 
 GOES_ON, ENDED, WRONG, WRONG_MASK = -1, -2, -3, -4
@@ -194,7 +193,7 @@ class SteppedEnv:
             self._ended_lengths,
         )
         self._count_step = compiled_for(settle, self.counted)
-        self._masked = Masked(np.zeros(self.n_actions, np.int64), self._masks, self._next_masks)
+        self._masked = Masked(np.zeros(self.n_actions, np.int64), self._next_masks)
 
     @property
     def masks(self) -> np.ndarray | None:

@@ -42,10 +42,6 @@ _N_ENDED = {ENDED: 1, WRONG: -1}  # as `settle` tells it
 _PLAIN = 1e300  # what is no number, infinite, or a whole number that no float holds, is not below
 
 
-def _never() -> bool:
-    return False
-
-
 class LoopedEnvs(SteppedEnv):
     """Environments stepped one after the other here, and reset at once when an episode ends.
 
@@ -101,7 +97,7 @@ class LoopedEnvs(SteppedEnv):
             self.valid[:n], self.valid[n:] = True, False
             self.n_valid = n
         if n and self.plays and not self._has_masks:
-            self.play(int(actions[0]), self._settle_one, actions)
+            self.play(int(actions[0]), self._settle_one, actions, lambda: True)
             return
         if n < self.n_envs:
             self.next_states[n:] = self.states[n:]
@@ -137,7 +133,7 @@ class LoopedEnvs(SteppedEnv):
         action: int,
         follow: Callable[[int, float, bool, bool], int],
         actions: np.ndarray,
-        is_over: Callable[[], bool] = _never,
+        is_over: Callable[[], bool],
     ) -> bool:
         """Take an action in the only environment and go on, see `SteppedEnv.play`."""
         step, value_of, index_of = self._envs[0].step, self._value_of, self.observations.index_of
