@@ -7,6 +7,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
 from made_learners import learner_of
 
 from dist_classicrl.environments.model import TabularMDP
@@ -16,10 +17,11 @@ from dist_classicrl.errors import ActionMaskError, RewardError
 from dist_classicrl.learning.compiled import CompiledLearner
 from dist_classicrl.learning.kinds import LearnerKind, new_learner, problem_of, register, unregister
 from dist_classicrl.learning.learner import Stream, Totals
+from dist_classicrl.learning.loops import Batch, choose_actions, learn_batch
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules.q_learning import QLearning
 from dist_classicrl.learning.stepped import SteppedLearner
-from dist_classicrl.schedules import Linear, PerVisit
+from dist_classicrl.schedules import Exponential, Linear, PerVisit
 from dist_classicrl.settings import Settings
 
 KEY = np.uint64(77)
@@ -62,7 +64,7 @@ def test_every_transition_is_learned_once_and_in_order(n_envs, batch_size, kind,
     if kind == "vector":
         env = gymnasium.vector.SyncVectorEnv(
             [lambda number=number: Ticker(number, ends) for number in range(n_envs)],
-            autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
+            autoreset_mode=AutoresetMode.SAME_STEP,
         )
     else:
 
@@ -175,8 +177,7 @@ def learned_of(env, algorithm, cut_at, monkeypatch, plays):
                 learner.learn(0, stream, steps)
             except OSError:
                 learner.learn(0, stream, steps)
-            context = None if walkers._playing is None else walkers._playing.value.context
-            assert context is None or context.step_sizes is walkers._rates.table
+            assert walkers._stepping.context.step_sizes is walkers._rates.table
     except (RewardError, ActionMaskError) as raised:
         error = str(raised)
     monkeypatch.undo()
@@ -217,7 +218,7 @@ def test_an_only_environment_that_plays_gives_what_steps_give(
 
     (played, one), (stepped, other) = learned(True), learned(False)
     assert one == other
-    assert played.count(True) > 5 and not stepped
+    assert played.count(True) > 3 and not stepped
     q, visits, totals, given, used, error = one
     assert totals[0] > 5 and sum(visits) == used
     if says is not None:
@@ -229,6 +230,78 @@ def test_an_only_environment_that_plays_gives_what_steps_give(
         assert used <= len(given) < used + 8
     if masks_from == 0:
         assert {action for _, action in given} == {0, 1, 2} - ({2} if kind == "with a mask" else set())
+
+
+def twin(learner, settings, leases):
+    """Do what a learner does, transition by transition, with its environments and its table."""
+    walkers, rates = learner._batches[0], learner._batches[0]._rates
+    env, has, waiting, draws = walkers._env, walkers._stepping, [], 0
+    actions = np.zeros(env.n_envs, np.int64)
+    for stream, steps in leases:
+        for first in range(0, steps, settings.batch_size):
+            size = min(settings.batch_size, steps - first)
+            while len(waiting) < size:
+                epsilon = settings.epsilon.at(stream.start + stream.used)
+                choose_actions(has.rule, has.context, env.states, None, epsilon, has.key, draws, actions)
+                draws += env.n_envs
+                env.step(actions)
+                for e in np.flatnonzero(env.valid):
+                    step = e, env.before[e], actions[e], env.next_states[e], env.rewards[e]
+                    ends = env.terminated[e], env.truncated[e] and not env.terminated[e]
+                    waiting.append(Batch(*(np.array([value]) for value in (*step, *ends))))
+                learner.totals.values[:2] += len(env.episode_returns), sum(env.episode_returns)
+                learner.totals.values[2] += sum(env.episode_lengths)
+            for transition in waiting[:size]:
+                now = stream.stretch(rates, 1)
+                learn_batch(has.rule, transition, 0, has.context, has.replay, now, learner.totals.values)
+                stream.used += 1
+            del waiting[:size]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["one", "three", "NEXT_STEP", "SAME_STEP"])
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+@pytest.mark.parametrize(
+    ("algorithm", "learning_rate", "replay_ratio"),
+    [
+        ("q_learning", PerVisit(0.7), 0.0),
+        ("q_learning", Exponential(0.9, 0.01, 300), 1.5),
+        ("n_step_sarsa", Linear(0.9, 0.1, 37), 0.0),
+    ],
+)
+def test_stepped_learning_equals_a_plain_twin(algorithm, learning_rate, replay_ratio, batch_size, how):
+    settings = Settings(
+        algorithm=algorithm,
+        learning_rate=learning_rate,
+        epsilon=Exponential(0.9, 0.05, 90),  # both have several lines in a lease, also within a batch
+        batch_size=batch_size,
+        replay_ratio=replay_ratio,
+    )
+
+    def env():
+        return Moody("number")
+
+    def learned(learn):
+        given = env() if how == "one" else env
+        if how.endswith("STEP"):
+            given = gymnasium.vector.SyncVectorEnv([env] * 3, autoreset_mode=AutoresetMode[how])
+        learner = learner_of(given, settings, n_envs=1 if how == "one" else 3)
+        leases, start = [], 0
+        for number, steps in enumerate((50, 1, 7, 64, 78)):
+            leases.append((Stream(np.uint64(number), start), steps))
+            start += steps
+        learn(learner, leases)
+        table, totals = learner.table, learner.totals.values.tolist()
+        visits = (table.arrays.visits + (table.arrays.updates & 0xFFFFFFFF)).tolist()
+        return table.q.tolist(), visits, totals, [stream.used for stream, _ in leases]
+
+    def in_leases(learner, leases):
+        for stream, steps in leases:
+            learner.learn(0, stream, steps)
+
+    one, other = learned(in_leases), learned(lambda learner, leases: twin(learner, settings, leases))
+    assert one == other
+    assert sum(one[1]) > 195 and one[2][0] > 5  # an n-step rule still waits for the last ones
 
 
 @pytest.mark.slow

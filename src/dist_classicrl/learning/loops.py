@@ -16,6 +16,7 @@ from dist_classicrl._random import GAMMA, key_at, mix
 from dist_classicrl.environments.simulate import advance, begin, is_wrong, note
 from dist_classicrl.environments.stepped.base import (
     ENDED,
+    GOES_ON,
     WRONG,
     WRONG_MASK,
     Counted,
@@ -307,54 +308,147 @@ def note_steps(batch, masks, first, given, next_masks):
     return n
 
 
-HELD, UNTIL, DRAWS = 0, 1, 2
-"""Places in the `progress` of a play: transitions that a batch holds, how many it is to hold, draws used."""
+# Places in `Stepping.whole`.
+HELD = 0  # transitions in the batch
+DUE = 1  # the first of those, which are to be learned now; 0: it waits for more
+LEFT = 2  # steps still to learn, of those that were asked for
+USED = 3  # steps that the stream has served
+ON_LINE = 4  # the next steps over which each rate is one line
+STEP_SIZE_AT, EPSILON_AT = 5, 6  # of the lines, from where the stream began
+DRAWS = 7  # draws of actions used
+WHOLES = 8
+
+# Places in `Stepping.lines`: for the step size, then for the exploration rate.
+VALUE, SLOPE = 0, 1
 
 
-class Play(NamedTuple):
-    """What the only environment is stepped with."""
+class Stepping(NamedTuple):
+    """What E environments are stepped and learned from with, and how far that has come."""
 
     rule: Any
-    context: Any
-    counted: Counted  # of the environment, as the next
+    context: Any  # its masks, None or bool of shape (B, A), are the legal actions of the next states
+    replay: Any  # or None
+    counted: Counted  # of the environments, as the next three
     masked: Masked | None
+    masks: np.ndarray | None  # bool, shape (E, A), likewise
+    next_masks: np.ndarray | None
     batch: Batch
-    masks: np.ndarray | None  # bool, shape (B, A), where there are masks
-    actions: np.ndarray  # int64, shape (1,)
-    progress: np.ndarray  # int64, shape (3,): see above
-    epsilon: np.ndarray  # float64, shape (1,)
+    actions: np.ndarray  # int64, shape (E,)
+    totals: np.ndarray  # see `learn_batch`
+    batch_size: int
     key: np.uint64  # what actions are drawn from
+    stream: np.ndarray  # uint64, shape (1,): the random stream of what is learned
+    whole: np.ndarray  # int64, shape (WHOLES,): see above, as the next
+    lines: np.ndarray  # float64, shape (2, 2)
+
+
+# What `go_on` is to do.
+ACT = 0  # choose the actions of where the environments stand
+LEARN = 1  # learn what is due
+STEPPED = 2  # take a step of the environments into the batch, and learn what is due
+PLAYED = 3  # settle a step of the only environment first, and choose the next action afterwards
 
 
 @jit
-def follow(play, next_state, reward, terminated, truncated):
-    """Settle and note a step of the only environment, and choose the next action.
+def go_on(stepping, what, next_state, reward, terminated, truncated):
+    """Go on with environments that are stepped; `stepping` is a `Stepping`, bound.
 
-    `play` is a `Play`, bound. Return what `settle_one` does where no action is due: the episode has ended,
-    the batch holds as many transitions as it is to hold, or no action is legal; or WRONG_MASK.
+    What is due are whole batches as long as they are full; the lines may end before: then DUE is not 0.
+    The last arguments are what the step gave that was PLAYED. Return what `settle_one` does where no action
+    is due: the episode has ended, the lines or the steps to learn have, or no action is legal; or WRONG_MASK;
+    or else the action.
     """
-    rule, context, counted, masked, batch, masks, actions, progress, epsilon, key = taken(play)
-    if not _takes_mask(masked):
-        return WRONG_MASK
-    came = settle_one(counted, next_state, reward, terminated, truncated)
-    if came == WRONG:
-        return came
-    given = Given(
-        counted.valid,
-        counted.before,
-        actions,
-        counted.next_states,
-        counted.rewards,
-        counted.terminated,
-        counted.truncated,
+    stepping = taken(stepping)
+    context, counted, batch, whole = stepping.context, stepping.counted, stepping.batch, stepping.whole
+    came, masks = GOES_ON, stepping.masks
+    if what == PLAYED:
+        if not _takes_mask(stepping.masked):
+            return WRONG_MASK
+        came = settle_one(counted, next_state, reward, terminated, truncated)
+        if came == WRONG:
+            return came
+        masks = stepping.next_masks
+    if what >= STEPPED:
+        given = Given(
+            counted.valid,
+            counted.before,
+            stepping.actions,
+            counted.next_states,
+            counted.rewards,
+            counted.terminated,
+            counted.truncated,
+        )
+        whole[DRAWS] += stepping.actions.size
+        whole[HELD] = note_steps(batch, context.masks, whole[HELD], given, stepping.next_masks)
+    if what != ACT:
+        first = 0
+        while True:
+            steps = _due(stepping.batch_size, whole[HELD] - first, whole)
+            if steps == 0:
+                break
+            stretch = _stretch_of(stepping.stream, whole, stepping.lines, steps)
+            learn_batch(stepping.rule, batch, first, context, stepping.replay, stretch, stepping.totals)
+            first += steps
+            whole[USED] += steps
+            whole[DUE] -= steps
+            whole[LEFT] -= steps
+            whole[ON_LINE] -= steps
+        if first > 0:
+            whole[HELD] = _keep_from(first, whole[HELD], batch, context.masks)
+        if what != PLAYED or came == ENDED or whole[LEFT] == 0 or whole[ON_LINE] == 0 or not _can_act(masks):
+            return came
+    epsilon = on_line(_stretch_of(stepping.stream, whole, stepping.lines, 0).epsilon, 0)
+    choose_actions(
+        stepping.rule,
+        context,
+        counted.states,
+        masks,
+        epsilon,
+        stepping.key,
+        whole[DRAWS],
+        stepping.actions,
     )
-    next_masks = _next_masks(masked)
-    progress[HELD] = note_steps(batch, masks, progress[HELD], given, next_masks)
-    progress[DRAWS] += 1
-    if came == ENDED or progress[HELD] >= progress[UNTIL] or not _can_act(next_masks):
-        return came
-    choose_actions(rule, context, counted.states, next_masks, epsilon[0], key, progress[DRAWS], actions)
-    return actions[0]
+    return stepping.actions[0]
+
+
+@jit_inline
+def _due(batch_size, held, whole):
+    """Return how many of the transitions held are to be learned next, all of them on the lines."""
+    if whole[DUE] == 0:
+        size = min(batch_size, whole[LEFT])
+        if held >= size:
+            whole[DUE] = size
+    return min(whole[DUE], whole[ON_LINE])
+
+
+@jit_inline
+def _keep_from(first, held, batch, masks):
+    """Move the transitions from `first` on to the front of a batch; return how many these are."""
+    for i in range(held - first):
+        batch.walkers[i] = batch.walkers[first + i]
+        batch.states[i] = batch.states[first + i]
+        batch.actions[i] = batch.actions[first + i]
+        batch.next_states[i] = batch.next_states[first + i]
+        batch.rewards[i] = batch.rewards[first + i]
+        batch.terminated[i] = batch.terminated[first + i]
+        batch.truncated[i] = batch.truncated[first + i]
+        if masks is not None:
+            for action in range(masks.shape[1]):
+                masks[i, action] = masks[first + i, action]
+    return held - first
+
+
+@jit_inline
+def _stretch_of(stream, whole, lines, steps):
+    """Return the next `steps` on the lines."""
+    used = whole[USED]
+    return Stretch(
+        stream[0],
+        used,
+        steps,
+        Line(lines[0, VALUE], lines[0, SLOPE], whole[STEP_SIZE_AT] + used),
+        Line(lines[1, VALUE], lines[1, SLOPE], whole[EPSILON_AT] + used),
+    )
 
 
 # What may be None is an argument of a function of its own: only there numba leaves out the other branch.
@@ -363,11 +457,6 @@ def follow(play, next_state, reward, terminated, truncated):
 @jit_inline
 def _takes_mask(masked):
     return True if masked is None else take_mask(masked)
-
-
-@jit_inline
-def _next_masks(masked):
-    return None if masked is None else masked.next_masks
 
 
 @jit_inline

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -14,7 +13,22 @@ from dist_classicrl.environments.resolve import Source
 from dist_classicrl.environments.stepped.base import SteppedEnv
 from dist_classicrl.learning import loops
 from dist_classicrl.learning.learner import Problem, Stream, Totals
-from dist_classicrl.learning.loops import NO_LINE, NO_STEPS, Batch, Given, Play
+from dist_classicrl.learning.loops import (
+    ACT,
+    DUE,
+    EPSILON_AT,
+    HELD,
+    LEARN,
+    LEFT,
+    ON_LINE,
+    PLAYED,
+    STEP_SIZE_AT,
+    STEPPED,
+    USED,
+    WHOLES,
+    Batch,
+    Stepping,
+)
 from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.replay import ReplayMemory
 from dist_classicrl.learning.rules import compiling
@@ -71,10 +85,7 @@ class _Walkers:
 
     def __init__(self, env: SteppedEnv, problem: Problem, totals: Totals, seed: int, number: int) -> None:
         self._rule, self._parameters = problem.rule, problem.parameters
-        self._loops = [
-            jit_for(loop, problem.rule.parameters)
-            for loop in (loops.choose_actions, loops.follow, loops.learn_batch)
-        ]
+        self._loop = jit_for(loops.go_on, problem.rule.parameters)
         self._env = env
         self._table = problem.table
         self._rates = problem.rates
@@ -87,16 +98,13 @@ class _Walkers:
         self._replay = ReplayMemory.for_settings(problem.settings)
         self._actions = np.zeros(env.n_envs, np.int64)
         self._key = stream_key(seed, "stepped")
-        self._draws = 0
         room = problem.settings.batch_size + env.n_envs
         dtypes = (np.int64, np.int64, np.int64, np.int64, np.float64, bool, bool)
         self._batch = Batch._make(np.zeros(room, dtype) for dtype in dtypes)
         self._masks = np.ones((room, env.n_actions), bool)
         self._has_masks = False
-        self._held = 0
-        self._learned = 0
-        self._epsilon = (NO_LINE, 0, 0)
-        self._going = np.zeros(3, np.int64), np.zeros(1)  # progress and epsilon of a `Play`
+        self._stream, self._whole = np.zeros(1, np.uint64), np.zeros(WHOLES, np.int64)
+        self._lines = np.zeros((2, 2))
         self._prepare(seed)
 
     @property
@@ -119,124 +127,89 @@ class _Walkers:
 
     def _compile(self) -> None:
         """Compile the loops for the arrays that there are now, or load them from disk."""
-        self._put_together()
-        choose, follow, learn = self._loops
-        with compiling(self._rule):
-            if (play := self._playing) is not None:
-                self._follow = partial(compiled_for(follow, play, 0, 0.0, False, False), play)
-            self._choose = compiled_for(choose, *self._seen, 0.0, self._key, 0, self._actions)
-            self._note = compiled_for(loops.note_steps, self._batch, self._masks, 0, *self._given)
-            self._learn_batch = compiled_for(
-                learn, self._parameters, self._batch, 0, *self._where, NO_STEPS, self._totals.values
-            )
-
-    def _put_together(self) -> None:
-        """Group the arrays that there are now as the loops take them."""
         env = self._env
         masks = self._masks if self._has_masks else None
         context = self._memory.context(self._table, self._rates.table, self._discount, masks)
-        self._seen = (self._parameters, context, env.states, env.masks)
-        self._where = (context, None if self._replay is None else self._replay.in_context(context))
-        given = Given(
-            env.valid,
-            env.before,
-            self._actions,
-            env.next_states,
-            env.rewards,
-            env.terminated,
-            env.truncated,
-        )
-        self._given = (given, env.next_masks)
-        plays = env.plays and (env.masks is None or not self._memory.notes_masks)
-        play = Play(
+        self._stepping = Stepping(
             self._parameters,
             context,
+            None if self._replay is None else self._replay.in_context(context),
             env.counted,
             env.masked,
+            env.masks,
+            env.next_masks,
             self._batch,
-            None if env.masks is None else self._masks,
             self._actions,
-            *self._going,
+            self._totals.values,
+            self._batch_size,
             self._key,
+            self._stream,
+            self._whole,
+            self._lines,
         )
-        self._playing = Bound(play) if plays else None
+        self._plays = env.plays and (env.masks is None or not self._memory.notes_masks)
+        bound, nothing = Bound(self._stepping), (0, 0.0, False, False)
+        with compiling(self._rule):
+            loop = compiled_for(self._loop, bound, ACT, *nothing)
+        self._follow = partial(loop, bound, PLAYED)
+        self._act, self._learn, self._learn_step = (
+            partial(loop, bound, what, *nothing) for what in (ACT, LEARN, STEPPED)
+        )
 
     def learn(self, stream: Stream, steps: int) -> None:
         """Learn `steps` transitions of `stream`, in batches of `batch_size`; the last may be cut."""
-        if self._where[0].step_sizes is not self._rates.table:  # there are more workers now, or fewer
+        if self._stepping.context.step_sizes is not self._rates.table:  # there are more workers now, or fewer
             self._compile()
-        while steps > 0:
-            batch = min(steps, self._batch_size)
-            while (held := self._held - self._learned) < batch:
-                if held and stream.is_cut():
-                    steps = batch = held
-                    break
-                self._step(stream, batch)
-            self._learn(stream, batch)
-            steps -= batch
+        whole, begin = self._whole, stream.used
+        whole[LEFT], whole[USED], whole[ON_LINE] = steps, begin, 0
+        self._stream[0] = stream.key
+        try:
+            self._learn_due(stream)
+            while whole[LEFT]:
+                held = whole[HELD]
+                if (held or whole[USED] > begin) and stream.is_cut():
+                    whole[DUE] = whole[LEFT] = held
+                    self._learn()
+                else:
+                    self._step(stream)
+                self._learn_due(stream)
+        finally:
+            stream.used = int(whole[USED])
 
-    def _step(self, stream: Stream, until: int) -> None:
-        """Step the environments, the only one until so many transitions are held if it can play."""
-        if self._learned:
-            self._shift()
+    def _learn_due(self, stream: Stream) -> None:
+        """Learn what is due where lines have ended, and follow the next ones."""
+        whole = self._whole
+        while whole[LEFT] and not whole[ON_LINE]:
+            stream.used = int(whole[USED])
+            line = stream.stretch(self._rates)
+            for place, at, rate in ((0, STEP_SIZE_AT, line.step_size), (1, EPSILON_AT, line.epsilon)):
+                self._lines[place] = rate.value, rate.slope
+                whole[at] = rate.at - stream.used
+            whole[ON_LINE] = line.steps
+            self._learn()
+
+    def _step(self, stream: Stream) -> None:
+        """Step the environments, the only one as far as it can play, and learn what is due."""
         env = self._env
-        epsilon = self._epsilon_at(stream.start + stream.used)
-        self._choose(*self._seen, epsilon, self._key, self._draws, self._actions)
-        if self._playing is not None:
-            is_noted = self._play(epsilon, until, stream.is_cut)
+        self._act()
+        if self._plays:
+            is_noted = env.play(int(self._actions[0]), self._follow, self._actions, stream.is_cut)
         else:
             is_noted = False
             masks = None if env.masks is None or not self._memory.notes_masks else env.masks.copy()
             env.step(self._actions)
             if masks is not None:
                 self._memory.note_masks(env.before[env.valid], masks[env.valid])
-        if env.next_masks is not self._given[1]:  # the first that it gives, perhaps as an episode begins
+        if env.next_masks is not self._stepping.next_masks:  # its first, perhaps as an episode begins
             self._follow_masks()
         if not is_noted:
-            self._draws += env.n_envs
-            self._held = self._note(self._batch, self._masks, self._held, *self._given)
+            self._learn_step()
         if env.episode_returns:
             self._totals.values[:3] += (
                 len(env.episode_returns),
                 sum(env.episode_returns),
                 sum(env.episode_lengths),
             )
-
-    def _play(self, epsilon: float, until: int, is_cut: Callable[[], bool]) -> bool:
-        """Step the only environment until so many are held, or an episode ends; see `SteppedEnv.play`."""
-        progress, chance = self._going
-        progress[:], chance[0] = (self._held, until, self._draws), epsilon
-        try:
-            return self._env.play(int(self._actions[0]), self._follow, self._actions, is_cut)
-        finally:
-            self._held, _, self._draws = progress.tolist()
-
-    def _epsilon_at(self, step: int) -> float:
-        """Return the exploration rate at global `step`; its line is looked up when `step` leaves it."""
-        line, first, end = self._epsilon
-        if not first <= step < end:
-            _, line, end = self._rates.at(step)
-            first = step
-            self._epsilon = (line, first, end)
-        return line.value + line.slope * (line.at + step - first)
-
-    def _shift(self) -> None:
-        """Move the transitions that were not learned yet to the front."""
-        count = self._held - self._learned
-        if count:
-            rest = slice(self._learned, self._held)
-            arrays = (*self._batch, self._masks) if self._has_masks else self._batch
-            for array in arrays:
-                array[:count] = array[rest].copy()
-        self._held = count
-        self._learned = 0
-
-    def _learn(self, stream: Stream, batch: int) -> None:
-        for stretch in stream.stretches(batch, self._rates):
-            self._learn_batch(
-                self._parameters, self._batch, self._learned, *self._where, stretch, self._totals.values
-            )
-            self._learned += stretch.steps
 
     def state(self) -> State:
         """Return copies of the replay memory and of what the rule shares with merge "owner"."""
