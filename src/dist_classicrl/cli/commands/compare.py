@@ -180,6 +180,8 @@ def _run_more(
         for (a, b), verdict in found.items()
     ]
     output.show_table(["first", "second", "difference", "new seeds", "better"], rows)
+    for why in dict.fromkeys(verdict.undecidable for verdict in found.values() if verdict.undecidable):
+        click.echo(f"\nA difference {why}.")
 
 
 def _show(found: list[Comparison]) -> None:
