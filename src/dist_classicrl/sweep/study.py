@@ -8,6 +8,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,8 @@ from dist_classicrl.checks import checked_path, require_package
 from dist_classicrl.errors import StudyError
 from dist_classicrl.sweep.choosing.halving import SuccessiveHalving
 from dist_classicrl.sweep.folder import PLAN, StudyFolder, written
-from dist_classicrl.sweep.plan import Plan
+from dist_classicrl.sweep.kept.more_seeds import why_no_others
+from dist_classicrl.sweep.plan import Plan, Trial
 
 if TYPE_CHECKING:
     import pandas
@@ -64,7 +66,7 @@ class Study:
         self.folder = Path(checked_path("folder", folder))
         self._files = StudyFolder(self.folder)
         self._made_rows: list[dict[str, Any]] = []
-        self._rows_of = (0, 0)  # records of which these rows are, and those that others have replaced
+        self._rows_of = (0, 0, 0)  # records of which these rows are, those that others have replaced, seeds
         data = self._files.plan()
         try:
             self.plan = Plan.of_dict(data)
@@ -85,6 +87,12 @@ class Study:
     def __repr__(self) -> str:
         done, failed = self.done, self.failed
         return f"Study({str(self.folder)!r}, {done:,} of {self.plan.n_runs:,} runs done, {failed:,} failed)"
+
+    def _learn_seeds(self) -> None:
+        """Take in seeds that have been added since."""
+        while more := self._files.seeds_after(seeds := self.plan.seeds):
+            added = (*self.plan.added, len(seeds))
+            self.plan = replace(self.plan, seeds=(*seeds, *more), added=added)
 
     def _learn_settings(self) -> None:
         """Take in settings that have been decided since."""
@@ -121,10 +129,30 @@ class Study:
     @property
     def trainings(self) -> int:
         """How many trainings the study has in all: with early stopping, more than runs."""
+        self._learn_seeds()
         return self.plan.n_trainings(self._stopping)
 
+    @property
+    def can_grow(self) -> bool:
+        """Whether seeds can be added: nothing has been chosen by the scores of those that are there."""
+        return why_no_others(self.plan.search, self.plan.stopping) is None
+
+    @property
+    def is_made(self) -> bool:
+        """Whether all trainings have been made."""
+        made, total = self._files.records(), self.trainings
+        return len(made) >= total <= self.plan.n_made(made)
+
+    def number_of(self, record: Mapping[str, Any]) -> int | None:
+        """Return the number, as in `rows`, of the run that a record is of; None if the study has it not."""
+        number = self.plan.number_of(record["run"])
+        if number is None:
+            self._learn_seeds()
+            number = self.plan.number_of(record["run"])
+        return number
+
     def group_of(self, run: int) -> tuple[str, str]:
-        """Return the environment of a run, and its settings as words."""
+        """Return the environment of a run of this number, and its settings as words."""
         trial = self.plan.trial(run)
         if trial.variant not in self._names:
             self._learn_settings()
@@ -152,36 +180,39 @@ class Study:
         if self._stopping is None:
             return self.rows()
         records, steps = self._files.records(), self._stopping.steps(0, self.plan.total_steps)
-        keys = [self.plan.trial(number, steps).key for number in range(self.plan.n_runs)]
+        trials = [self.plan.trial(number, steps) for number in range(self.plan.n_runs)]
         stopped = {row["run"]: row["stopped"] for row in self._rows()}
         self._learn_settings()
-        return [self._row(records[key], stopped[records[key]["run"]]) for key in keys if key in records]
+        return [
+            self._row(each, records[each.key], stopped[each.number]) for each in trials if each.key in records
+        ]
 
     def _rows(self) -> list[dict[str, Any]]:
         """Return `rows`, made anew only where there are more records than before."""
-        known = (len(self._files.records()), self._files.withdrawn)
+        n_records = len(self._files.records())
+        self._learn_seeds()
+        known = (n_records, self._files.withdrawn, len(self.plan.seeds))
         found = list(self._records()) if known != self._rows_of else []
         self._learn_settings()  # after the records are read: those of all runs that have any are decided
         if known != self._rows_of:
-            self._made_rows = [self._row(record, stopped) for record, stopped in found]
+            self._made_rows = [self._row(*each) for each in found]
             self._rows_of = known
         return self._made_rows
 
-    def _records(self) -> Iterator[tuple[dict[str, Any], bool]]:
-        """Yield the record of the longest training of each run, and whether it was stopped early."""
+    def _records(self) -> Iterator[tuple[Trial, dict[str, Any], bool]]:
+        """Yield the longest training of each run, its record, and whether it was stopped early."""
         records = self._files.records()
         stopping, total = self._stopping, self.plan.total_steps
         rungs = (
             [total] if stopping is None else [stopping.steps(rung, total) for rung in range(stopping.rungs)]
         )
         for number in range(self.plan.n_runs):
-            keys = (self.plan.trial(number, steps).key for steps in reversed(rungs))
-            key = next((key for key in keys if key in records), None)
-            if key is not None:
-                yield records[key], key != self.plan.trial(number, total).key
+            trials = (self.plan.trial(number, steps) for steps in reversed(rungs))
+            trial = next((trial for trial in trials if trial.key in records), None)
+            if trial is not None:
+                yield trial, records[trial.key], trial.total_steps != total
 
-    def _row(self, record: Mapping[str, Any], stopped: bool) -> dict[str, Any]:
-        trial = self.plan.trial(record["run"])
+    def _row(self, trial: Trial, record: Mapping[str, Any], stopped: bool) -> dict[str, Any]:
         row: dict[str, Any] = {
             "run": trial.number,
             "environment": trial.environment,
@@ -205,8 +236,8 @@ class Study:
         Keys are run, step, mean_return (None if no episode ended since the last point) and episodes.
         """
         return [
-            {"run": record["run"], "step": step, "mean_return": mean, "episodes": episodes}
-            for record, _ in self._records()
+            {"run": trial.number, "step": step, "mean_return": mean, "episodes": episodes}
+            for trial, record, _ in self._records()
             for step, mean, episodes in record.get("curve", ())
         ]
 

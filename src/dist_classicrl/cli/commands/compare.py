@@ -117,8 +117,13 @@ def command(
         output.show_json({"comparisons": told, "left_out": left_out})
         return
     _show(found)
-    if note := caution(len(study.plan.seeds)):
+    note = caution(len(study.plan.seeds))
+    if note:
         click.echo(f"\n{note}")
+    if (note or any(one.undecidable for one in found)) and study.can_grow:
+        click.echo(
+            "\nWith more seeds in the study's file `dist-classicrl sweep` makes the runs that are missing."
+        )
     _tell_of(left_out, study)
 
 
