@@ -345,6 +345,24 @@ def test_what_compare_advises_can_be_done(typed):
 
 
 @pytest.mark.slow
+def test_while_added_seeds_are_under_way_settings_are_compared_by_those_before(typed, made):
+    folder, run = typed
+    before, scores = json.loads(run("compare", "--json")[1]), Study(folder).scores()
+    assert before["seeds"] == 3
+    made.stop = ("FrozenLake-v1", 1, 5)
+    assert run("sweep", seeds=6)[0] == 130
+    study = Study(folder)
+    assert study.done > 6 and not study.is_made and study.whole_seeds == 3
+    assert study.scores() == scores and not study.left_out()
+    assert json.loads(run("compare", "--json")[1]) == before
+    said = run("compare")[1]
+    assert "These are scores of the first 3 seeds. Of 3 more, which were added, runs are missing" in said
+    assert run("sweep", seeds=6)[0] == 0 and study.whole_seeds == 6
+    assert {len(each) for each in study.scores()["FrozenLake-v1"].values()} == {6}
+    assert "These are scores" not in run("compare")[1]
+
+
+@pytest.mark.slow
 def test_a_comparison_on_new_seeds_takes_none_of_those_that_were_added(typed):
     folder, run = typed
     until = ["--until-significant", "--stages", "1", "--seeds-per-stage", "6", "--processes", "1"]

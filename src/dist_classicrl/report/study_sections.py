@@ -284,7 +284,7 @@ def _profiles(study: Study, groups: Sequence[_Group], resamples: int) -> Section
     scores = study.scores()
     ranked = [study.name_of(variant) for variant in _best(groups, study.plan.n_variants)]
     whole = [name for name in ranked if all(name in each for each in scores.values())][:_MOST_LINES]
-    if not whole or len(study.plan.seeds) < FEWEST:
+    if not whole or study.whole_seeds < FEWEST:
         return None
     values = np.concatenate([np.asarray(each[name]) for each in scores.values() for name in whole])
     margin = 0.05 * float(np.ptp(values)) or 0.05  # also where all scores are alike
@@ -295,7 +295,7 @@ def _profiles(study: Study, groups: Sequence[_Group], resamples: int) -> Section
         profiles[name] = (band.middle, band.low, band.high)
     said = (
         "Fraction of runs, of all seeds and environments, that score above a threshold. Higher is better. "
-        f"{caution(len(study.plan.seeds))}"
+        f"{caution(study.whole_seeds)}"
     )
     figure = plotting.plot_profiles(thresholds, profiles)
     return (

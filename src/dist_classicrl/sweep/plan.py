@@ -118,7 +118,7 @@ class Plan:
         run = place * begun + index if index < begun else self._n_places * (begun + seed) + place
         return Trial(
             number,
-            list(self.environments)[environment],
+            self._names[environment],
             variant,
             seed,
             self.total_steps if total_steps is None else total_steps,
@@ -142,11 +142,15 @@ class Plan:
         """Return how many of these records are of runs of the study, as it is in this plan."""
         return sum(self.number_of(record["run"]) is not None for record in records.values())
 
-    @property
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(self.environments)
+
+    @cached_property
     def _n_places(self) -> int:
         return len(self.environments) * self.n_variants
 
-    @property
+    @cached_property
     def begun_with(self) -> int:
         """How many seeds the study was begun with."""
         return self.added[0] if self.added else len(self.seeds)

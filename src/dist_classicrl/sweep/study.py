@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -244,18 +245,35 @@ class Study:
     def scores(self) -> dict[str, dict[str, list[float]]]:
         """Return the scores of the seeds by environment and by settings, where all runs have all steps.
 
-        Settings with a run that failed or is missing are left out, and those that were stopped early: their
-        scores are chosen, and of fewer steps.
+        They are of the first `whole_seeds`. Settings with a run that failed or is missing are left out, and
+        those that were stopped early: their scores are chosen, and of fewer steps.
         """
         found: dict[str, dict[str, list[float]]] = {name: {} for name in self.plan.environments}
-        for row in self._rows():
+        rows, seeds = self._whole_rows()
+        for row in rows:
             if row["score"] is not None and not row["stopped"]:
                 found[row["environment"]].setdefault(self.name_of(row["variant"]), []).append(row["score"])
-        whole = len(self.plan.seeds)
         return {
-            name: {variant: scores for variant, scores in each.items() if len(scores) == whole}
+            name: {variant: scores for variant, scores in each.items() if len(scores) == seeds}
             for name, each in found.items()
         }
+
+    @property
+    def whole_seeds(self) -> int:
+        """How many seeds there are, without those that were added and of which runs are missing."""
+        return self._whole_rows()[1]
+
+    def _whole_rows(self) -> tuple[list[dict[str, Any]], int]:
+        """Return the rows of these seeds, and how many seeds they are."""
+        rows, plan = self._rows(), self.plan
+        if not plan.added:
+            return rows, len(plan.seeds)
+        made = Counter(row["seed"] for row in rows)
+        whole = [made[seed] * len(plan.seeds) == plan.n_runs for seed in plan.seeds]
+        ends = [end for end in (*plan.added, len(whole)) if all(whole[:end])]
+        seeds = max([plan.begun_with, *ends])
+        counted = set(plan.seeds[:seeds])
+        return [row for row in rows if row["seed"] in counted], seeds
 
     def variants(self) -> list[int]:
         """Return the numbers of the settings, which a search by what came out decides one after the other."""
@@ -266,7 +284,8 @@ class Study:
         """Return the settings that `scores` does not have in each environment, and why."""
         scores, why = self.scores(), {}
         of: dict[tuple[str, int], list[dict[str, Any]]] = {}
-        for row in self._rows():
+        whole, seeds = self._whole_rows()
+        for row in whole:
             of.setdefault((row["environment"], row["variant"]), []).append(row)
         for variant in self.variants():
             name, reasons = self.name_of(variant), []
@@ -279,9 +298,7 @@ class Study:
                 elif failed := sum(row["error"] is not None for row in rows):
                     reasons.append(f"{failed:,} of {len(rows):,} runs failed in {environment}")
                 else:
-                    reasons.append(
-                        f"{len(rows):,} of {len(self.plan.seeds):,} runs are made in {environment}"
-                    )
+                    reasons.append(f"{len(rows):,} of {seeds:,} runs are made in {environment}")
             if reasons:
                 why[name] = ", ".join(reasons)
         return why

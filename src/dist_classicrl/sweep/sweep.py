@@ -273,7 +273,7 @@ class Sweep:
     ) -> Study:
         """Make all runs that have not been made, together with whoever works in the same folder.
 
-        Returns when all runs of the study are made, on every rank.
+        Returns when all runs of the seeds that it was given are made, on every rank.
 
         Parameters
         ----------
