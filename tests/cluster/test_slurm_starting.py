@@ -26,7 +26,7 @@ from slurm_jobs import (
 
 from dist_classicrl.launch.launcher import launch_environment
 from dist_classicrl.process.jobs import run_job
-from dist_classicrl.sweep.records import records_in
+from dist_classicrl.sweep.kept.records import records_in
 
 STEPS = 20_000_000
 EIGHT_TASKS = ("--nodes=2", "--ntasks-per-node=4")

@@ -41,6 +41,23 @@ def test_ranks_of_a_job_share_a_study_and_make_what_one_process_makes(tmp_path):
     assert Study(tmp_path / "ranks").done == 8
 
 
+def test_ranks_add_seeds_to_a_study_together_and_end_with_what_one_process_makes_of_all(tmp_path):
+    study = tmp_path / "study.toml"
+
+    def job(seeds, *words):
+        study.write_text(kill_sweeps.STUDY.format(seeds=seeds).replace("1_000_000", "1_000"))
+        made = run_job([*words], timeout=300.0, env=launch_environment())
+        assert made.returncode == 0, made.output
+
+    job(5, *kill_sweeps.command(study, tmp_path / "one"), "--processes", "1")
+    for seeds in (2, 5):
+        job(seeds, *mpirun_command(3), *kill_sweeps.command(study, tmp_path / "ranks"))
+    assert kill_sweeps.tables(tmp_path / "ranks") == kill_sweeps.tables(tmp_path / "one")
+    assert [path.name for path in (tmp_path / "ranks" / "more_seeds").iterdir()] == ["2.json"]
+    made = [line for path in (tmp_path / "ranks" / "records").iterdir() for line in path.open()]
+    assert sum('"run": ' in line for line in made) == 20  # no run was made twice
+
+
 def begun(line, folder, is_ready, **more):
     """Return a sweep in a session of its own, once `is_ready` of its folder."""
     sweep = subprocess.Popen(

@@ -24,7 +24,7 @@ from dist_classicrl.schedules import Exponential, Linear, PerVisit
 from dist_classicrl.settings import Settings
 from dist_classicrl.sweep import SuccessiveHalving
 from dist_classicrl.sweep.folder import Member, StudyFolder
-from dist_classicrl.sweep.records import is_record
+from dist_classicrl.sweep.kept.records import is_record
 from dist_classicrl.sweep.trial import Laboratory
 
 MODEL = TabularMDP.garnet(6, 2, 2, seed=1)

@@ -105,6 +105,30 @@ def test_seeds_that_can_show_nothing_are_not_run(study, capsys):
     assert sorted(study.rglob("*")) == before
 
 
+def test_a_pair_that_is_left_and_cannot_be_decided_is_told_as_such(tmp_path, capsys, monkeypatch):
+    real = Laboratory._trained
+
+    def trained(self, trial, *more):
+        """Scores of three settings that do not even overlap."""
+        value = (0.9, 0.0, 0.1)[trial.variant] + trial.seed % 3 / 1_000
+        return real(self, trial, *more) | {"exact_value": value, "optimal_value": 1.0, "random_value": 0.0}
+
+    monkeypatch.setattr(Laboratory, "_trained", trained)
+    text = STUDY.replace("20_000", "200").replace("[0.3, 0.0]", "[0.3, 0.2, 0.1]")
+    folder = made(tmp_path, text)
+    few = ["--until-significant", "--stages", "1", "--seeds-per-stage", "3", "--processes", "1"]
+    verdicts = told(capsys, folder, *few)["verdicts"]
+    assert [each["better"] for each in verdicts] == ["epsilon=0.3", "epsilon=0.3", None]
+    assert verdicts[2]["outcome"] == "cannot be decided"
+    assert main(["compare", str(folder), *few]) == 0
+    said = capsys.readouterr().out
+    assert "no difference found" not in said and said.splitlines()[3].endswith("cannot be decided")
+    assert (
+        "A difference cannot be decided with 2 variants left and 1 stage of 3 seeds: at least stages=2"
+        in said
+    )
+
+
 def test_new_seeds_that_fail_decide_nothing(study, capsys, monkeypatch):
     def failing(self, trial):
         raise RuntimeError("no luck")

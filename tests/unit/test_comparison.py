@@ -22,6 +22,8 @@ from dist_classicrl.sweep.comparison import (
 from dist_classicrl.sweep.sequential import (
     DIFFERENT,
     NOT_FOUND,
+    UNDECIDABLE,
+    UNDECIDED,
     AdaStop,
     SequentialComparison,
     compare_until_significant,
@@ -175,6 +177,38 @@ def test_too_few_seeds_are_named_and_with_as_many_as_it_says_all_is_found(names,
         assert str(found).endswith(f"{found.better} is better")
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        (2, 4, "cannot be decided with 2 and 4 seeds: at least 4 seeds each"),
+        (2, 5, "b is better"),
+        (3, 10, "b is better"),
+    ],
+)
+def test_variants_with_unequal_numbers_of_seeds_are_compared(first, second, said):
+    scores = {"x": {"a": np.arange(float(first)), "b": 100.0 + np.arange(second)}}
+    found = compare(scores, "a", "b", resamples=100)
+    assert str(found).endswith(f": {said}")
+    assert found.p_value == pytest.approx(1 / math.comb(first + second, first))
+    several = {"x": {**scores["x"], "c": 200.0 + np.arange(second)}}
+    why = {one.undecidable for one in compare_all(several, resamples=100) if one.first.name == "a"}
+    few = f"cannot be decided with {first} and {second} seeds and 3 pairs: at least 5 seeds each"
+    assert why == {None if second == 10 else few}
+
+
+@pytest.mark.slow
+def test_equal_variants_with_unequal_numbers_of_seeds_are_seldom_called_different():
+    """With 3 seeds against 10, of scores as skewed as any, for which few seeds have another middle."""
+    rng = np.random.default_rng(0)
+    drawn = [(rng.exponential(size=3), rng.exponential(size=10)) for _ in range(400)]
+    p_values = [permutation_p_value([a], [b], 9_999, rng) for a, b in drawn]
+    assert (
+        0.05 * 400 - 4 * math.sqrt(19.0)
+        < sum(p <= 0.05 for p in p_values)
+        <= 0.05 * 400 + 4 * math.sqrt(19.0)
+    )
+
+
 def test_where_nothing_was_found_that_could_have_been_it_says_so():
     scores = {"x": {"a": [1.0, 2.0, 3.0, 4.0, 5.0], "b": [1.1, 2.1, 2.9, 3.9, 5.1]}}
     assert str(compare(scores, "a", "b", resamples=100)).endswith(": no difference found")
@@ -217,8 +251,8 @@ def test_a_comparison_that_can_find_nothing_is_refused_with_what_could(
     # What is refused would have found nothing.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(AdaStop, "check_power", lambda self, tasks: None)
-        assert outcome(variants, tasks, stages, larger - 1) == NOT_FOUND
-        assert outcome(variants, tasks, more - 1, seeds) == NOT_FOUND
+        assert outcome(variants, tasks, stages, larger - 1) == UNDECIDABLE
+        assert outcome(variants, tasks, more - 1, seeds) == UNDECIDABLE
 
 
 def test_intervals_cover_the_truth():
@@ -321,6 +355,30 @@ def test_a_variant_whose_pairs_are_decided_needs_no_more_seeds():
         test.add({"one": {"x": near}, "two": {"x": near}})
     assert test.verdicts["one", "two"].outcome == NOT_FOUND and test.verdicts["one", "two"].seeds == 18
     assert test.verdicts["far", "one"].seeds == 6 and test.undecided == ()
+
+
+@pytest.mark.parametrize(
+    ("stages", "seeds", "tasks", "left"),
+    [(1, 3, "x", UNDECIDABLE), (1, 3, "xy", DIFFERENT), (1, 4, "x", DIFFERENT), (2, 4, "x", UNDECIDED)],
+)
+def test_a_pair_that_is_left_and_cannot_be_decided_any_more_says_so(stages, seeds, tasks, left):
+    """There are 1,680 ways to deal out three variants of three seeds, and 20 for the two that are left."""
+    test, near = AdaStop(["far", "one", "two"], stages, seeds), np.arange(float(seeds))
+    given = {"far": near + 900, "one": near, "two": near + 90}  # which do not even overlap
+    found = test.add({name: dict.fromkeys(tasks, scores) for name, scores in given.items()})
+    assert found["far", "one"].better == found["far", "two"].better == "far"
+    last = found["one", "two"]
+    assert last.outcome == left and last.more_seeds == seeds * (left == UNDECIDED)
+    assert (last.undecidable is None) == (left != UNDECIDABLE) and bool(test.undecided) == (left == UNDECIDED)
+    if left == UNDECIDABLE:
+        assert (
+            str(last)
+            == last.undecidable
+            == (
+                "cannot be decided with 2 variants left and 1 stage of 3 seeds: at least stages=2 or "
+                "seeds_per_stage=4"
+            )
+        )
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e3, -1e9])

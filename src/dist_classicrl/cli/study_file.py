@@ -71,6 +71,7 @@ def keep_study_file(file: Path, folder: Path) -> None:
 
 def sweep_of(folder: Path) -> Sweep:
     """Return the sweep whose folder this is; StudyError where no study file made it."""
+    from dist_classicrl.sweep.study import Study
     from dist_classicrl.sweep.sweep import Sweep
 
     file = folder / _KEPT
@@ -79,7 +80,8 @@ def sweep_of(folder: Path) -> Sweep:
             f"{folder} has no {_KEPT}, which `dist-classicrl sweep` leaves there. Type that again with the "
             "file of the study; in a script, use compare_on_new_seeds of dist_classicrl.sweep.new_seeds."
         )
-    return Sweep(**read_study(file), folder=folder)
+    # Seeds may have been added by a file that is elsewhere, or by a script.
+    return Sweep(**{**read_study(file), "seeds": list(Study(folder).plan.seeds)}, folder=folder)
 
 
 _examples = {ENVIRONMENT: f'{ENVIRONMENT} = "FrozenLake-v1"', "total_steps": "total_steps = 1_000_000"}

@@ -79,11 +79,13 @@ def study_sections(study: Study, resamples: int = RESAMPLES) -> list[Section]:
     check_count("resamples", resamples, 100)
     rows = study.rows()
     groups = _groups(study, rows, resamples)
+    # Of which some may be under way, as those that were added.
+    seeds = min((len(group.rows) for group in groups), default=len(study.plan.seeds))
     made = [
         _summary(study, rows),
-        _settings(groups, study),
-        _intervals(groups, caution(len(study.plan.seeds))),
-        _curves(study, groups, resamples),
+        _settings(groups, study, seeds),
+        _intervals(groups, caution(seeds)),
+        _curves(study, groups, resamples, caution(seeds)),
         _profiles(study, groups, resamples),
         _sensitivity(study),
         _exact(groups),
@@ -179,10 +181,10 @@ def _summary(study: Study, rows: Sequence[Mapping[str, Any]]) -> Section:
     return Section("Summary").add_text(score).add_table((), [row for row in told if row is not None])
 
 
-def _settings(groups: Sequence[_Group], study: Study) -> Section | None:
+def _settings(groups: Sequence[_Group], study: Study, seeds: int) -> Section | None:
     if not groups:
         return None
-    seeds, environments = len(study.plan.seeds), len(study.plan.environments)
+    environments = len(study.plan.environments)
     (why,) = undecidable([[(seeds, seeds)] * environments], LEVEL, PERMUTATIONS)
     section = Section("Settings compared").add_text(
         "Interquartile mean of the scores of all runs with its 95 % bootstrap interval, best first. Where a "
@@ -237,13 +239,13 @@ def _intervals(groups: Sequence[_Group], note: str) -> Section | None:
     return section if drawn else None
 
 
-def _curves(study: Study, groups: Sequence[_Group], resamples: int) -> Section | None:
+def _curves(study: Study, groups: Sequence[_Group], resamples: int, note: str) -> Section | None:
     points: dict[int, dict[int, float | None]] = {}
     for point in study.curves():
         points.setdefault(point["run"], {})[point["step"]] = point["mean_return"]
     section = Section("Learning curves").add_text(
         "Mean return of the episodes of the training, exploration included: interquartile mean over seeds "
-        f"with its 95 % bootstrap interval. {caution(len(study.plan.seeds))}"
+        f"with its 95 % bootstrap interval. {note}"
     )
     drawn = 0
     for name, theirs in _by_environment(groups, _best(groups, _MOST_LINES)).items():
@@ -282,7 +284,7 @@ def _profiles(study: Study, groups: Sequence[_Group], resamples: int) -> Section
     scores = study.scores()
     ranked = [study.name_of(variant) for variant in _best(groups, study.plan.n_variants)]
     whole = [name for name in ranked if all(name in each for each in scores.values())][:_MOST_LINES]
-    if not whole or len(study.plan.seeds) < FEWEST:
+    if not whole or study.whole_seeds < FEWEST:
         return None
     values = np.concatenate([np.asarray(each[name]) for each in scores.values() for name in whole])
     margin = 0.05 * float(np.ptp(values)) or 0.05  # also where all scores are alike
@@ -293,7 +295,7 @@ def _profiles(study: Study, groups: Sequence[_Group], resamples: int) -> Section
         profiles[name] = (band.middle, band.low, band.high)
     said = (
         "Fraction of runs, of all seeds and environments, that score above a threshold. Higher is better. "
-        f"{caution(len(study.plan.seeds))}"
+        f"{caution(study.whole_seeds)}"
     )
     figure = plotting.plot_profiles(thresholds, profiles)
     return (

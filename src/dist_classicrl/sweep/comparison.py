@@ -131,7 +131,9 @@ def compare(
     Parameters
     ----------
     scores : mapping of str to mapping of str to array_like of float, shape (seeds,)
-        Of each variant in each task. Tasks and variants may have different numbers of seeds.
+        Of each variant in each task. Tasks and variants may have different numbers of seeds, with which the
+        test keeps its level. The interquartile mean of 3 seeds or fewer is their mean, so that of skewed
+        scores those of few and of many seeds differ in the long run, and so does `difference` from 0.
     first, second : str
         Names of variants, which every task has.
     bounds : mapping of str to (float, float), optional
@@ -287,7 +289,8 @@ def undecidable(
     found: list[str | None] = []
     for each, p in zip(sizes, least, strict=True):
         few, many = min(map(min, each)), max(map(max, each))
-        there = counted(few, "seed") if few == many else f"{few:,} to {many:,} seeds"
+        between = "and" if len(each) == 1 else "to"
+        there = counted(few, "seed") if few == many else f"{few:,} {between} {many:,} seeds"
         why = f"cannot be decided with {there}{beside}: at least {seeds:,} seeds each"
         found.append(why if p > level else None)
     return found

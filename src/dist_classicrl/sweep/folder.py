@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,13 @@ from typing import Any
 from dist_classicrl._files import read_regular, whole_file
 from dist_classicrl.errors import StudyError
 from dist_classicrl.monitoring.machine import this_machine
-from dist_classicrl.sweep.differences import differences, text
-from dist_classicrl.sweep.records import records_in
+from dist_classicrl.sweep.kept.differences import differences, text
+from dist_classicrl.sweep.kept.more_seeds import MORE_SEEDS, addition, new_seeds, seeds_after, with_added
+from dist_classicrl.sweep.kept.records import records_in
 
 PLAN = "study.json"
 _NOT_OF_ALL = {"numbered", "search"}  # what the plan of a study may do without
+_SEEDS = {"seeds", "added"}  # of a plan
 _PROPOSED = "proposed"
 _RETRIES = "retries"
 _BEAT_SECONDS = 5.0
@@ -45,7 +47,7 @@ def studies_in(folder: str | os.PathLike[str]) -> list[Path]:
 
 
 class StudyFolder:
-    """What lies in the folder of a study: plan, claims, members, records, and settings that were proposed."""
+    """What lies in the folder of a study: plan, added seeds, claims, members, records, proposed settings."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -58,26 +60,39 @@ class StudyFolder:
         #: How many records have been found that count no longer, or that others have replaced.
         self.withdrawn = 0
 
-    def begin(self, plan: Mapping[str, Any]) -> None:
-        """Make the folder, or find the same study there; StudyError if it holds another one."""
+    def begin(self, plan: Mapping[str, Any]) -> dict[str, Any]:
+        """Make the folder, or find the same study there, and return its plan, with seeds that are new to it.
+
+        StudyError if it holds another study, one of other seeds, or one to which none can be added.
+        """
         try:
-            for name in ("claims", "members", "records", _PROPOSED, _RETRIES):
+            for name in ("claims", "members", "records", _PROPOSED, _RETRIES, MORE_SEEDS):
                 (self.path / name).mkdir(parents=True, exist_ok=True)
             with suppress(FileExistsError):
                 make_once(self.path / PLAN, text(plan))
-            there = self.plan()
+            while True:
+                there = self.plan()
+                self._check_same(there, plan)
+                if not (more := new_seeds(self.path, there, plan.get("seeds", ()))):
+                    return there
+                with suppress(FileExistsError):  # somebody else has just added some
+                    make_once(addition(self.path, len(there["seeds"])), json.dumps(more))
         except OSError as error:
             raise StudyError(
                 f"The study cannot be kept in {self.path} ({error.strerror}). Give a folder that this user "
                 "may write to."
             ) from error
+
+    def _check_same(self, there: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
+        """Raise `StudyError` unless one plan is the other, but for seeds."""
         if missing := plan.keys() - there.keys() - _NOT_OF_ALL:
             raise StudyError(
                 f"{self.path / PLAN} is none that `dist-classicrl sweep` or Sweep has written: it lacks "
                 f"{', '.join(sorted(missing))}. Give another folder."
             )
-        if text(there) != text(plan):
-            found = "; ".join(differences(there, plan)) or "its contents differ"
+        theirs, ours = ({key: each[key] for key in each if key not in _SEEDS} for each in (there, plan))
+        if text(theirs) != text(ours):
+            found = "; ".join(differences(theirs, ours)) or "its contents differ"
             raise StudyError(
                 f"The folder {self.path} holds another study: {found}. Give it as it was to go on with that "
                 "one, or another folder for a study of its own."
@@ -101,7 +116,11 @@ class StudyFolder:
                 f"{self.path} holds a study of several environments by an earlier version, which may show "
                 "what one gave under the name of another. Make it anew, in another folder."
             )
-        return plan
+        return with_added(self.path, plan)
+
+    def seeds_after(self, seeds: Sequence[int]) -> list[int]:
+        """Return the seeds that were added when the study had these; none where it still has."""
+        return seeds_after(self.path, seeds)
 
     def proposed(self, number: int) -> dict[str, Any] | None:
         """Return the settings of this number that somebody has decided, and what they were drawn from."""

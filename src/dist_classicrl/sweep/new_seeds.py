@@ -11,6 +11,7 @@ from typing import Any
 from dist_classicrl.errors import StudyError
 from dist_classicrl.sweep.comparison import LEVEL, PERMUTATIONS
 from dist_classicrl.sweep.folder import make_once
+from dist_classicrl.sweep.plan import Plan
 from dist_classicrl.sweep.progress import SweepProgress
 from dist_classicrl.sweep.sequential import AdaStop, Verdict
 from dist_classicrl.sweep.study import Study, check_one_scale
@@ -75,7 +76,7 @@ def compare_on_new_seeds(
         "level": level,
         "permutations": permutations,
     }
-    first_seed = _begin(folder, asked, max(study.plan.seeds) + 1)
+    first_seed = _begin(folder, asked, study.plan)
     stage = 0
     while needed := test.undecided:
         begin = first_seed + stage * seeds_per_stage
@@ -101,27 +102,28 @@ def compare_on_new_seeds(
     return test.verdicts
 
 
-def _begin(folder: Path, numbers: dict[str, Any], first_seed: int) -> int:
+def _begin(folder: Path, numbers: dict[str, Any], plan: Plan) -> int:
     """Write down what a comparison was begun with; StudyError if it was something else.
 
-    Return its first seed, which is at least this: no other comparison of the study has any of its seeds,
-    since what is compared may have been chosen by what came out there.
+    Return its first seed, which is above all that the study had then: no other comparison of the study has
+    any of its seeds either, since what is compared may have been chosen by what came out there.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    first_seed, of_old = max(plan.seeds) + 1, max(plan.seeds[: plan.begun_with]) + 1
     others = [path for path in folder.parent.glob(f"*/{_TEST}") if path.parent != folder]
-    begun = [_read(path, first_seed) for path in others]
+    begun = [_read(path, of_old) for path in others]
     ends = [each["first_seed"] + each["stages"] * each["seeds_per_stage"] for each in begun]
     after = max([first_seed, *ends])
     path = folder / _TEST
     with suppress(FileExistsError):
         make_once(path, json.dumps({**numbers, "first_seed": after}, sort_keys=True))
-    there = _read(path, first_seed)
+    there = _read(path, of_old)
     first = there.pop("first_seed")
     if there != numbers:
         changed = ", ".join(
             f"{name}={there.get(name)}" for name in numbers if there.get(name) != numbers[name]
         )
-        end = max([first + there["stages"] * there["seeds_per_stage"], *ends])
+        end = max([first_seed, first + there["stages"] * there["seeds_per_stage"], *ends])
         raise StudyError(
             f"This comparison was begun with {changed}. To change that after a look at scores would raise "
             "its share of false alarms, also without its folder, since the same seeds give the same scores. "

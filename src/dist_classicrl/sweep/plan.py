@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from dist_classicrl.checks import is_whole
@@ -27,18 +30,24 @@ _MOST_RUNS = 10_000_000
 
 @dataclass(frozen=True)
 class Trial:
-    """One run: an environment, settings, and a seed."""
+    """One run: an environment, settings, and a seed.
+
+    `number` is its place in the tables of the study, which moves where seeds are added; `run` is what its
+    record calls it, which stays. `batch` tells how often seeds had been added when its seed was there.
+    """
 
     number: int
     environment: str
     variant: int
     seed: int
     total_steps: int
+    run: int
+    batch: int
 
     @property
     def key(self) -> str:
         """What it is called in records: also a name for a file."""
-        return f"{self.number}-{self.total_steps}"
+        return f"{self.run}-{self.total_steps}"
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,8 @@ class Plan:
         The names of those that differ.
     search : mapping, optional
         What a search by what came out goes through: how many settings, and of which.
+    added : tuple of int
+        How many seeds there were each time that others were added; empty where none were.
     """
 
     environments: Mapping[str, str]
@@ -76,6 +87,7 @@ class Plan:
     eval_episodes: int
     stopping: Mapping[str, Any] | None = None
     search: Mapping[str, Any] | None = None
+    added: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "environments", dict(sorted(self.environments.items())))
@@ -98,15 +110,55 @@ class Plan:
 
     def trial(self, number: int, total_steps: int | None = None) -> Trial:
         """Return run `number`: environments come slowest, then variants, then seeds."""
-        rest, seed = divmod(number, len(self.seeds))
-        environment, variant = divmod(rest, self.n_variants)
+        place, index = divmod(number, len(self.seeds))
+        environment, variant = divmod(place, self.n_variants)
+        seed, begun = self.seeds[index], self.begun_with
+        # Those of a seed that was added follow all others, by its value: so they are the same in whatever
+        # order seeds are added.
+        run = place * begun + index if index < begun else self._n_places * (begun + seed) + place
         return Trial(
             number,
-            list(self.environments)[environment],
+            self._names[environment],
             variant,
-            self.seeds[seed],
+            seed,
             self.total_steps if total_steps is None else total_steps,
+            run,
+            bisect_right(self.added, index),
         )
+
+    def number_of(self, run: int) -> int | None:
+        """Return the number of the run that a record calls so; None where the study has not its seed."""
+        begun = self.begun_with
+        if run < self._n_places * begun:
+            place, index = divmod(run, begun)
+        else:
+            seed, place = divmod(run - self._n_places * begun, self._n_places)
+            if seed not in self._added_seeds:
+                return None
+            index = self._added_seeds[seed]
+        return place * len(self.seeds) + index
+
+    def n_made(self, records: Mapping[str, Mapping[str, Any]]) -> int:
+        """Return how many of these records are of runs of the study, as it is in this plan."""
+        return sum(self.number_of(record["run"]) is not None for record in records.values())
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(self.environments)
+
+    @cached_property
+    def _n_places(self) -> int:
+        return len(self.environments) * self.n_variants
+
+    @cached_property
+    def begun_with(self) -> int:
+        """How many seeds the study was begun with."""
+        return self.added[0] if self.added else len(self.seeds)
+
+    @cached_property
+    def _added_seeds(self) -> dict[int, int]:
+        """The place of each seed that was added."""
+        return {seed: index for index, seed in enumerate(self.seeds) if index >= self.begun_with}
 
     def trials(self, environment: str, variant: int, total_steps: int) -> list[Trial]:
         """Return the runs of one setting in one environment."""
@@ -124,8 +176,20 @@ class Plan:
 
         `costs` has what a step of each environment costs, 1 where it is compiled. Runs for which `together`
         returns the same, and not None, are made at once by a card, and come before all others. The parcels
-        depend on nothing else, so that all processes divide the runs alike.
+        depend on nothing else, so that all processes divide the runs alike. Those of seeds that were added
+        come last by themselves, so that the others are those of whoever was told of no more seeds.
         """
+        batches: dict[int, list[Trial]] = {batch: [] for batch in range(1 + len(self.added))}
+        for trial in trials:
+            batches[trial.batch].append(trial)
+        return list(chain.from_iterable(self._parcels(each, costs, together) for each in batches.values()))
+
+    def _parcels(
+        self,
+        trials: Sequence[Trial],
+        costs: Mapping[str, float],
+        together: Callable[[Trial], Hashable],
+    ) -> list[Parcel]:
         at_once: dict[Hashable, list[Trial]] = {}
         for trial in trials:
             at_once.setdefault(together(trial), []).append(trial)
@@ -172,6 +236,7 @@ class Plan:
         """Return the plan that `to_dict` has written; TypeError, KeyError or AttributeError for others."""
         # Settings as plain data are arguments of Settings once more.
         plain = {**data, "seeds": tuple(data["seeds"]), "varied": tuple(data["varied"])}
+        plain["added"] = tuple(data.get("added", ()))
         plain.pop("numbered", None)
         search = data.get("search")
         if search is not None:

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any
 
 from dist_classicrl.sweep.folder import StudyFolder
+from dist_classicrl.sweep.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,13 @@ class ShownSweep:
     """Tells a function how far a sweep is, about once a second."""
 
     def __init__(
-        self, progress: Callable[[SweepProgress], Any] | None, total: int, folder: StudyFolder
+        self, progress: Callable[[SweepProgress], Any] | None, plan: Plan, total: int, folder: StudyFolder
     ) -> None:
-        self._progress, self._total, self._folder = progress, total, folder
+        self._progress, self._plan, self._total, self._folder = progress, plan, total, folder
         self._began = self._then = time.monotonic()
-        self._before = self._seen = len(folder.records())
-        self._failed = _failed(folder)
+        self._seen = len(folder.records())  # of which some may be of seeds that this process was not told of
+        self._before = self._made = plan.n_made(folder.records_read)
+        self._failed = self._count_failed()
         self._withdrawn = folder.withdrawn
         self._steps = 0  # of the runs that ended since
 
@@ -54,19 +56,22 @@ class ShownSweep:
         self._then = now
         records = self._folder.records()
         for record in islice(records.values(), self._seen, None):
-            self._steps += record.get("steps", 0)
-            self._failed += record["error"] is not None
+            if self._plan.number_of(record["run"]) is not None:
+                self._made += 1
+                self._steps += record.get("steps", 0)
+                self._failed += record["error"] is not None
         if self._folder.withdrawn != self._withdrawn:  # somebody makes failed runs once more
-            self._withdrawn, self._failed = self._folder.withdrawn, _failed(self._folder)
-            self._before = min(self._before, len(records))
+            self._withdrawn, self._failed = self._folder.withdrawn, self._count_failed()
+            self._made = self._plan.n_made(records)
+            self._before = min(self._before, self._made)
         self._seen = len(records)
-        fresh, passed = self._seen - self._before, max(now - self._began, 1e-9)
+        fresh, passed = self._made - self._before, max(now - self._began, 1e-9)
         # An asynchronous halving makes some more than are planned.
-        total = max(self._total, self._seen)
-        left = (total - self._seen) * passed / fresh if fresh else float("nan")
+        total = max(self._total, self._made)
+        left = (total - self._made) * passed / fresh if fresh else float("nan")
         self._progress(
             SweepProgress(
-                self._seen - self._failed,
+                self._made - self._failed,
                 self._failed,
                 total,
                 self._steps / passed,
@@ -75,6 +80,6 @@ class ShownSweep:
             )
         )
 
-
-def _failed(folder: StudyFolder) -> int:
-    return sum(record["error"] is not None for record in folder.records_read.values())
+    def _count_failed(self) -> int:
+        failed = {key: one for key, one in self._folder.records_read.items() if one["error"] is not None}
+        return self._plan.n_made(failed)

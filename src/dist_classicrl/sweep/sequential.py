@@ -19,6 +19,7 @@ from dist_classicrl.errors import StudyError
 from dist_classicrl.sweep.comparison import LEVEL, PERMUTATIONS, check_count, check_level, checked_values
 
 DIFFERENT, UNDECIDED, NOT_FOUND = "different", "undecided", "no difference found"
+UNDECIDABLE = "cannot be decided"
 _TWO = ("first", "second")
 
 #: Sums that differ by less are equal: a fraction of how far scores are from their mean, and of the largest.
@@ -31,7 +32,9 @@ class Verdict:
 
     Attributes
     ----------
-    outcome : {"different", "undecided", "no difference found"}
+    outcome : {"different", "undecided", "no difference found", "cannot be decided"}
+        The last where nothing could be found in all stages, whatever the scores are, among the variants that
+        are left.
     better : str or None
         Which one has the higher mean, where they are different: "first" or "second", or its name.
     difference : float
@@ -39,7 +42,9 @@ class Verdict:
     seeds : int
         Of each variant and task, so far.
     more_seeds : int
-        To run before asking again; 0 where it is decided.
+        To run before asking again; 0 where it is decided, or cannot be.
+    undecidable : str or None
+        Why it cannot be decided, and with how many stages or seeds it could.
     """
 
     outcome: str
@@ -47,11 +52,12 @@ class Verdict:
     difference: float
     seeds: int
     more_seeds: int
+    undecidable: str | None = None
 
     def __str__(self) -> str:
         if self.outcome == UNDECIDED:
             return f"{UNDECIDED}: run {self.more_seeds} more"
-        return f"{DIFFERENT}: {self._named} is better" if self.better else NOT_FOUND
+        return f"{DIFFERENT}: {self._named} is better" if self.better else self.undecidable or NOT_FOUND
 
     @property
     def _named(self) -> str:
@@ -67,7 +73,8 @@ class AdaStop:
     not with permutations within pairs. After stage i of K, at most i `level` / K of all permutations have
     been beyond a stage's boundary. Step down: a pair that is beyond it is decided, and the others are
     compared as if they had been the only ones from the start. A variant all pairs of which are decided needs
-    no more seeds.
+    no more seeds. Those that are left can be dealt out in fewer ways: where these are too few to show
+    anything in all stages together, their pairs end as such that cannot be decided.
 
     Parameters
     ----------
@@ -137,21 +144,26 @@ class AdaStop:
         them out. `add` does it as well, which knows the tasks of the first stage.
         """
         n = len(self.variants)
-
-        def is_enough(stages: int, seeds: int) -> bool:
-            # Of those ways one variant has all of the lowest scores, in each task and stage, and one all of
-            # the highest; the largest difference may be that of any two, in either order.
-            dealt = math.lgamma(n * seeds + 1) - 2 * math.lgamma(seeds + 1) - math.lgamma((n - 2) * seeds + 1)
-            return math.log(n * (n - 1)) - stages * tasks * dealt <= math.log(self.level) + 1e-9
-
-        if not is_enough(self.stages, self.seeds_per_stage):
-            stages = next(i for i in count(self.stages) if is_enough(i, self.seeds_per_stage))
-            seeds = next(i for i in count(self.seeds_per_stage) if is_enough(self.stages, i))
+        if enough := self._lacks(n, len(self.verdicts), tasks):
             raise StudyError(
                 f"{counted(self.stages, 'stage')} of {self.seeds_per_stage} seeds cannot show that any of "
-                f"{n} variants differ at level {self.level}, however far apart they are. Give at least "
-                f"stages={stages} or seeds_per_stage={seeds}."
+                f"{n} variants differ at level {self.level}, however far apart they are. Give {enough}."
             )
+
+    def _lacks(self, n: int, pairs: int, tasks: int) -> str | None:
+        """Return how much is enough to decide any of so many pairs of `n` variants; None where it is so."""
+
+        def is_enough(stages: int, seeds: int) -> bool:
+            # Of all ways one variant has all of the lowest scores, in each task and stage, and one all of
+            # the highest; the largest difference may be that of any pair, in either order.
+            dealt = math.lgamma(n * seeds + 1) - 2 * math.lgamma(seeds + 1) - math.lgamma((n - 2) * seeds + 1)
+            return math.log(2 * pairs) - stages * tasks * dealt <= math.log(self.level) + 1e-9
+
+        if is_enough(self.stages, self.seeds_per_stage):
+            return None
+        stages = next(i for i in count(self.stages) if is_enough(i, self.seeds_per_stage))
+        seeds = next(i for i in count(self.seeds_per_stage) if is_enough(self.stages, i))
+        return f"at least stages={stages} or seeds_per_stage={seeds}"
 
     def _pairs(self) -> list[tuple[str, str]]:
         return [pair for pair, verdict in self.verdicts.items() if verdict.outcome == UNDECIDED]
@@ -205,6 +217,15 @@ class AdaStop:
             if beyond is None:
                 break
             found.add(beyond)
+        left = [pair for pair in pairs if pair not in found]
+        too_few: dict[str, str | None] = {}
+        for group in _joined(left):
+            enough = self._lacks(len(group), sum(a in group for a, _ in left), n_tasks)
+            why = (
+                f"{UNDECIDABLE} with {len(group)} variants left and {counted(self.stages, 'stage')} of "
+                f"{self.seeds_per_stage} seeds: {enough}"
+            )
+            too_few |= dict.fromkeys(group, enough and why)
         for a, b in pairs:
             difference = float(
                 sum((each[a][task] - each[b][task]).sum() for each in self._stages for task in each[a])
@@ -213,6 +234,8 @@ class AdaStop:
             verdict = Verdict(UNDECIDED, None, difference, seeds, self.seeds_per_stage)
             if (a, b) in found:
                 verdict = replace(verdict, outcome=DIFFERENT, better=a if difference > 0 else b, more_seeds=0)
+            elif too_few[a] is not None:
+                verdict = replace(verdict, outcome=UNDECIDABLE, more_seeds=0, undecidable=too_few[a])
             elif stage == self.stages:
                 verdict = replace(verdict, outcome=NOT_FOUND, more_seeds=0)
             self.verdicts[a, b] = verdict

@@ -7,7 +7,9 @@ import io
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,8 @@ from dist_classicrl.checks import checked_path, require_package
 from dist_classicrl.errors import StudyError
 from dist_classicrl.sweep.choosing.halving import SuccessiveHalving
 from dist_classicrl.sweep.folder import PLAN, StudyFolder, written
-from dist_classicrl.sweep.plan import Plan
+from dist_classicrl.sweep.kept.more_seeds import why_no_others
+from dist_classicrl.sweep.plan import Plan, Trial
 
 if TYPE_CHECKING:
     import pandas
@@ -64,7 +67,7 @@ class Study:
         self.folder = Path(checked_path("folder", folder))
         self._files = StudyFolder(self.folder)
         self._made_rows: list[dict[str, Any]] = []
-        self._rows_of = (0, 0)  # records of which these rows are, and those that others have replaced
+        self._rows_of = (0, 0, 0)  # records of which these rows are, those that others have replaced, seeds
         data = self._files.plan()
         try:
             self.plan = Plan.of_dict(data)
@@ -85,6 +88,12 @@ class Study:
     def __repr__(self) -> str:
         done, failed = self.done, self.failed
         return f"Study({str(self.folder)!r}, {done:,} of {self.plan.n_runs:,} runs done, {failed:,} failed)"
+
+    def _learn_seeds(self) -> None:
+        """Take in seeds that have been added since."""
+        while more := self._files.seeds_after(seeds := self.plan.seeds):
+            added = (*self.plan.added, len(seeds))
+            self.plan = replace(self.plan, seeds=(*seeds, *more), added=added)
 
     def _learn_settings(self) -> None:
         """Take in settings that have been decided since."""
@@ -121,10 +130,30 @@ class Study:
     @property
     def trainings(self) -> int:
         """How many trainings the study has in all: with early stopping, more than runs."""
+        self._learn_seeds()
         return self.plan.n_trainings(self._stopping)
 
+    @property
+    def can_grow(self) -> bool:
+        """Whether seeds can be added: nothing has been chosen by the scores of those that are there."""
+        return why_no_others(self.plan.search, self.plan.stopping) is None
+
+    @property
+    def is_made(self) -> bool:
+        """Whether all trainings have been made."""
+        made, total = self._files.records(), self.trainings
+        return len(made) >= total <= self.plan.n_made(made)
+
+    def number_of(self, record: Mapping[str, Any]) -> int | None:
+        """Return the number, as in `rows`, of the run that a record is of; None if the study has it not."""
+        number = self.plan.number_of(record["run"])
+        if number is None:
+            self._learn_seeds()
+            number = self.plan.number_of(record["run"])
+        return number
+
     def group_of(self, run: int) -> tuple[str, str]:
-        """Return the environment of a run, and its settings as words."""
+        """Return the environment of a run of this number, and its settings as words."""
         trial = self.plan.trial(run)
         if trial.variant not in self._names:
             self._learn_settings()
@@ -152,36 +181,39 @@ class Study:
         if self._stopping is None:
             return self.rows()
         records, steps = self._files.records(), self._stopping.steps(0, self.plan.total_steps)
-        keys = [self.plan.trial(number, steps).key for number in range(self.plan.n_runs)]
+        trials = [self.plan.trial(number, steps) for number in range(self.plan.n_runs)]
         stopped = {row["run"]: row["stopped"] for row in self._rows()}
         self._learn_settings()
-        return [self._row(records[key], stopped[records[key]["run"]]) for key in keys if key in records]
+        return [
+            self._row(each, records[each.key], stopped[each.number]) for each in trials if each.key in records
+        ]
 
     def _rows(self) -> list[dict[str, Any]]:
         """Return `rows`, made anew only where there are more records than before."""
-        known = (len(self._files.records()), self._files.withdrawn)
+        n_records = len(self._files.records())
+        self._learn_seeds()
+        known = (n_records, self._files.withdrawn, len(self.plan.seeds))
         found = list(self._records()) if known != self._rows_of else []
         self._learn_settings()  # after the records are read: those of all runs that have any are decided
         if known != self._rows_of:
-            self._made_rows = [self._row(record, stopped) for record, stopped in found]
+            self._made_rows = [self._row(*each) for each in found]
             self._rows_of = known
         return self._made_rows
 
-    def _records(self) -> Iterator[tuple[dict[str, Any], bool]]:
-        """Yield the record of the longest training of each run, and whether it was stopped early."""
+    def _records(self) -> Iterator[tuple[Trial, dict[str, Any], bool]]:
+        """Yield the longest training of each run, its record, and whether it was stopped early."""
         records = self._files.records()
         stopping, total = self._stopping, self.plan.total_steps
         rungs = (
             [total] if stopping is None else [stopping.steps(rung, total) for rung in range(stopping.rungs)]
         )
         for number in range(self.plan.n_runs):
-            keys = (self.plan.trial(number, steps).key for steps in reversed(rungs))
-            key = next((key for key in keys if key in records), None)
-            if key is not None:
-                yield records[key], key != self.plan.trial(number, total).key
+            trials = (self.plan.trial(number, steps) for steps in reversed(rungs))
+            trial = next((trial for trial in trials if trial.key in records), None)
+            if trial is not None:
+                yield trial, records[trial.key], trial.total_steps != total
 
-    def _row(self, record: Mapping[str, Any], stopped: bool) -> dict[str, Any]:
-        trial = self.plan.trial(record["run"])
+    def _row(self, trial: Trial, record: Mapping[str, Any], stopped: bool) -> dict[str, Any]:
         row: dict[str, Any] = {
             "run": trial.number,
             "environment": trial.environment,
@@ -205,26 +237,43 @@ class Study:
         Keys are run, step, mean_return (None if no episode ended since the last point) and episodes.
         """
         return [
-            {"run": record["run"], "step": step, "mean_return": mean, "episodes": episodes}
-            for record, _ in self._records()
+            {"run": trial.number, "step": step, "mean_return": mean, "episodes": episodes}
+            for trial, record, _ in self._records()
             for step, mean, episodes in record.get("curve", ())
         ]
 
     def scores(self) -> dict[str, dict[str, list[float]]]:
         """Return the scores of the seeds by environment and by settings, where all runs have all steps.
 
-        Settings with a run that failed or is missing are left out, and those that were stopped early: their
-        scores are chosen, and of fewer steps.
+        They are of the first `whole_seeds`. Settings with a run that failed or is missing are left out, and
+        those that were stopped early: their scores are chosen, and of fewer steps.
         """
         found: dict[str, dict[str, list[float]]] = {name: {} for name in self.plan.environments}
-        for row in self._rows():
+        rows, seeds = self._whole_rows()
+        for row in rows:
             if row["score"] is not None and not row["stopped"]:
                 found[row["environment"]].setdefault(self.name_of(row["variant"]), []).append(row["score"])
-        whole = len(self.plan.seeds)
         return {
-            name: {variant: scores for variant, scores in each.items() if len(scores) == whole}
+            name: {variant: scores for variant, scores in each.items() if len(scores) == seeds}
             for name, each in found.items()
         }
+
+    @property
+    def whole_seeds(self) -> int:
+        """How many seeds there are, without those that were added and of which runs are missing."""
+        return self._whole_rows()[1]
+
+    def _whole_rows(self) -> tuple[list[dict[str, Any]], int]:
+        """Return the rows of these seeds, and how many seeds they are."""
+        rows, plan = self._rows(), self.plan
+        if not plan.added:
+            return rows, len(plan.seeds)
+        made = Counter(row["seed"] for row in rows)
+        whole = [made[seed] * len(plan.seeds) == plan.n_runs for seed in plan.seeds]
+        ends = [end for end in (*plan.added, len(whole)) if all(whole[:end])]
+        seeds = max([plan.begun_with, *ends])
+        counted = set(plan.seeds[:seeds])
+        return [row for row in rows if row["seed"] in counted], seeds
 
     def variants(self) -> list[int]:
         """Return the numbers of the settings, which a search by what came out decides one after the other."""
@@ -235,7 +284,8 @@ class Study:
         """Return the settings that `scores` does not have in each environment, and why."""
         scores, why = self.scores(), {}
         of: dict[tuple[str, int], list[dict[str, Any]]] = {}
-        for row in self._rows():
+        whole, seeds = self._whole_rows()
+        for row in whole:
             of.setdefault((row["environment"], row["variant"]), []).append(row)
         for variant in self.variants():
             name, reasons = self.name_of(variant), []
@@ -248,9 +298,7 @@ class Study:
                 elif failed := sum(row["error"] is not None for row in rows):
                     reasons.append(f"{failed:,} of {len(rows):,} runs failed in {environment}")
                 else:
-                    reasons.append(
-                        f"{len(rows):,} of {len(self.plan.seeds):,} runs are made in {environment}"
-                    )
+                    reasons.append(f"{len(rows):,} of {seeds:,} runs are made in {environment}")
             if reasons:
                 why[name] = ", ".join(reasons)
         return why

@@ -82,7 +82,8 @@ class Sweep:
     total_steps : int
         Steps of each run.
     seeds : int or sequence of int
-        How many, 0, 1, ..., or which ones.
+        How many, 0, 1, ..., or which ones. Where the folder has the same study with fewer, the others are
+        added to it, and their runs alone are made; not to a search by what came out, nor with early stopping.
     settings : mapping, optional
         Keyword arguments of `DistAsyncQLearning` that all runs share.
     vary : mapping, optional
@@ -103,7 +104,7 @@ class Sweep:
     Raises
     ------
     StudyError
-        If these do not fit together, or the folder holds another study.
+        If these do not fit together, or the folder holds another study, or seeds that are not given.
     EnvError
         If an environment cannot be used.
     UnknownArgumentError
@@ -228,9 +229,13 @@ class Sweep:
         }
 
     def begin(self) -> StudyFolder:
-        """Make the folder of the study, or find it there; StudyError if it holds another study."""
+        """Make the folder of the study, or find it there, and add seeds that it has not.
+
+        StudyError if it holds another study, or one whose seeds cannot be these.
+        """
         folder = StudyFolder(self.folder)
-        folder.begin(self.plan.to_dict())
+        there = folder.begin(self.plan.to_dict())
+        self.plan = replace(self.plan, seeds=tuple(there["seeds"]), added=tuple(there.get("added", ())))
         return folder
 
     def part(
@@ -255,6 +260,7 @@ class Sweep:
             seeds=checked_seeds(list(seeds)),
             stopping=None,
             search=None,
+            added=(),
         )
         return made
 
@@ -267,7 +273,7 @@ class Sweep:
     ) -> Study:
         """Make all runs that have not been made, together with whoever works in the same folder.
 
-        Returns when all runs of the study are made, on every rank.
+        Returns when all runs of the seeds that it was given are made, on every rank.
 
         Parameters
         ----------
@@ -285,7 +291,7 @@ class Sweep:
         Raises
         ------
         StudyError
-            If the folder holds another study, or cannot be written to.
+            If the folder holds another study, or one whose seeds cannot be these, or cannot be written to.
         SettingsError
             If `stop_signals` holds what is no signal, or none that can stop a sweep.
         SweepStopped
@@ -328,7 +334,7 @@ class Sweep:
                 logger.warning(
                     "Stopped by %s: %s of %s runs are made. The same sweep with the same folder goes on.",
                     stopped.reason,
-                    f"{len(folder.records()):,}",
+                    f"{self.plan.n_made(folder.records()):,}",
                     f"{self.plan.n_trainings(self._stopping):,}",
                 )
             if isinstance(stopped, SweepStopped):
@@ -356,7 +362,7 @@ class Sweep:
             once_on_each_host(self.folder / "members", partial(making.compile, folder.records()))
             watch.check()
             with _out_of_collections(), helpers() as those:
-                shown = ShownSweep(progress, self.plan.n_trainings(self._stopping), folder)
+                shown = ShownSweep(progress, self.plan, self.plan.n_trainings(self._stopping), folder)
                 for _ in range(min(processes, self.plan.n_runs) - 1):
                     those.start(partial(self._help, making))
 

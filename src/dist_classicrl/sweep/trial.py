@@ -212,7 +212,7 @@ def looked_at(env: Any, use_action_mask: bool | None = None) -> Source:
 def record_of(trial: Trial, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return the record of a run of which `make` tells what came out; what that raises is in there, too."""
     started = time.perf_counter()
-    record: dict[str, Any] = {"key": trial.key, "run": trial.number, "error": None}
+    record: dict[str, Any] = {"key": trial.key, "run": trial.run, "error": None}
     try:
         record |= make()
     except (Exception, SystemExit) as error:

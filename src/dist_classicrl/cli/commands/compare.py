@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dist_classicrl._hints import rank_of_environment
+from dist_classicrl._words import counted
 from dist_classicrl.cli import output
 from dist_classicrl.errors import StudyError
 
@@ -114,11 +115,21 @@ def command(
         found = compare_all(whole, bounds=bounds, level=level)
     if as_json:
         told = [{**asdict(each), "better": each.better} for each in found]
-        output.show_json({"comparisons": told, "left_out": left_out})
+        output.show_json({"comparisons": told, "left_out": left_out, "seeds": study.whole_seeds})
         return
     _show(found)
-    if note := caution(len(study.plan.seeds)):
+    seeds, note = study.whole_seeds, caution(study.whole_seeds)
+    if under_way := len(study.plan.seeds) - seeds:
+        click.echo(
+            f"\nThese are scores of the first {counted(seeds, 'seed')}. Of {under_way:,} more, which were "
+            "added, runs are missing: `dist-classicrl sweep` makes them."
+        )
+    if note:
         click.echo(f"\n{note}")
+    if (note or any(one.undecidable for one in found)) and study.can_grow:
+        click.echo(
+            "\nWith more seeds in the study's file `dist-classicrl sweep` makes the runs that are missing."
+        )
     _tell_of(left_out, study)
 
 
@@ -180,6 +191,8 @@ def _run_more(
         for (a, b), verdict in found.items()
     ]
     output.show_table(["first", "second", "difference", "new seeds", "better"], rows)
+    for why in dict.fromkeys(verdict.undecidable for verdict in found.values() if verdict.undecidable):
+        click.echo(f"\nA difference {why}.")
 
 
 def _show(found: list[Comparison]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from dist_classicrl._hints import task_of_environment
+from dist_classicrl._words import counted
 from dist_classicrl.cli import errors
 from dist_classicrl.cli.option_types import OutFolder, option
 from dist_classicrl.cli.run_folder import RunFolder
@@ -29,7 +30,8 @@ FILE is a study: environments, settings that differ, seeds.
 
 Each run learns alone on one core. They are divided among processes of this machine; among ranks, where mpirun
 or srun has started this command; and among whoever else works in the same folder, such as the tasks of a
-SLURM array. Killed at any moment and typed again it goes on, and ends with the same table. With
+SLURM array. Killed at any moment and typed again it goes on, and ends with the same table. With more seeds in
+FILE it makes the runs that are missing, but for studies with early stopping or search = "tpe". With
 device = "cuda" among the settings a card makes thousands of runs at once.
 
 \b
@@ -90,9 +92,11 @@ def command(
     keep_study_file(file, folder)
     is_speaker = not task_of_environment() and not quiet
     if is_speaker and not live:
-        click.echo(
-            f"{sweep.plan.n_runs:,} runs of {sweep.plan.total_steps:,} steps each, in {folder}", err=True
-        )
+        plan, also = sweep.plan, ""
+        if plan.added:
+            more = len(plan.seeds) - plan.added[0]
+            also = f": {counted(more, 'seed')} besides the {plan.added[0]:,} that it was begun with"
+        click.echo(f"{plan.n_runs:,} runs of {plan.total_steps:,} steps each, in {folder}{also}", err=True)
     with _shown(folder, live, is_speaker):
         try:
             tell = teller() if is_speaker and not live else None

@@ -73,16 +73,18 @@ class StudyView:
                 return
         now = time.monotonic()
         for member, record in self._files.news():
+            if (number := self._study.number_of(record)) is None:
+                continue
             self._of_members[member] += 1
             if not self._is_first_look:
                 self._recent.append((now, member, record.get("steps", 0)))
             self._failed.discard(record["key"])
             if record["error"] is not None:
                 self._failed.add(record["key"])
-                self._failures = [*self._failures[-20:], f"run {record['run']}: {record['error']}"]
+                self._failures = [*self._failures[-20:], f"run {number}: {record['error']}"]
                 continue
             self._done += 1
-            group = self._study.group_of(record["run"])
+            group = self._study.group_of(number)
             self._by_settings.setdefault(group, _Scores()).add(record, self._study.varied)
         self._is_first_look = False
         while self._recent and self._recent[0][0] < now - _RATE_SECONDS:

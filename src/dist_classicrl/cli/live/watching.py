@@ -10,7 +10,6 @@ from dist_classicrl.cli.live.screen import View
 from dist_classicrl.cli.live.study_view import StudyView
 from dist_classicrl.cli.run_folder import RunFolder, known_runs, short_path
 from dist_classicrl.errors import SettingsError
-from dist_classicrl.sweep.folder import StudyFolder
 from dist_classicrl.sweep.study import Study
 
 _POLL_SECONDS = 0.5
@@ -35,6 +34,5 @@ def view_of(folder: Path) -> View:
 def wait_until_done(folder: Path) -> None:
     """Return when the run or the study in a folder is done."""
     study = Study(folder) if _has_study(folder) else None
-    files = StudyFolder(folder)
-    while len(files.records()) < study.trainings if study else RunFolder(folder).ended() is None:
+    while not study.is_made if study else RunFolder(folder).ended() is None:
         time.sleep(_POLL_SECONDS)

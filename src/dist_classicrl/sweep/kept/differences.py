@@ -47,12 +47,12 @@ def _of(name: str, old: Any, new: Any) -> Iterator[str]:
         for inner, values in _changed(old, new):
             yield from _of(inner, *values)
     elif name == "search":
-        yield _said(name, _sampler(old), _sampler(new))
+        yield said(name, _sampler(old), _sampler(new))
     elif name in ("shared", "space") and are_mappings:
         for setting, values in _changed(old, new):
-            yield _said(setting, *values)
+            yield said(setting, *values)
     else:
-        yield _said(name, old, new)
+        yield said(name, old, new)
 
 
 def _sampler(search: Any) -> Any:
@@ -66,18 +66,18 @@ def text(data: Any) -> str:
 
 def _of_variants(old: list[Any], new: list[Any]) -> Iterator[str]:
     if len(old) != len(new):
-        yield _said("variants", len(old), len(new))
+        yield said("variants", len(old), len(new))
     before, now = _values(old), _values(new)
     changed = list(_changed(before, now))
     for name, values in changed:
-        yield _said(name, *map(_one, values))
+        yield said(name, *map(_one, values))
     if not changed and len(old) == len(new):
         yield "settings: the same values in other combinations"
 
 
 def _of_environments(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[str]:
     if list(old) != list(new):
-        yield _said("environments", list(old), list(new))
+        yield said("environments", list(old), list(new))
     else:
         names = (name for name, _ in _changed(old, new))
         yield f"environments: other ones of the same name as {', '.join(names)}"
@@ -96,16 +96,17 @@ def _one(values: list[Any] | None) -> Any:
     return values[0] if values and len(values) == 1 else values
 
 
-def _said(name: str, old: Any, new: Any) -> str:
+def said(name: str, old: Any, new: Any) -> str:
+    """Return what a setting is in a study that is there, and here."""
     if name == "seeds":
-        old, new = _seeds(old), _seeds(new)
+        return f"seeds: {shown_seeds(old)} there, {shown_seeds(new)} here"
     return f"{_CALLED.get(name, name)}: {_REPR.repr(_plain(old))} there, {_REPR.repr(_plain(new))} here"
 
 
-def _seeds(seeds: Any) -> Any:
+def shown_seeds(seeds: Any) -> str:
     """Return seeds as `Sweep` is mostly given them: how many."""
     is_usual = isinstance(seeds, list) and seeds == list(range(len(seeds)))
-    return len(seeds) if is_usual else seeds
+    return _REPR.repr(len(seeds) if is_usual else seeds)
 
 
 def _plain(value: Any) -> Any:
