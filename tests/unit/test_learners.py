@@ -218,7 +218,7 @@ def test_an_only_environment_that_plays_gives_what_steps_give(
 
     (played, one), (stepped, other) = learned(True), learned(False)
     assert one == other
-    assert played.count(True) > 3 and not stepped
+    assert played.count(True) > 1 and not stepped
     q, visits, totals, given, used, error = one
     assert totals[0] > 5 and sum(visits) == used
     if says is not None:
@@ -301,7 +301,7 @@ def test_stepped_learning_equals_a_plain_twin(algorithm, learning_rate, replay_r
 
     one, other = learned(in_leases), learned(lambda learner, leases: twin(learner, settings, leases))
     assert one == other
-    assert sum(one[1]) > 195 and one[2][0] > 5  # an n-step rule still waits for the last ones
+    assert sum(one[1]) > 185 and one[2][0] > 5  # an n-step rule still waits for the last of each walker
 
 
 @pytest.mark.slow

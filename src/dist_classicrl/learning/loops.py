@@ -20,7 +20,6 @@ from dist_classicrl.environments.stepped.base import (
     WRONG,
     WRONG_MASK,
     Counted,
-    Masked,
     settle_one,
     take_mask,
 )
@@ -329,8 +328,8 @@ class Stepping(NamedTuple):
     context: Any  # its masks, None or bool of shape (B, A), are the legal actions of the next states
     replay: Any  # or None
     counted: Counted  # of the environments, as the next three
-    masked: Masked | None
-    masks: np.ndarray | None  # bool, shape (E, A), likewise
+    given_mask: np.ndarray | None
+    masks: np.ndarray | None  # bool, shape (E, A), as the next
     next_masks: np.ndarray | None
     batch: Batch
     actions: np.ndarray  # int64, shape (E,)
@@ -347,6 +346,7 @@ ACT = 0  # choose the actions of where the environments stand
 LEARN = 1  # learn what is due
 STEPPED = 2  # take a step of the environments into the batch, and learn what is due
 PLAYED = 3  # settle a step of the only environment first, and choose the next action afterwards
+BEGUN = 4  # begin an episode of the only environment where it was reset to, and choose the first action
 
 
 @jit
@@ -354,21 +354,27 @@ def go_on(stepping, what, next_state, reward, terminated, truncated):
     """Go on with environments that are stepped; `stepping` is a `Stepping`, bound.
 
     What is due are whole batches as long as they are full; the lines may end before: then DUE is not 0.
-    The last arguments are what the step gave that was PLAYED. Return what `settle_one` does where no action
-    is due: the episode has ended, the lines or the steps to learn have, or no action is legal; or WRONG_MASK;
-    or else the action.
+    The last arguments are what the step gave that was PLAYED, or the state where an episode has BEGUN.
+    Return what `settle_one` does where no action is due: the episode has ended, the lines or the steps to
+    learn have, or no action is legal; or WRONG_MASK; or else the action.
     """
     stepping = taken(stepping)
     context, counted, batch, whole = stepping.context, stepping.counted, stepping.batch, stepping.whole
-    came, masks = GOES_ON, stepping.masks
-    if what == PLAYED:
-        if not _takes_mask(stepping.masked):
-            return WRONG_MASK
+    came = GOES_ON
+    masks = stepping.next_masks if what == PLAYED else stepping.masks
+    if what >= PLAYED and not _takes_mask(stepping.given_mask, masks):
+        return WRONG_MASK
+    if what == BEGUN:
+        counted.states[0] = next_state
+    elif what == PLAYED:
         came = settle_one(counted, next_state, reward, terminated, truncated)
         if came == WRONG:
             return came
-        masks = stepping.next_masks
-    if what >= STEPPED:
+        if came == ENDED:
+            stepping.totals[0] += 1.0
+            stepping.totals[1] += counted.ended_returns[0]
+            stepping.totals[2] += counted.ended_lengths[0]
+    if what == STEPPED or what == PLAYED:
         given = Given(
             counted.valid,
             counted.before,
@@ -380,7 +386,7 @@ def go_on(stepping, what, next_state, reward, terminated, truncated):
         )
         whole[DRAWS] += stepping.actions.size
         whole[HELD] = note_steps(batch, context.masks, whole[HELD], given, stepping.next_masks)
-    if what != ACT:
+    if what != ACT and what != BEGUN:
         first = 0
         while True:
             steps = _due(stepping.batch_size, whole[HELD] - first, whole)
@@ -395,8 +401,10 @@ def go_on(stepping, what, next_state, reward, terminated, truncated):
             whole[ON_LINE] -= steps
         if first > 0:
             whole[HELD] = _keep_from(first, whole[HELD], batch, context.masks)
-        if what != PLAYED or came == ENDED or whole[LEFT] == 0 or whole[ON_LINE] == 0 or not _can_act(masks):
+        if what != PLAYED or came == ENDED:
             return came
+    if what != ACT and (whole[LEFT] == 0 or whole[ON_LINE] == 0 or not _can_act(masks)):
+        return came
     epsilon = on_line(_stretch_of(stepping.stream, whole, stepping.lines, 0).epsilon, 0)
     choose_actions(
         stepping.rule,
@@ -455,8 +463,8 @@ def _stretch_of(stream, whole, lines, steps):
 
 
 @jit_inline
-def _takes_mask(masked):
-    return True if masked is None else take_mask(masked)
+def _takes_mask(given, masks):
+    return True if given is None else take_mask(given, masks)
 
 
 @jit_inline

@@ -15,6 +15,7 @@ from dist_classicrl.learning import loops
 from dist_classicrl.learning.learner import Problem, Stream, Totals
 from dist_classicrl.learning.loops import (
     ACT,
+    BEGUN,
     DUE,
     EPSILON_AT,
     HELD,
@@ -135,7 +136,7 @@ class _Walkers:
             context,
             None if self._replay is None else self._replay.in_context(context),
             env.counted,
-            env.masked,
+            env.given_mask,
             env.masks,
             env.next_masks,
             self._batch,
@@ -151,7 +152,7 @@ class _Walkers:
         bound, nothing = Bound(self._stepping), (0, 0.0, False, False)
         with compiling(self._rule):
             loop = compiled_for(self._loop, bound, ACT, *nothing)
-        self._follow = partial(loop, bound, PLAYED)
+        self._follow, self._begin = partial(loop, bound, PLAYED), partial(loop, bound, BEGUN)
         self._act, self._learn, self._learn_step = (
             partial(loop, bound, what, *nothing) for what in (ACT, LEARN, STEPPED)
         )
@@ -193,7 +194,8 @@ class _Walkers:
         env = self._env
         self._act()
         if self._plays:
-            is_noted = env.play(int(self._actions[0]), self._follow, self._actions, stream.is_cut)
+            calls = self._follow, self._begin
+            is_noted = env.play(int(self._actions[0]), *calls, self._actions, stream.is_cut)
         else:
             is_noted = False
             masks = None if env.masks is None or not self._memory.notes_masks else env.masks.copy()
@@ -202,8 +204,9 @@ class _Walkers:
                 self._memory.note_masks(env.before[env.valid], masks[env.valid])
         if env.next_masks is not self._stepping.next_masks:  # its first, perhaps as an episode begins
             self._follow_masks()
-        if not is_noted:
-            self._learn_step()
+        if is_noted:
+            return
+        self._learn_step()
         if env.episode_returns:
             self._totals.values[:3] += (
                 len(env.episode_returns),

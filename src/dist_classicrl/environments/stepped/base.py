@@ -76,24 +76,20 @@ def settle(step: Counted) -> int:
     return n_ended
 
 
-class Masked(NamedTuple):
-    """What the mask of a single environment is taken from and written to; see `take_mask`."""
-
-    given: np.ndarray  # int64, shape (A,): what a step gave
-    next_masks: np.ndarray  # bool, shape (1, A): legal in its next state
-
-
 GOES_ON, ENDED, WRONG, WRONG_MASK = -1, -2, -3, -4
-"""What became of a step of a single environment; see `settle_one` and `take_mask`."""
+"""What became of a step of a single environment; see `settle_one` and `SteppedEnv.play`."""
 
 
 @jit
-def take_mask(masked: Masked) -> bool:
-    """Take in the mask that a step of a single environment gave; return whether it has 0 and 1 only."""
+def take_mask(given: np.ndarray, masks: np.ndarray) -> bool:
+    """Write the mask that a single environment gave; return whether it has 0 and 1 only.
+
+    `given` has the shape (A,), int64, and `masks` (1, A), bool.
+    """
     is_right = True
-    for action in range(masked.given.size):
-        masked.next_masks[0, action] = masked.given[action] == 1
-        is_right &= 0 <= masked.given[action] <= 1
+    for action in range(given.size):
+        masks[0, action] = given[action] == 1
+        is_right &= 0 <= given[action] <= 1
     return is_right
 
 
@@ -193,7 +189,7 @@ class SteppedEnv:
             self._ended_lengths,
         )
         self._count_step = compiled_for(settle, self.counted)
-        self._masked = Masked(np.zeros(self.n_actions, np.int64), self._next_masks)
+        self._given_mask = np.zeros(self.n_actions, np.int64)
 
     @property
     def masks(self) -> np.ndarray | None:
@@ -206,9 +202,9 @@ class SteppedEnv:
         return self._next_masks if self._has_masks else None
 
     @property
-    def masked(self) -> Masked | None:
-        """What `follow` takes masks from in a `play`; None as `masks`."""
-        return self._masked if self._has_masks else None
+    def given_mask(self) -> np.ndarray | None:
+        """The mask that came last in a `play`, int64, shape (A,); None as `masks`."""
+        return self._given_mask if self._has_masks else None
 
     @property
     def objects(self) -> list[Any]:
@@ -224,6 +220,7 @@ class SteppedEnv:
         self,
         action: int,
         follow: Callable[[int, float, bool, bool], int],
+        begin: Callable[[int, float, bool, bool], int],
         actions: np.ndarray,
         is_over: Callable[[], bool],
     ) -> bool:
@@ -231,12 +228,15 @@ class SteppedEnv:
 
         What a step gave, the next state, the reward, and whether it terminated and was truncated, is given to
         `follow`, which does what `take_mask`, where there are masks, and `settle_one` do, and returns
-        WRONG_MASK, what `settle_one` returns, or the next action. Less than 0 it ends the play, which else
-        goes on until it `is_over`. It takes neither lists nor, but for masks, arrays.
+        WRONG_MASK, what `settle_one` returns, or the next action. Where it ended an episode, the first state
+        of the next is given to `begin`, which writes it to `states`, and its mask to `masks`, and returns the
+        next action, or GOES_ON or WRONG_MASK; no other of its arguments says anything. The play ends where
+        no action is returned, and where it `is_over`. It takes neither lists nor, but for masks, arrays.
 
         A step that gives other than plain numbers is taken in as by `step`, and is the last one: `follow`
-        does not hear of it. Return whether it heard of all. `actions`, shape (1,), has the last one, for what
-        is raised: the same as by `step`.
+        does not hear of it; nor does `begin` of such a reset, after which the play ends likewise. Return
+        whether `follow` heard of all. `actions`, shape (1,), has the last one, for what is raised: the same
+        as by `step`.
         """
         raise NotImplementedError
 
@@ -331,12 +331,12 @@ class SteppedEnv:
             )
         if self._has_masks:
             self._masks[:] = self._next_masks
-        if not n_ended:
-            self.episode_returns, self.episode_lengths = [], []
-            return self._rows[:0]
-        self.episode_returns = self._ended_returns[:n_ended].tolist()
-        self.episode_lengths = self._ended_lengths[:n_ended].tolist()
-        return self._ended[:n_ended].copy()
+        self._list_ended(n_ended)
+        return self._ended[:n_ended].copy() if n_ended else self._rows[:0]
+
+    def _list_ended(self, n_ended: int) -> None:
+        self.episode_returns = self._ended_returns[:n_ended].tolist() if n_ended else []
+        self.episode_lengths = self._ended_lengths[:n_ended].tolist() if n_ended else []
 
     def _write_masks(self, given: Any, rows: np.ndarray, masks: np.ndarray) -> None:
         """Write the masks of the environments `rows`, remembering that this environment has masks."""

@@ -18,6 +18,7 @@ from dist_classicrl._jit import compiled_for
 from dist_classicrl._jit.bound import Bound
 from dist_classicrl.environments.stepped.base import (
     ENDED,
+    GOES_ON,
     REALS,
     RESET,
     STEP,
@@ -38,7 +39,6 @@ _log = logging.getLogger(__name__)
 
 _DICTS = repeat(dict)
 _MOST_KEPT = 10_000  # actions
-_N_ENDED = {ENDED: 1, WRONG: -1}  # as `settle` tells it
 _PLAIN = 1e300  # what is no number, infinite, or a whole number that no float holds, is not below
 
 
@@ -97,7 +97,7 @@ class LoopedEnvs(SteppedEnv):
             self.valid[:n], self.valid[n:] = True, False
             self.n_valid = n
         if n and self.plays and not self._has_masks:
-            self.play(int(actions[0]), self._settle_one, actions, lambda: True)
+            self.play(int(actions[0]), self._settle_one, self._begin_one, actions, lambda: True)
             return
         if n < self.n_envs:
             self.next_states[n:] = self.states[n:]
@@ -123,6 +123,10 @@ class LoopedEnvs(SteppedEnv):
         counted = Bound(self.counted)
         return partial(compiled_for(settle_bound, counted, 0, 0.0, False, False), counted)
 
+    def _begin_one(self, state: int, *_: Any) -> int:
+        self.states[0] = state
+        return GOES_ON
+
     @property
     def plays(self) -> bool:
         """Whether this is a single environment."""
@@ -132,12 +136,13 @@ class LoopedEnvs(SteppedEnv):
         self,
         action: int,
         follow: Callable[[int, float, bool, bool], int],
+        begin: Callable[[int, float, bool, bool], int],
         actions: np.ndarray,
         is_over: Callable[[], bool],
     ) -> bool:
         """Take an action in the only environment and go on, see `SteppedEnv.play`."""
         step, value_of, index_of = self._envs[0].step, self._value_of, self.observations.index_of
-        masked, may_mask = self.masked, not self._has_masks and self.mask_source == "info"
+        given, may_mask = self.given_mask, not self._has_masks and self.mask_source == "info"
         while True:
             try:
                 result: Any = step(value_of(action))
@@ -158,18 +163,35 @@ class LoopedEnvs(SteppedEnv):
                 or type(truncated) not in TRUTHS
                 or type(info) is not dict
                 or (may_mask and MASK_KEY in info)
-                or (masked is not None and not self._gives_mask(observation, info, masked.given))
+                or (given is not None and not self._gives_mask(observation, info, given))
                 or (action := follow(index, reward, bool(terminated), bool(truncated))) == WRONG_MASK
             ):
                 self._take_in(1, actions, [observation], [reward], [terminated], [truncated], [info])
                 return False
-            if action < 0 or is_over():
+            if action == ENDED:
+                observation, info = result = self._reset_one(0, None)
+                index = index_of(observation)
+                if (
+                    index is None
+                    or type(info) is not dict
+                    or (may_mask and MASK_KEY in info)
+                    or (given is not None and not self._gives_mask(observation, info, given))
+                    or (action := begin(index, 0.0, False, False)) == WRONG_MASK
+                ):
+                    self._settled(1, actions)
+                    self._begin_at(self._rows, [result])
+                    break
+                if action < 0 or is_over():
+                    self._list_ended(1)
+                    break
+            elif action < 0 or is_over():
+                self._settled(-1 if action == WRONG else 0, actions)
                 break
-        self._go_on(self._settled(_N_ENDED.get(action, 0), actions))
+        self._check_not_blocked()
         return True
 
     def _gives_mask(self, observation: Any, info: dict[str, Any], given: np.ndarray) -> bool:
-        """Write the mask that a step gave to `given`; return whether it is an array of numbers that fits."""
+        """Write the mask that came to `given`; return whether it is an array of numbers that fits."""
         if self.mask_source == "observation":
             mask = observation[MASK_KEY] if type(observation) is dict and MASK_KEY in observation else None
         elif (mask := info.get(MASK_KEY)) is None:
@@ -210,20 +232,25 @@ class LoopedEnvs(SteppedEnv):
         """Reset the environments `rows` and write where they stand now."""
         numbers = rows.tolist()
         given = [None] * len(numbers) if seeds is None else seeds
-        results: list[Any] = []
+        self._begin_at(rows, [self._reset_one(e, seed) for e, seed in zip(numbers, given, strict=True)])
+
+    def _reset_one(self, e: int, seed: int | None) -> Any:
+        """Reset an environment; return what that gave, which is an observation and an info."""
         try:
-            for e, seed in zip(numbers, given, strict=True):
-                results.append(unpacked(self._envs[e].reset(seed=seed), RESET, e))
+            return unpacked(self._envs[e].reset(seed=seed), RESET, e)
         except (TypeError, ValueError) as error:
-            _raise_if_not_unpacked(error, numbers[len(results)])
+            _raise_if_not_unpacked(error, e)
             if isinstance(error, ValueError) or "unexpected keyword argument 'seed'" not in str(error):
                 raise
             raise EnvError(
                 f"{error}: Gymnasium gives a seed to every environment. Write "
                 "`def reset(self, *, seed=None, options=None):` and begin it with `super().reset(seed=seed)`."
             ) from error
+
+    def _begin_at(self, rows: np.ndarray, results: list[Any]) -> None:
+        """Write where the environments `rows` stand, whose resets gave these results."""
         observations = [observation for observation, _ in results]
-        self.states[rows] = self.observations.encode_each(observations, rows=numbers)
+        self.states[rows] = self.observations.encode_each(observations, rows=rows.tolist())
         self._read_masks(observations, [info for _, info in results], rows, self._masks)
 
     def _read_masks(
