@@ -347,7 +347,9 @@ def test_ranks_that_construct_something_else_are_told_what_was_constructed_where
 def test_two_long_names_that_begin_alike_are_told_apart(world, several_ranks):
     begin, mine = "A" * 64, "theirs" if world.rank else "ours"
     constructed = type(begin + mine, (QuorumBarrier,), {})
-    with pytest.raises(SettingsError, match=rf"constructs its {begin}\.\.\., where this .*its {begin}{mine}\."):
+    with pytest.raises(
+        SettingsError, match=rf"constructs its {begin}\.\.\., where this .*its {begin}{mine}\."
+    ):
         constructed(world, timeout=TIMEOUT)
 
 
