@@ -1,4 +1,4 @@
-"""Whether what a process writes arrives: `head` and `less` may have ended, a disk be full, a stream closed."""
+"""Whether what a process writes arrives: `head` may have ended, a disk be full, a stream be closed."""
 
 from __future__ import annotations
 

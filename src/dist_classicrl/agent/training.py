@@ -168,7 +168,7 @@ def _train_as_replacement(agent: Any, state: AgentState, asked: Request, visit: 
 
 
 def _made_before(state: AgentState, asked: Request, told: dict[str, Any]) -> TrainingResult:
-    """Bring an agent to the end of a call that others made, without its table, and return what is known of it.
+    """Bring an agent, but not its table, to the end of a call that others made; return what is known of that.
 
     Of one that is long ago nothing is known; all its steps were made.
     """

@@ -60,8 +60,8 @@ class EvaluationResult:
     def __post_init__(self) -> None:
         if not np.isfinite(self.returns).all():
             raise DivergenceError(
-                "The undiscounted return of an episode is beyond the numbers of float64, which go up to 1.8e308. "
-                "Make the rewards smaller, in a wrapper for instance."
+                "The undiscounted return of an episode is beyond the numbers of float64, which go up to "
+                "1.8e308. Make the rewards smaller, in a wrapper for instance."
             )
 
     def __repr__(self) -> str:

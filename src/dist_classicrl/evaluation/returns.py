@@ -27,7 +27,7 @@ def error_of_mean(returns: np.ndarray) -> float:
 
 
 def _as_small(values: np.ndarray) -> tuple[np.ndarray, float]:
-    """Return values whose squares can be added up, and what they were divided by: a power of two, mostly 1."""
+    """Return values whose squares can be added up, and by what they were divided: mostly 1."""
     _, exponent = np.frexp(np.abs(values).max(initial=0.0))
     scale = 2.0 ** max(0, int(exponent) - _EXPONENT)
     return values / scale, scale
