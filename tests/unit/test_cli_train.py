@@ -770,6 +770,12 @@ def test_a_run_whose_lines_nobody_reads_goes_on_to_its_end(place):
     assert steps_of(place / "runs" / "FrozenLake-v1") == 20_000
 
 
+def test_a_run_is_not_both_quiet_and_verbose(place, capsys):
+    assert train(*LAKE, "-q", "-v") == 2
+    assert "--quiet shows nothing of the run and --verbose more of it" in capsys.readouterr().err
+    assert not (place / LAKE_RUN).exists()
+
+
 CLOSED = "Standard output cannot be written: it is closed. Let it go to a file, with > FILE."
 
 

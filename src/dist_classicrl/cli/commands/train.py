@@ -118,6 +118,10 @@ def command(
 
     if env is not None and other_env is not None:
         raise click.UsageError("ENV and --environment are the same: give one of them.")
+    if quiet and verbose:
+        raise click.UsageError(
+            "--quiet shows nothing of the run and --verbose more of it: leave one of them out."
+        )
     launch = taken_from(others)
     if promised_size() > 1 and is_rank(launch) and not started:
         _check_for_rank(launch.ranks)
