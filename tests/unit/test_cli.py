@@ -192,3 +192,24 @@ def test_what_cannot_be_written_to_standard_output_is_an_error(goes, why, unbuff
 
 def test_an_error_of_the_system_is_not_taken_for_one_of_standard_output(capsys):
     assert errors.exit_status(OSError(errno.EBADF, "Bad file descriptor")) == errors.INTERNAL
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["show", ""], ["evaluate", ""], ["plot", ""], ["report", ""], ["compare", ""], ["sweep", ""]),
+        ["export", "", "--to", "a.csv"],
+        ["train", "--config", ""],
+        ["plot", "run", "--out", ""],
+        ["report", "run", "--html", ""],
+        ["report", "run", "--baseline", ""],
+        ["slurm", "--ntasks", "4", "sweep", ""],
+    ],
+    ids=" ".join,
+)
+def test_an_empty_path_is_not_this_folder(words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    assert main(words) == 2
+    heard = capsys.readouterr()
+    assert heard.out == "" and heard.err.endswith("'' is no path. Write . for this folder.\n")

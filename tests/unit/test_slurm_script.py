@@ -139,6 +139,8 @@ def test_each_job_of_an_array_has_a_folder_and_a_seed(script_of):
         (["--ntasks", "4", "--signal", "70000", "--time", "100:00:00", *TRAIN], "from 1 s to 65535 s before"),
         (["--ntasks", "4", "--array", "9-0", *TRAIN], "which go up and are at most 4000000"),
         (["--ntasks", "4", "--array", "0-9,0-99999999%4", *TRAIN], "at most 4000000"),
+        (["--ntasks", "4", "--", "--total-steps", "10"], "Which environment"),
+        (["--ntasks", "4", ""], "Which environment"),
         (
             ["--ntasks", "4", "-m"],
             "After -m comes the name of a module. Write for instance -m package.module",

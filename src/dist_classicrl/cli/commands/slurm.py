@@ -130,6 +130,8 @@ def words_of(words: Sequence[str], job: BatchJob) -> list[str]:
             )
         return rest
     asked = _parsed("train", rest)
+    if not (asked["env"] or asked["other_env"] or asked["file"]):
+        raise SettingsError("Which environment? Write for instance FrozenLake-v1 before the other words.")
     if asked["ranks"] is not None:
         raise SettingsError(f"The number of ranks is that of the tasks: leave --ranks {asked['ranks']} out.")
     settings = {

@@ -12,15 +12,14 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import VectorEnv, async_vector_env
 
-import dist_classicrl
 from dist_classicrl.environments.stepped.base import RESET, STEP
 from dist_classicrl.errors import EnvError
 
 OF_VALUES = (TypeError, ValueError, AttributeError, LookupError, OverflowError, AssertionError)
 """What code raises that is given values which it cannot use."""
 
-_PARTS = (gymnasium.vector, gymnasium.wrappers, gymnasium.utils, np, dist_classicrl)
-_FOLDERS = tuple(os.path.join(os.path.dirname(str(part.__file__)), "") for part in _PARTS)
+_FILES = (__file__, *(part.__file__ for part in (gymnasium.vector, gymnasium.wrappers, gymnasium.utils, np)))
+_FOLDERS = tuple(os.path.join(os.path.dirname(str(file)), "") for file in _FILES)
 _PYTHON = os.path.join(os.path.dirname(os.__file__), "")
 _PACKAGES = ("site-packages", "dist-packages")  # where those of others lie
 _FILE = re.compile(r'^ *File "(.+)", line \d+', re.MULTILINE)  # in the text of a traceback
