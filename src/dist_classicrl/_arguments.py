@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from dist_classicrl._words import nearest
+from dist_classicrl._words import closest, nearest
 from dist_classicrl.errors import MissingArgumentError, UnknownArgumentError, UnknownAttributeError
 
 _P = ParamSpec("_P")
@@ -121,6 +121,9 @@ _INSTEAD = {
 
 _takes: dict[str, frozenset[str]] = {}  # the arguments of each function, by what it is called in a message
 
+_MISTYPED = 0.85
+"""How like a name is to one that has a letter too many or too few in seven, or another one; from 0 to 1."""
+
 _LIKELIEST = ("DistAsyncQLearning", "train", "learn")
 """Whose an argument is said to be, where others have it as well."""
 
@@ -211,7 +214,22 @@ def unknown_attribute(owner: object, name: str) -> UnknownAttributeError:
         return UnknownAttributeError(f"{no_such}: {ours} is given to DistAsyncQLearning(...), and stays.")
     if name in ("env", "get_env", "set_env"):
         return UnknownAttributeError(f"{no_such}: the environment is given to train(env) and evaluate(env).")
-    return UnknownAttributeError(f"{no_such}.{nearest(name, dir(owner))}")
+    meant = closest(name, [*dir(owner), *_names_of_settings()])
+    return UnknownAttributeError(
+        f"{no_such}." + ("" if meant is None else f" Did you mean {OURS.get(meant, meant)!r}?")
+    )
+
+
+def is_misspelled(name: str) -> bool:
+    """Return whether who sets an attribute of an agent by this name has probably mistyped another one."""
+    known = ["q_table", *_names_of_settings()]
+    return not name.startswith("_") and closest(name, known, _MISTYPED) is not None
+
+
+def _names_of_settings() -> list[str]:
+    """Return what settings of an agent are called, here and elsewhere."""
+    settings = _takes.get("DistAsyncQLearning", frozenset())
+    return [*settings, *(other for other, ours in OURS.items() if ours in settings)]
 
 
 def read_only_attribute(owner: object, name: str) -> UnknownAttributeError:

@@ -1,4 +1,4 @@
-"""Whether anybody still reads what a process writes: `head` and `less` may have ended."""
+"""Whether what a process writes arrives: `head` may have ended, a disk be full, a stream be closed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import os
 import select
 import stat
+import sys
 from collections.abc import Iterable
 from typing import TextIO
 
@@ -32,14 +33,14 @@ def silence_if_unread(stream: TextIO | None) -> bool:
         return False
     if not _is_unread(number):
         return False
-    _let_go_nowhere(number)
+    let_go_nowhere(number)
     return True
 
 
-def silence_if_full(stream: TextIO | None) -> bool:
-    """Return whether there is no room for what `stream` holds; it then goes nowhere.
+def is_unwritable(stream: TextIO | None) -> bool:
+    """Return whether what `stream` holds cannot be written, for another reason than that nobody reads it.
 
-    One that holds nothing back, as with PYTHONUNBUFFERED, is asked for room by the end of a line.
+    One that holds nothing back, as with PYTHONUNBUFFERED, is asked by the end of a line.
     """
     if stream is None:
         return False
@@ -47,25 +48,46 @@ def silence_if_full(stream: TextIO | None) -> bool:
         if getattr(stream, "write_through", False):
             stream.write("\n")
         stream.flush()
-    except OSError as error:
-        if error.errno in NO_ROOM:
-            _let_go_nowhere(stream.fileno())
-            return True
+    except BrokenPipeError:
+        return False
+    except OSError:
+        return True
     except ValueError:  # it is closed
         pass
     return False
 
 
-def _let_go_nowhere(number: int) -> None:
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, number)
-    os.close(nowhere)
+def open_closed_output() -> None:
+    """Where standard output was closed before Python began, as by ``>&-``, let writing to it be an error.
+
+    Python has no stream then, and drops what is written. No file that is opened later takes its place.
+    """
+    if sys.stdout is not None or _is_open(1):
+        return
+    let_go_nowhere(1, os.O_RDONLY)
+    sys.stdout = open(1, "w", closefd=False)
+
+
+def let_go_nowhere(number: int, mode: int = os.O_WRONLY) -> None:
+    """Put what takes anything in the place of a stream; with `os.O_RDONLY`, what takes nothing."""
+    nowhere = os.open(os.devnull, mode)
+    if nowhere != number:
+        os.dup2(nowhere, number)
+        os.close(nowhere)
 
 
 def _is_unread(number: int) -> bool:
     poll = select.poll()
     poll.register(number, 0)
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
 
 
 def _is_pipe(number: int) -> bool:

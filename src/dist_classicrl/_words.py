@@ -40,5 +40,11 @@ def is_alone(ranks: Iterable[int]) -> bool:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return a question that names what was probably meant by `word`, with a blank in front; or nothing."""
-    matches = get_close_matches(word, list(known), n=1)
-    return f" Did you mean {matches[0]!r}?" if matches else ""
+    match = closest(word, known)
+    return "" if match is None else f" Did you mean {match!r}?"
+
+
+def closest(word: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
+    """Return what is most like `word`, of what is like it at least so much, from 0 to 1."""
+    matches = get_close_matches(word, list(known), n=1, cutoff=likeness)
+    return matches[0] if matches else None

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import time
 
 import numpy as np
@@ -49,6 +50,18 @@ def test_a_run_on_ranks_that_was_stopped_goes_on_when_it_is_typed_again(start_py
 
     job = run_python(*words, "--total-steps", total)
     assert "is done" in job.output and job.output.count("greedy return") == 1
+
+
+def test_a_run_on_ranks_ends_and_says_that_its_summary_could_not_be_written(run_python, tmp_path):
+    words = (*TRAIN, "--ranks", 3, "--total-steps", 1000)
+    shell = "import os, sys; os.execv('/bin/sh', ['sh', '-c', 'exec \"$@\" >/dev/full', 'sh', *sys.argv[1:]])"
+    job = run_python("-c", shell, sys.executable, *words, status=2)
+    assert job.output.splitlines() == [
+        "Error: Standard output cannot be written: No space left on device. Make room, or write it elsewhere."
+    ]
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["steps"] == 1000
+    with np.load(tmp_path / "run" / "model.npz") as model:
+        assert model["visits"].sum() == 1000
 
 
 def test_the_first_run_of_its_kind_says_that_it_compiles(run_python, tmp_path):

@@ -344,6 +344,15 @@ def test_ranks_that_construct_something_else_are_told_what_was_constructed_where
     one(world, timeout=TIMEOUT).close()
 
 
+def test_two_long_names_that_begin_alike_are_told_apart(world, several_ranks):
+    begin, mine = "A" * 64, "theirs" if world.rank else "ours"
+    constructed = type(begin + mine, (QuorumBarrier,), {})
+    with pytest.raises(
+        SettingsError, match=rf"constructs its {begin}\.\.\., where this .*its {begin}{mine}\."
+    ):
+        constructed(world, timeout=TIMEOUT)
+
+
 def test_sums_are_right_after_a_rank_0_that_came_when_the_others_had_given_up(world, several_ranks):
     with CompressedAllreduce(world, "top_k", k=1, timeout=TIMEOUT) as reduce:
         found = reduce(np.array([1.0, 2.0]))

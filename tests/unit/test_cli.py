@@ -1,3 +1,5 @@
+import errno
+import os
 import subprocess
 import sys
 import traceback
@@ -169,3 +171,45 @@ def test_the_list_of_commands_imports_none_of_them(monkeypatch):
     with click.Context(cli) as context:
         assert cli.list_commands(context) == list(COMMANDS)
         assert cli.get_help(context)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("goes", "why"),
+    [
+        (">&-", "it is closed. Let it go to a file, with > FILE."),
+        (">/dev/full", "No space left on device. Make room, or write it elsewhere."),
+        ("1</dev/null", "it is closed. Let it go to a file, with > FILE."),
+    ],
+)
+def test_what_cannot_be_written_to_standard_output_is_an_error(goes, why, unbuffered):
+    words = ["sh", "-c", f'exec "$@" {goes}', "sh", sys.executable, "-m", "dist_classicrl", "--version"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(words, stderr=subprocess.PIPE, text=True, env=environment, timeout=60)
+    told = f"Error: Standard output cannot be written: {why}\n"
+    assert (done.returncode, done.stderr) == (2, told)
+
+
+def test_an_error_of_the_system_is_not_taken_for_one_of_standard_output(capsys):
+    assert errors.exit_status(OSError(errno.EBADF, "Bad file descriptor")) == errors.INTERNAL
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["show", ""], ["evaluate", ""], ["plot", ""], ["report", ""], ["compare", ""], ["sweep", ""]),
+        ["export", "", "--to", "a.csv"],
+        ["train", "--config", ""],
+        ["plot", "run", "--out", ""],
+        ["report", "run", "--html", ""],
+        ["report", "run", "--baseline", ""],
+        ["slurm", "--ntasks", "4", "sweep", ""],
+    ],
+    ids=" ".join,
+)
+def test_an_empty_path_is_not_this_folder(words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    assert main(words) == 2
+    heard = capsys.readouterr()
+    assert heard.out == "" and heard.err.endswith("'' is no path. Write . for this folder.\n")

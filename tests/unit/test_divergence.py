@@ -7,6 +7,7 @@ from round_parts import merge_maps
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.errors import DivergenceError, SettingsError
+from dist_classicrl.evaluation.episodes import EvaluationResult
 from dist_classicrl.learning.learner import Totals
 from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.maps import PackedMap
@@ -42,6 +43,27 @@ class Pays(gymnasium.Env):
 
 
 ENVIRONMENTS = {"compiled": lambda reward: pays(reward), "stepped": lambda reward: lambda: Pays(reward)}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", list(ENVIRONMENTS))
+def test_an_evaluation_of_the_largest_rewards_is_right_or_an_error(kind):
+    agent = DistAsyncQLearning(state_size=2, action_size=2)
+    played = agent.evaluate(ENVIRONMENTS[kind](1e308), 3, seed=1, max_steps=1)
+    assert played.returns.tolist() == [1e308] * 3
+    assert played.in_short()["mean_return"] == 1e308 and repr(played).startswith("EvaluationResult(3 ")
+    assert (played.std_return, played.standard_error) == (0.0, 0.0)
+    with pytest.raises(DivergenceError, match="return of an episode .* Make the rewards smaller"):
+        agent.evaluate(ENVIRONMENTS[kind](-1e308), 3, seed=1, max_steps=4)
+
+
+@pytest.mark.filterwarnings("error")
+def test_means_and_deviations_of_the_largest_returns_are_right():
+    for scale in (1.0, 2.0**200, 2.0**1021):
+        played = EvaluationResult(scale * np.array([1.0, 2.0, 6.0]), np.ones(3, int))
+        assert played.mean_return == 3.0 * scale
+        assert played.std_return == np.std([1.0, 2.0, 6.0]) * scale
+        assert played.standard_error == np.std([1.0, 2.0, 6.0], ddof=1) / np.sqrt(3) * scale
 
 
 @pytest.mark.slow

@@ -15,13 +15,13 @@ from fractions import Fraction
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.vector import SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit, TransformObservation
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
-from dist_classicrl.errors import DistClassicRLError, EnvError, OutsideSpaceError
+from dist_classicrl.errors import ActionMaskError, DistClassicRLError, EnvError, OutsideSpaceError
 
 MODEL = TabularMDP.garnet(3, 2, 2, seed=0)
 SECONDS = 60  # for one call; all of them take less than one
@@ -355,6 +355,104 @@ def test_what_an_environment_raises_itself_is_not_told_otherwise(make, message):
     with pytest.raises((TypeError, ValueError), match=message) as caught:
         DistAsyncQLearning(seed=1).train(make, total_steps=200)
     assert type(caught.value) in (TypeError, ValueError)
+
+
+def of_processes(where, result):
+    return lambda: AsyncVectorEnv([lambda: Odd("step", GOOD_STEP), lambda: Odd(where, result)])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Gymnasium tells the traceback of a process as a warning
+@pytest.mark.parametrize(
+    ("where", "result", "message"),
+    [
+        (
+            "step",
+            (1, 1.0, False, {}),
+            r"^Environment 1 gave .* AsyncVectorEnv .* \(ValueError: not enough val",
+        ),
+        (
+            "step",
+            None,
+            "^Environment 1 gave what AsyncVectorEnv around it cannot use .* non-iterable NoneType",
+        ),
+        (
+            "reset",
+            0,
+            r"^Environment 1 gave .* reset\(\*, seed=None, options=None\) the tuple \(observation, in",
+        ),
+        (
+            "reset",
+            ("a", {}),
+            "^Environment 1 gave what AsyncVectorEnv around it cannot use .*invalid literal",
+        ),
+        ("step", (np.zeros(3), *GOOD_STEP[1:]), "^Environment 1 gave what .* could not broadcast"),
+        (
+            "step",
+            (1, "a", False, False, {}),
+            "^An environment gave what AsyncVectorEnv .* string to float: 'a'",
+        ),
+        (
+            "step",
+            (1, 1.0, False, False, None),
+            "^An environment gave what AsyncVectorEnv .* no attribute 'items'",
+        ),
+    ],
+)
+def test_what_environments_in_processes_must_not_return_is_told_and_the_processes_end(where, result, message):
+    make = of_processes(where, result)
+    for is_given in (False, True):
+        env = make()
+        with pytest.raises(EnvError, match=message):
+            DistAsyncQLearning(seed=1).train(env if is_given else lambda env=env: env, total_steps=200)
+        if is_given and "An environment" in message and result[4] == {}:
+            assert [process.is_alive() for process in env.processes] == [True, True]  # they can go on
+            env.close()
+        assert env.closed and not any(process.is_alive() for process in env.processes)
+    with pytest.raises(EnvError, match="Give a vector environment that is open"):
+        DistAsyncQLearning(seed=1).train(env, total_steps=200)
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (
+            (1, "a", False, False, {}),
+            r"^An environment gave what SyncVectorEnv .* \(ValueError: could not conv",
+        ),
+        (
+            ("a", *GOOD_STEP[1:]),
+            r"^An environment gave what SyncVectorEnv around it cannot use \(TypeError: Ca",
+        ),
+        ((1, 1.0, False, False, None), "^An environment gave what SyncVectorEnv .* no attribute 'items'"),
+    ],
+)
+def test_what_a_vector_environment_of_gymnasium_cannot_use_is_told_of_the_environment(result, message):
+    make = [lambda: Odd("step", GOOD_STEP), lambda: Odd("step", result)]
+    with pytest.raises(EnvError, match=message):
+        DistAsyncQLearning(seed=1).train(lambda: SyncVectorEnv(make), total_steps=200)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_what_an_environment_in_a_process_raises_itself_is_not_told_otherwise():
+    make = [lambda: OwnUnpacking("step", None)] * 2
+    with pytest.raises(ValueError, match=r"^not enough values to unpack \(expected 5") as caught:
+        DistAsyncQLearning(seed=1).train(lambda: AsyncVectorEnv(make), total_steps=200)
+    assert type(caught.value) is ValueError
+
+
+def test_a_mark_of_masks_that_is_of_another_length_is_told():
+    class Marked(SyncVectorEnv):
+        def step(self, actions):
+            *step, _ = super().step(actions)
+            return *step, {"action_mask": np.ones((2, 2), bool), "_action_mask": "x"}
+
+    make = [lambda: Odd("step", GOOD_STEP)] * 2
+    with pytest.raises(
+        ActionMaskError, match=r"^infos\['_action_mask'\] is 'x', and must say for each of the 2 "
+    ):
+        DistAsyncQLearning(seed=1).train(lambda: Marked(make), total_steps=200)
 
 
 def test_a_class_without_a_space_and_a_reset_without_a_seed_are_told_what_to_write():

@@ -170,6 +170,38 @@ def test_what_stays_cannot_be_set_by_the_way(name, says):
 
 
 @pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("epsilonn", "epsilon"),
+        ("epsilno", "epsilon"),
+        ("exploration_rat", "epsilon"),
+        ("learning_rates", "learning_rate"),
+        ("q_tabel", "q_table"),
+        ("max_state", "max_states"),
+        ("discount_facter", "discount_factor"),
+    ],
+)
+def test_a_mistyped_attribute_is_not_set_in_silence(name, meant):
+    agent = DistAsyncQLearning()
+    with pytest.raises(UnknownAttributeError, match=f"no attribute '{name}'. Did you mean '{meant}'"):
+        setattr(agent, name, 0.5)
+    assert name not in vars(agent)
+
+
+def test_attributes_of_ones_own_are_set():
+    class Mine(DistAsyncQLearning):
+        def __init__(self):
+            super().__init__()
+            self.epsilons = [0.5]
+
+    mine, agent = Mine(), DistAsyncQLearning()
+    assert mine.epsilons == [0.5]
+    for name in ("note", "step", "best_return", "history", "_cache", "env_id", "timer", "count"):
+        setattr(agent, name, 1)
+        assert getattr(agent, name) == 1
+
+
+@pytest.mark.parametrize(
     ("name", "says"),
     [
         ("visits", r"write into the array between calls of train\(\)"),

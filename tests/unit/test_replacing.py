@@ -5,8 +5,14 @@ import subprocess
 import sys
 from concurrent.futures import Future
 
+import numpy as np
 import pytest
 
+from dist_classicrl import DistAsyncQLearning
+from dist_classicrl.agent import training
+from dist_classicrl.agent.replacement import Visit
+from dist_classicrl.engines import saving
+from dist_classicrl.engines.outcome import Outcome
 from dist_classicrl.errors import LauncherError
 from dist_classicrl.membership import spawn as replacing
 from dist_classicrl.membership.spawn import (
@@ -294,3 +300,30 @@ def test_settings_of_ranks_are_handed_on_but_nothing_of_their_mpi():
         "NUMBA_CACHE_DIR=/cache",
         "PYTHONPATH=/src",
     ]
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [[{"total_steps": 10}] * 2 + [{"total_steps": 0}] + [{"total_steps": 10}] * 7, [{"steps": 5}] * 9],
+    ids=["steps of all", "shares"],
+)
+def test_a_replacement_returns_what_is_known_of_each_call_before_its_own(monkeypatch, calls):
+    """Its place in the list does not say which: old results are left out there, and empty calls."""
+    monkeypatch.setattr(saving, "_KEPT_RESULTS", 5)
+    finished, steps = [], 0
+    for call in range(9):
+        made = 4 if call == 2 else 10  # a callback ended the third one
+        result = Outcome(steps=made, mean_return=float(call))
+        saving.note_finished(finished, steps, steps + 10, result, "lake")
+        steps += made
+    visit = Visit(None, None, 3, None, {"finished": finished, "ranks": 2})
+    monkeypatch.setattr(training, "find_parent", lambda: "the server")
+    monkeypatch.setattr(training, "visit_of", lambda parent: visit)
+    monkeypatch.setattr(training, "replacement_mark", lambda: str(len(calls) + 1))
+    agent = DistAsyncQLearning()
+    results = [agent.train("FrozenLake-v1", **asked) for asked in calls]
+    made = [result for result in results if result.steps]
+    assert [result.steps for result in made] == [10, 10, 4, *[10] * 6]
+    known = [result.mean_return for result in made]
+    assert np.isnan(known[:4]).all() and known[4:] == [4.0, 5.0, 6.0, 7.0, 8.0]
+    assert agent.steps == 84

@@ -105,6 +105,13 @@ def test_srun_starts_the_ranks_without_a_launcher(script_of, words, started):
     assert [shlex.split(line) for line in lines[1:]] == [["exec", "srun", "--mpi=pmi2", "py", *started]]
 
 
+def test_a_module_needs_no_dashes_before_it(script_of):
+    words = ("-m", "own.train", "--steps", "3")
+    _, with_dashes = script_of("--ntasks", "4", "--no-requeue", "--", *words)
+    _, lines = script_of("--ntasks", "4", "--no-requeue", *words)
+    assert lines == with_dashes and "launch -m own.train --steps 3" in lines[-1]
+
+
 def test_each_job_of_an_array_has_a_folder_and_a_seed(script_of):
     directives, lines = script_of("--ntasks", "2", "--array", "0-9%4", *TRAIN)
     assert "--array=0-9%4" in directives
@@ -125,6 +132,20 @@ def test_each_job_of_an_array_has_a_folder_and_a_seed(script_of):
         (["--ntasks", "4", "--time", "4 hours", *TRAIN], "such as 4:00:00 for four hours"),
         (["--ntasks", "4", "--time", "1:60:00", *TRAIN], "HH:MM:SS"),
         (["--ntasks", "4", "--time", "0", *TRAIN], "HH:MM:SS"),
+        (["--ntasks", "4", "--time", "4294967296", *TRAIN], "seconds up to 2147483647, which are 24855 days"),
+        (["--ntasks", "4", "--time", "99999999-00", *TRAIN], "'99999999-00'; SLURM counts seconds up to"),
+        (["--ntasks", "4", "--time", "9" * 400, *TRAIN], "SLURM counts seconds up to"),
+        (["--ntasks", "4294967296", *TRAIN], "SLURM counts tasks up to 2147483647"),
+        (["--ntasks", "4", "--signal", "70000", "--time", "100:00:00", *TRAIN], "from 1 s to 65535 s before"),
+        (["--ntasks", "4", "--array", "9-0", *TRAIN], "which go up and are at most 4000000"),
+        (["--ntasks", "4", "--array", "0-9,0-99999999%4", *TRAIN], "at most 4000000"),
+        (["--ntasks", "4", "--", "--total-steps", "10"], "Which environment"),
+        (["--ntasks", "4", ""], "Which environment"),
+        (
+            ["--ntasks", "4", "-m"],
+            "After -m comes the name of a module. Write for instance -m package.module",
+        ),
+        (["--ntasks", "4", "-m", "a b"], "and 'a b' is none"),
         (["--ntasks", "4", "--time", "2:00", *TRAIN], "does not fit into a job of 2 min"),
         (["--ntasks", "4", "--mem", "16 GB", *TRAIN], "such as 16G"),
         (["--ntasks", "4", "--array", "0..9", *TRAIN], "0-99%10"),

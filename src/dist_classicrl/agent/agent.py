@@ -8,7 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from dist_classicrl._arguments import OURS, named_arguments, read_only_attribute, unknown_attribute
+from dist_classicrl._arguments import (
+    OURS,
+    is_misspelled,
+    named_arguments,
+    read_only_attribute,
+    unknown_attribute,
+)
 from dist_classicrl.agent.class_methods import OfTheClass
 from dist_classicrl.agent.learned_table import LearnedTable
 from dist_classicrl.agent.result import TrainingResult
@@ -244,6 +250,9 @@ class DistAsyncQLearning(LearnedTable):
             known = getattr(type(self), name, None)
             if isinstance(known, property) and known.fset is None:
                 raise read_only_attribute(self, name)
+            # Whoever writes a class of their own has names of their own.
+            if known is None and type(self) is DistAsyncQLearning and is_misspelled(name):
+                raise unknown_attribute(self, name)
             super().__setattr__(name, value)
 
     # Training

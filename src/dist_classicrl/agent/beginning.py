@@ -18,6 +18,7 @@ from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.comm import envelope
 from dist_classicrl.engines.outcome import Counters, Tally
 from dist_classicrl.engines.run import Resumed
+from dist_classicrl.engines.saving import finished_call
 from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.model.agent_state import AgentState
@@ -195,10 +196,8 @@ def find_out(
 
 def end_of(finished: list[dict[str, Any]], begin: int, asked: int) -> int:
     """Return the global step at which the call from `begin` to `asked` ends, or has ended before that."""
-    for call in finished:
-        if (call["begin"], call["end"]) == (begin, asked):
-            return begin + int(call["result"]["steps"])
-    return asked
+    call = finished_call(finished, begin, asked)
+    return asked if call is None else begin + int(call["result"]["steps"])
 
 
 def resumed_of(state: AgentState, begin: int) -> Resumed | None:

@@ -16,7 +16,7 @@ from dist_classicrl.checkpoint.location import open_storage
 from dist_classicrl.checkpoint.names import checkpoints_in
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.engines.run import Resumed
-from dist_classicrl.engines.saving import MODES
+from dist_classicrl.engines.saving import MODES, finished_call
 from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.environments.state_keys import from_stored, name_of_kind, words_of
@@ -353,10 +353,8 @@ def _environment_of_call(state: AgentState, body: Mapping[str, Any], asked: int)
     It may have ended before the one in which the checkpoint was written, and that be in a new environment.
     """
     newest: str = body["environment"]["text"]
-    for call in body["finished"]:
-        if (call["begin"], call["end"]) == (state.requested, asked):
-            return str(call.get("environment", newest))
-    return newest
+    call = finished_call(body["finished"], state.requested, asked)
+    return newest if call is None else str(call.get("environment", newest))
 
 
 def _schedules(state: AgentState, saved: Saved) -> dict[str, Schedule]:

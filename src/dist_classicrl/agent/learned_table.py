@@ -193,6 +193,8 @@ class LearnedTable:
         EnvError
             If `env` has other states, observations or actions than the table is of. One that was made with
             `state_size` may be of several environments.
+        DivergenceError
+            If the rewards of an episode add up to more than the numbers of float64.
         """
         return evaluate(env, self._state, episodes, seed, max_steps)
 

@@ -37,7 +37,7 @@ from dist_classicrl.engines.engine import (
 from dist_classicrl.engines.outcome import Outcome, Tally
 from dist_classicrl.engines.progress import Observer
 from dist_classicrl.engines.run import LossPolicy, Resumed, Run
-from dist_classicrl.engines.saving import Saver, note_finished
+from dist_classicrl.engines.saving import Saver, finished_call, note_finished
 from dist_classicrl.engines.sharded.host_memory import share_rows
 from dist_classicrl.engines.supersteps.checks import check_asked, check_supersteps, names_walkers
 from dist_classicrl.engines.supersteps.desk import open_desk
@@ -386,9 +386,9 @@ class Session:
             f"{beginning.asked - beginning.begin:,}",
             f"{self.state.steps:,}",
         )
-        for call in self.state.finished:
-            if (call["begin"], call["end"]) == (beginning.begin, beginning.asked):
-                return Outcome.from_dict({**call["result"], "resumed_from": read})
+        call = finished_call(self.state.finished, beginning.begin, beginning.asked)
+        if call is not None:
+            return Outcome.from_dict({**call["result"], "resumed_from": read})
         return Outcome(steps=beginning.asked - beginning.begin, resumed_from=read)
 
     def _train(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.comm.transport import Wire
 from dist_classicrl.comm.world import find_world
 from dist_classicrl.engines.roles.shutdown import await_ends, say_ended
+from dist_classicrl.engines.saving import finished_call
 from dist_classicrl.errors import (
     RankMismatchError,
     RemoteRankError,
@@ -156,9 +157,7 @@ def _train_as_replacement(agent: Any, state: AgentState, asked: Request, visit: 
     """
     visit.calls += 1
     if visit.calls < int(replacement_mark() or 1):
-        get_to_know(state, asked.env).close()
-        results = [call["result"] for call in visit.told["finished"]][visit.calls - 1 : visit.calls]
-        return TrainingResult.from_dict(results[0]) if results else TrainingResult()
+        return _made_before(state, asked, visit.told)
     process_exit.note_losses()
     plan, _ = asked.plan_and_signals()
     with _watching(plan, visit.rank) as watch:
@@ -166,6 +165,22 @@ def _train_as_replacement(agent: Any, state: AgentState, asked: Request, visit: 
             visit.wire, visit.rank, visit.view, timing_of(state.settings, visit.wire)
         )
         return Session(agent, state, asked, plan, watch, group).join(Entry(visit.channel, 0, visit.told))
+
+
+def _made_before(state: AgentState, asked: Request, told: dict[str, Any]) -> TrainingResult:
+    """Bring an agent, but not its table, to the end of a call that others made; return what is known of that.
+
+    Of one that is long ago nothing is known; all its steps were made.
+    """
+    ranks = told["ranks"]
+    with closing(get_to_know(state, asked.env)) as source:
+        steps = asked.bounded_steps(asked.checked_steps(state.steps, ranks), source, state.steps)
+    begin = state.requested
+    end = begin + steps if asked.names_total else None  # of shares only the sum of all ranks' says where
+    call = finished_call(told["finished"], begin, end)
+    result = {"steps": steps if asked.names_total else steps * ranks} if call is None else call["result"]
+    state.steps = state.requested = begin + int(result["steps"])
+    return TrainingResult.from_dict(result)
 
 
 def _shown(asked: Request) -> AbstractContextManager[ShownTraining | None]:

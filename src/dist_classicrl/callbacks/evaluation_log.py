@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from dist_classicrl._files import open_regular, whole_file
+from dist_classicrl.evaluation.returns import mean_of
 from dist_classicrl.monitoring.files import set_aside
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ class EvaluationLog:
     @property
     def means(self) -> list[float]:
         """The mean returns."""
-        return [float(returns.mean()) for returns in self.results]
+        return [mean_of(returns) for returns in self.results]
 
     def add(self, step: int, returns: np.ndarray, lengths: np.ndarray, exact_value: float) -> None:
         """Enter an evaluation."""

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from dist_classicrl._streams import NO_ROOM, silence_if_unread
+from dist_classicrl._streams import is_unwritable, silence_if_unread
 from dist_classicrl.callbacks.base import BaseCallback
 
 logger = logging.getLogger(__name__)
@@ -47,13 +47,13 @@ class _StreamHandler(logging.StreamHandler):
             super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Drop lines that nobody reads any more, or for which there is no room: the run goes on.
+        """Drop lines that nobody reads any more, or that cannot be written: the run goes on.
 
         A command that cannot write its own last lines either says so at its end.
         """
-        error = sys.exc_info()[1]
-        has_room = not (isinstance(error, OSError) and error.errno in NO_ROOM)
-        if has_room and not silence_if_unread(self.stream):
+        if not isinstance(sys.exc_info()[1], OSError) or not (
+            silence_if_unread(self.stream) or is_unwritable(self.stream)
+        ):
             super().handleError(record)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -11,7 +12,7 @@ import click
 
 from dist_classicrl import errors as named
 from dist_classicrl._hints import rank_of_environment
-from dist_classicrl._streams import NO_ROOM, silence_if_full, silence_if_unread
+from dist_classicrl._streams import NO_ROOM, is_unwritable, let_go_nowhere, silence_if_unread
 from dist_classicrl.errors import (
     DeviceError,
     DistClassicRLError,
@@ -39,6 +40,7 @@ _OF_USER = (ValueError, DeviceError, LauncherError, NotTrainedError, SingletonEr
 _OF_FILES = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 _FIRST_WORD_SECONDS = 3.0
 
+_MAKE_ROOM = "Make room, or write it elsewhere."
 _REPORT = (
     "This is a defect of dist-classicrl or of what it ran. To report it, send the command, the lines above "
     "and what `dist-classicrl doctor` says."
@@ -67,12 +69,21 @@ def _is_of_full_disk(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in NO_ROOM
 
 
+def _is_of_output(error: BaseException) -> bool:
+    """Return whether an error is that standard output cannot be written."""
+    return isinstance(error, OSError) and error.filename is None and is_unwritable(sys.stdout)
+
+
 def _sentence(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}."
+    if isinstance(error, OSError) and _is_of_output(error):
+        let_go_nowhere(sys.stdout.fileno())  # else Python tries once more as it ends
+        why = "it is closed" if error.errno == errno.EBADF else error.strerror
+        remedy = _MAKE_ROOM if _is_of_full_disk(error) else "Let it go to a file, with > FILE."
+        return f"Standard output cannot be written: {why}. {remedy}"
     if isinstance(error, OSError) and _is_of_full_disk(error):
-        what = "Standard output" if silence_if_full(sys.stdout) else "A file"
-        return f"{what} cannot be written: {error.strerror}. Make room, or write it elsewhere."
+        return f"A file cannot be written: {error.strerror}. {_MAKE_ROOM}"
     return str(error)
 
 
@@ -84,34 +95,36 @@ def exit_status(error: BaseException) -> int:
         return INTERRUPTED
     if isinstance(error, click.ClickException) or is_users(error):
         return USAGE
-    if _is_of_file(error) or _is_of_full_disk(error):
+    if _is_of_file(error) or _is_of_full_disk(error) or _is_of_output(error):
         return USAGE
     if isinstance(error, RemoteRankError) and _is_users_elsewhere(error):
         return USAGE
     return INTERNAL
 
 
-def show(error: BaseException) -> None:
-    """Write `error` to standard error, as far as there is something to say.
+def show(error: BaseException) -> int:
+    """Write `error` to standard error, as far as there is something to say, and return the exit status.
 
     What is wrong with a command is wrong on all ranks that it was started on. Rank 0 says it first, and the
     launcher ends the others when rank 0 ends. Once MPI has begun, ranks tell each other what is wrong.
     """
-    if isinstance(error, RemoteRankError) and exit_status(error) == USAGE:
-        return  # the rank on which it happened says so
+    status = exit_status(error)
+    if isinstance(error, RemoteRankError) and status == USAGE:
+        return status  # the rank on which it happened says so
     if (rank_of_environment() or 0) > 0 and not is_of_job():
         time.sleep(_FIRST_WORD_SECONDS)
     if isinstance(error, click.exceptions.Exit):
-        return
+        return status
     if isinstance(error, click.ClickException):
         error.show()
-    elif exit_status(error) == USAGE:
+    elif status == USAGE:
         click.echo(f"Error: {_sentence(error)}", err=True)
-    elif exit_status(error) == INTERRUPTED:
+    elif status == INTERRUPTED:
         click.echo("Interrupted.", err=True)
     else:
         click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
         click.echo(_REPORT, err=True)
+    return status
 
 
 def is_of_unread_output(error: BaseException) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from dist_classicrl.cli.option_types import Decorator, Real, Whole, option, together
+from dist_classicrl.cli.option_types import Decorator, Place, Real, Whole, option, together
 from dist_classicrl.launch.plan import LaunchOptions
 from dist_classicrl.launch.restart import LONGEST_DELAY
 
@@ -48,7 +48,7 @@ def takes_launch(ranks: str) -> Decorator:
         _seconds("restart_delay", f"Before the first restart, doubled each time up to {LONGEST_DELAY:g}."),
         option(
             "--state-dir",
-            type=click.Path(path_type=Path),
+            type=Place(path_type=Path),
             default=_DEFAULT.state_dir,
             metavar="FOLDER",
             help="Where ranks tell how they end; all hosts must see it.",

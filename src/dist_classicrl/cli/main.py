@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import click
 
+from dist_classicrl._streams import open_closed_output
 from dist_classicrl._version import __version__
 from dist_classicrl._words import nearest
 from dist_classicrl.cli import errors
@@ -93,6 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     MPI job raised, unless the user has to change something: then all its ranks end in order.
     """
     args = None if arguments is None else list(arguments)
+    open_closed_output()
     _let_any_name_be_written()
     try:
         status = cli.main(args, prog_name="dist-classicrl", standalone_mode=False)
@@ -105,8 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if error is caught:
                 raise
             raise error from error.__cause__
-        errors.show(error)
-        return errors.exit_status(error)
+        return errors.show(error)
     return status if isinstance(status, int) else errors.DONE
 
 

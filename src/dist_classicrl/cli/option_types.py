@@ -298,6 +298,16 @@ class Folder(Text):
         return super().complaint(without_password(str(value)), error)
 
 
+class Place(click.Path):
+    """A file or folder by its path. An empty one, as of a variable that is not set, would be this folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path, of the type that was asked for."""
+        if not os.fspath(value):
+            self.fail("'' is no path. Write . for this folder.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class OutFolder(click.Path):
     """The folder of a run or a study, on a file system."""
 

@@ -44,7 +44,7 @@ def train(run: RequestedRun, launch: LaunchOptions, display: Display, was_starte
     if was_started:
         if run.settings["resume"] == "never" and run.folder.exists():  # the first start has begun it
             run = run.with_settings(resume="auto")
-        return _begin(run, launch, display)
+        return _begin(run, launch, replace(display, tells_result=False))
     is_head = (rank_of_environment() or 0) == 0
     folder = run.folder
     made = [path for path in (folder.path, *folder.path.parents) if not path.exists()]
@@ -156,6 +156,13 @@ def _say_done(run: RequestedRun) -> None:
     click.echo("\n".join(summary(run.folder, result, greedy)))
 
 
+def _say_result(folder: RunFolder) -> None:
+    """Say what a job has done whose ranks cannot tell whether what they write arrives: mpirun takes it."""
+    ended = folder.ended()
+    if ended is not None:
+        click.echo("\n".join(summary(folder, *ended)))
+
+
 def _start_ranks(run: RequestedRun, launch: LaunchOptions, display: Display, has_bar: bool) -> int:
     """Start ranks that run this command, and see them through."""
     place = RunFolder(run.folder.path.absolute())
@@ -175,6 +182,8 @@ def _start_ranks(run: RequestedRun, launch: LaunchOptions, display: Display, has
         if has_bar:
             stack.enter_context(_drawn(run, launch, display, place.status))
         code = supervisor.run()
+    if code == errors.DONE and not display.is_quiet:
+        _say_result(run.folder)
     if code in (errors.DONE, *said_by_ranks):
         return code
     if supervisor.stop_signal is not None and code == 128 + supervisor.stop_signal:

@@ -31,9 +31,11 @@ def summary(
     rows["mean return"] = "no episode has ended"
     if result.episodes:
         rows["mean return"] = f"{result.mean_return:.4g} while exploring, {result.episodes:,} episodes"
-    if isinstance(greedy, str):
-        rows["greedy return"] = greedy
-    elif greedy is not None:
+    place = short_path(folder.path)
+    if greedy is None or isinstance(greedy, str):
+        why = "" if greedy is None else f": {greedy}"
+        rows["greedy return"] = f"not known{why}; see `{_program()} evaluate {shlex.quote(place)}`"
+    else:
         rows["greedy return"] = (
             f"{greedy['mean_return']:.4g} (standard deviation {greedy['std_return']:.3g}, "
             f"{greedy['episodes']:,} episodes)"
@@ -44,7 +46,6 @@ def summary(
         rows["resumed from"] = short_path(result.resumed_from)
     if result.lost_workers:
         rows["lost"] = ", ".join(f"rank {rank}" for rank in result.lost_workers)
-    place = short_path(folder.path)
     rows["files"] = f"{place}: {', '.join(_files(folder))}"
     rows["next"] = "; ".join(f"{_program()} {verb} {shlex.quote(place)}" for verb in ("show", "plot"))
     return [f"{name:<14} {text}" for name, text in rows.items()]

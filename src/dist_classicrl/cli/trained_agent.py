@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dist_classicrl.cli.config import ENVIRONMENT, ENVIRONMENT_ARGUMENTS
-from dist_classicrl.cli.option_types import option, together
+from dist_classicrl.cli.option_types import Place, option, together
 from dist_classicrl.cli.run_folder import RunFolder, known_runs, runs_below
 from dist_classicrl.cli.shown_study import refuse_study
 from dist_classicrl.environments import named
@@ -75,7 +75,7 @@ class TrainedAgent:
 
 
 run_argument = together(
-    click.argument("run", metavar="RUN"),
+    click.argument("run", type=Place(), metavar="RUN"),
     option(
         "--env", metavar="ENV", help="The environment, where the run does not tell it or another is meant."
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,6 @@ from dist_classicrl._hints import rank_of_environment
 from dist_classicrl.callbacks.base import BaseCallback
 from dist_classicrl.checkpoint.plan import checked_signals
 from dist_classicrl.cli.requested_run import RequestedRun
-from dist_classicrl.cli.run_folder import short_path
 from dist_classicrl.cli.signals import Ended, ended_after, with_terminal
 from dist_classicrl.cli.summary import summary
 from dist_classicrl.process.stop import with_launchers
@@ -37,12 +35,14 @@ class Display:
     has_bar: bool = False  # this process draws a bar
     is_live: bool = False  # the process that somebody typed draws on the whole screen
     status: Path | None = None  # a file for the process that started this one and draws the bar
+    tells_result: bool = True  # else the process that started this one does
 
 
 def train_here(run: RequestedRun, display: Display) -> None:
     """Train in this process, alone or as a rank of the job that it is in.
 
-    The rank that serves in the end evaluates the agent, saves it, and says what was done.
+    The rank that serves in the end evaluates the agent, saves it, and says what was done, unless the process
+    that started it does.
     """
     from dist_classicrl.agent.agent import DistAsyncQLearning
     from dist_classicrl.callbacks import logs
@@ -128,7 +128,7 @@ def _finish(
     evaluation = _evaluated(run, agent, env)
     if not isinstance(evaluation, str):
         folder.write_result(result.to_dict(), evaluation.in_short())
-    if not display.is_quiet:
+    if display.tells_result and not display.is_quiet:
         greedy = evaluation if isinstance(evaluation, str) else evaluation.in_short()
         click.echo("\n".join(summary(folder, result, greedy)))
 
@@ -140,4 +140,4 @@ def _evaluated(run: RequestedRun, agent: DistAsyncQLearning, env: Any) -> Evalua
         with ended_after(_EVALUATION_SECONDS, with_launchers(signals)):
             return agent.evaluate(env, episodes=run.settings["eval_episodes"])
     except Ended as end:
-        return f"not known: {end}; see `dist-classicrl evaluate {shlex.quote(short_path(run.folder.path))}`"
+        return str(end)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import time
@@ -71,20 +72,29 @@ def _compare_names(own: Any, name: str, seconds: float, what: str, remedy: str) 
     from mpi4py import MPI
 
     size = own.Get_remote_size() if own.Is_inter() else own.Get_size()
-    given, found = name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES), bytearray(_NAME_BYTES * size)
+    given = _token_of(name)
+    found = bytearray(len(given) * size)
     try:
         request = own.Iallgather(given, found)
     except MPI.Exception as error:
         raise _death(what, remedy) from error
     finish(own, request, seconds, what, remedy, given, found)
     for rank in range(size):
-        other = found[_NAME_BYTES * rank : _NAME_BYTES * (rank + 1)]
+        other = found[len(given) * rank : len(given) * (rank + 1)]
         if other != given:
             own.Free()
+            shown = other[:_NAME_BYTES].decode(errors="replace")
+            shown = shown.rstrip() if shown.endswith(" ") else f"{shown}..."
             raise SettingsError(
-                f"Rank {rank} constructs its {other.decode(errors='replace').rstrip()}, where this rank "
-                f"constructs its {name}. Construct the same in the same order on all ranks."
+                f"Rank {rank} constructs its {shown}, where this rank constructs its {name}. Construct the "
+                "same in the same order on all ranks."
             )
+
+
+def _token_of(name: str) -> bytes:
+    """Return what a name begins with, to be shown, and a digest of all of it, to be compared."""
+    whole = name.encode()
+    return whole[:_NAME_BYTES].ljust(_NAME_BYTES) + hashlib.blake2b(whole, digest_size=16).digest()
 
 
 def finish(

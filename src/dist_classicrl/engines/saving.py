@@ -77,6 +77,17 @@ def note_finished(
     ]
 
 
+def finished_call(finished: list[dict[str, Any]], begin: int, end: int | None) -> dict[str, Any] | None:
+    """Return the call that began at global step `begin` and was to end at `end`, if it is known.
+
+    `end` is None for whoever does not know where it was to end.
+    """
+    for call in finished:
+        if call["begin"] == begin and end in (None, call["end"]):
+            return call
+    return None
+
+
 @dataclass(eq=False)
 class Saver:
     """Saves one call of `train`, in the background while it goes on.

@@ -76,7 +76,8 @@ def _play_some(
     while running.size:
         asked.ask(states[running])
         call(move, simulation, memories, counters, states, running, arrays, n_states, came, rewards)
-        returns[running] += rewards[running]
+        with np.errstate(over="ignore", invalid="ignore"):  # an EvaluationResult refuses it
+            returns[running] += rewards[running]
         lengths[running] += 1
         running = running[(states[running] >= 0) & (lengths[running] < limit)]
     return int((states >= 0).sum())

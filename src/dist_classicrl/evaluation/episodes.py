@@ -16,10 +16,11 @@ from dist_classicrl.environments.resolve import Source
 from dist_classicrl.environments.simulate import CAME, CompiledSimulator
 from dist_classicrl.environments.state_keys import name_of_kind, words_of
 from dist_classicrl.environments.trial import compiling, run_game
-from dist_classicrl.errors import SettingsError
+from dist_classicrl.errors import DivergenceError, SettingsError
 from dist_classicrl.evaluation import LONGEST_EPISODE
 from dist_classicrl.evaluation.divided import AskedRows, play_divided
 from dist_classicrl.evaluation.greedy import play_greedily
+from dist_classicrl.evaluation.returns import deviation_of, error_of_mean, mean_of
 from dist_classicrl.learning.keyed_table import KeyedTable
 from dist_classicrl.learning.loops import choose_actions
 from dist_classicrl.learning.memory import RuleMemory
@@ -40,7 +41,7 @@ Q_LEARNING = QLearning()  # plays the best action of the table, as its only one
 
 @dataclass(frozen=True, repr=False, eq=False)
 class EvaluationResult:
-    """Episodes under the greedy policy.
+    """Episodes under the greedy policy; DivergenceError where a return is beyond all numbers.
 
     Attributes
     ----------
@@ -55,6 +56,13 @@ class EvaluationResult:
     returns: np.ndarray
     lengths: np.ndarray
     cut_off: int = 0
+
+    def __post_init__(self) -> None:
+        if not np.isfinite(self.returns).all():
+            raise DivergenceError(
+                "The undiscounted return of an episode is beyond the numbers of float64, which go up to "
+                "1.8e308. Make the rewards smaller, in a wrapper for instance."
+            )
 
     def __repr__(self) -> str:
         error = f" ± {self.standard_error:.2g}" if self.episodes > 1 else ""
@@ -72,18 +80,17 @@ class EvaluationResult:
     @property
     def mean_return(self) -> float:
         """Mean undiscounted return."""
-        return float(self.returns.mean())
+        return mean_of(self.returns)
 
     @property
     def std_return(self) -> float:
         """Standard deviation of the returns."""
-        return float(self.returns.std())
+        return deviation_of(self.returns)
 
     @property
     def standard_error(self) -> float:
         """Standard error of the mean return; NaN for a single episode."""
-        n = self.episodes
-        return float(self.returns.std(ddof=1) / np.sqrt(n)) if n > 1 else float("nan")
+        return error_of_mean(self.returns)
 
     def in_short(self) -> dict[str, float | int | str | None]:
         """Return what stays of it where a run is summed up, as plain data for JSON."""
@@ -277,7 +284,8 @@ def _evaluate_stepped(
         draws += env.n_envs
         env.step(actions)
         counts = env.valid & ~waits
-        running += env.rewards * counts
+        with np.errstate(over="ignore", invalid="ignore"):  # an EvaluationResult refuses it
+            running += env.rewards * counts
         elapsed += counts
         cut = elapsed >= max_steps
         ended = (env.terminated | env.truncated | cut) & ~waits

@@ -41,6 +41,11 @@ fi
 exit "$status"
 """
 
+# What SLURM has room for.
+_MOST = 2**31 - 1
+_MOST_WARNING = 2**16 - 1
+_MOST_OF_ARRAY = 4_000_000
+
 # By then a training listens, if it ever does.
 _LISTENING_SECONDS = 300
 
@@ -73,6 +78,8 @@ class BatchJob:
         self._check_words()
 
     def _check_size(self) -> None:
+        if self.ntasks > _MOST:
+            raise SettingsError(f"--ntasks is {self.ntasks}; SLURM counts tasks up to {_MOST}.")
         if self.ntasks < 2 and not self.is_study:
             raise SettingsError(
                 f"A job needs at least 2 tasks, a server and a worker; --ntasks is {self.ntasks}. A process "
@@ -84,15 +91,21 @@ class BatchJob:
             )
         if self.mem is not None and not _MEMORY.fullmatch(self.mem):
             raise SettingsError(f"--mem is {self.mem!r}; write a size such as 16G or 500M.")
-        if self.array is not None and not _ARRAY.fullmatch(self.array):
-            raise SettingsError(f"--array is {self.array!r}; write numbers such as 0-9, 1,3,5 or 0-99%10.")
+        if self.array is not None and not _is_array(self.array):
+            raise SettingsError(
+                f"--array is {self.array!r}; write numbers such as 0-9, 1,3,5 or 0-99%10, which go up and "
+                f"are at most {_MOST_OF_ARRAY}."
+            )
 
     def _check_time(self) -> None:
         limit = self.seconds
         if self.warning is None:
             return
-        if self.warning < 1:
-            raise SettingsError(f"The warning must come at least 1 s before the end, got {self.warning}.")
+        if not 1 <= self.warning <= _MOST_WARNING:
+            raise SettingsError(
+                f"--signal is {self.warning}; SLURM's warning can come from 1 s to {_MOST_WARNING} s before "
+                "the end."
+            )
         if limit is not None and self.warning >= limit:
             raise SettingsError(
                 f"A warning {self.warning} s before the end does not fit into a job of "
@@ -116,7 +129,12 @@ class BatchJob:
         """The time limit in seconds; None where there is none."""
         if self.time is None:
             return None
-        seconds = 60.0 * int(self.time) if self.time.isdecimal() else durations.of_clock(self.time)
+        seconds = 60.0 * float(self.time) if self.time.isdecimal() else durations.of_clock(self.time)
+        if seconds is not None and seconds > _MOST:
+            raise SettingsError(
+                f"--time is {self.time!r}; SLURM counts seconds up to {_MOST}, which are 24855 days. Write a "
+                "shorter time, or leave it out, for the partition's own limit."
+            )
         if not seconds:
             raise SettingsError(
                 f"--time is {self.time!r}; SLURM takes minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM and "
@@ -172,6 +190,14 @@ class BatchJob:
         else:
             body = f"exec {command}\n"  # so that the warning arrives where it is understood
         return "\n".join(lines) + "\n" + body
+
+
+def _is_array(text: str) -> bool:
+    """Return whether these are numbers of the jobs of an array, and ranges of them that go up."""
+    if not _ARRAY.fullmatch(text):
+        return False
+    ranges = [part.partition(":")[0].split("-") for part in text.partition("%")[0].split(",")]
+    return all(int(each[0]) <= int(each[-1]) <= _MOST_OF_ARRAY for each in ranges)
 
 
 def word_of(text: str) -> str:

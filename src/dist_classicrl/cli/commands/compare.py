@@ -11,6 +11,7 @@ import click
 from dist_classicrl._hints import rank_of_environment
 from dist_classicrl._words import counted
 from dist_classicrl.cli import output
+from dist_classicrl.cli.option_types import Place
 from dist_classicrl.errors import StudyError
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ runs on ranks as `dist-classicrl sweep` does.
 
 
 @click.command("compare", help=_HELP)
-@click.argument("folder", type=click.Path(path_type=Path), metavar="FOLDER")
+@click.argument("folder", type=Place(path_type=Path), metavar="FOLDER")
 @click.argument("first", required=False)
 @click.argument("second", required=False)
 @click.option(

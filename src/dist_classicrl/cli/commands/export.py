@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from dist_classicrl.cli.option_types import Whole, option
+from dist_classicrl.cli.option_types import Place, Whole, option
 from dist_classicrl.cli.trained_agent import load_with_env, run_argument
 
 _HELP = """\
@@ -43,7 +43,7 @@ or
     "--to",
     "target",
     required=True,
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=Place(path_type=Path, dir_okay=False),
     metavar="FILE",
     help="Where to; its suffix is the format unless --format says otherwise.",
 )

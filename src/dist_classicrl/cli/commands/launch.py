@@ -38,7 +38,7 @@ last restart.
 """
 
 
-class _ScriptCommand(click.Command):
+class ScriptCommand(click.Command):
     """A command whose options end at a script, or at `-m`, and whose other words are the script's."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -68,7 +68,7 @@ def _words_after(word: str, takes: dict[str, int]) -> int:
 
 @click.command(
     "launch",
-    cls=_ScriptCommand,
+    cls=ScriptCommand,
     context_settings={"allow_interspersed_args": False},
     options_metavar="[OPTIONS] [-n N]",
     help=_HELP,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dist_classicrl._words import counted, is_alone, shown_name
-from dist_classicrl.cli.option_types import option
+from dist_classicrl.cli.option_types import Place, option
 from dist_classicrl.cli.run_folder import folder_around
 from dist_classicrl.cli.several.reading import read_each, runs_named
 
@@ -51,8 +51,8 @@ It needs matplotlib: pip install matplotlib.
 
 
 @click.command("plot", help=_HELP)
-@click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN ...]")
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="A .png, .svg or .pdf.")
+@click.argument("runs", nargs=-1, required=True, type=Place(), metavar="RUN [RUN ...]")
+@click.option("--out", type=Place(path_type=Path), metavar="FILE", help="A .png, .svg or .pdf.")
 @option(
     "--kind", type=click.Choice(["curves", "maps", "timeline", "all"]), default="all", help="What is drawn."
 )

@@ -9,6 +9,7 @@ import click
 
 from dist_classicrl._words import is_alone, shown_name
 from dist_classicrl.cli import output
+from dist_classicrl.cli.option_types import Place
 from dist_classicrl.cli.several.reading import place_of, read_each, runs_named
 
 if TYPE_CHECKING:
@@ -48,18 +49,18 @@ _SPREAD = ("mean", "min", "max", "deviation")
 
 
 @click.command("report", help=_HELP)
-@click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN ...]")
-@click.option("--baseline", metavar="RUN", help="What the others are compared with.")
+@click.argument("runs", nargs=-1, required=True, type=Place(), metavar="RUN [RUN ...]")
+@click.option("--baseline", type=Place(), metavar="RUN", help="What the others are compared with.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON in place of tables.")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=Place(path_type=Path),
     metavar="FILE",
     help="Draw speed-up and efficiency of several runs: a .png, .svg or .pdf.",
 )
 @click.option(
     "--html",
-    type=click.Path(path_type=Path),
+    type=Place(path_type=Path),
     metavar="FILE",
     help="Write a page about one run or study: an .html.",
 )

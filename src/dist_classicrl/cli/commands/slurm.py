@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dist_classicrl.cli.commands.launch import ScriptCommand
 from dist_classicrl.cli.option_types import Whole, option
 from dist_classicrl.errors import SettingsError
 
@@ -24,7 +25,7 @@ _HELP = """\
 Print a batch script for sbatch.
 
 WORDS are those of `dist-classicrl train`, without --ranks, which is the number of tasks; or a script of
-your own that ends in .py (or after -- a module after -m), and its arguments, which is then started by
+your own that ends in .py (or a module after -m), and its arguments, which is then started by
 `dist-classicrl launch`. Options come before them. With --srun it is SLURM that starts the ranks, and a death
 ends the job.
 Words that begin with `sweep` are those of `dist-classicrl sweep`: each task, of each job of an array, makes
@@ -48,7 +49,7 @@ in single quotes, stands for that number.
 """
 
 
-@click.command("slurm", help=_HELP, context_settings={"allow_interspersed_args": False})
+@click.command("slurm", cls=ScriptCommand, help=_HELP, context_settings={"allow_interspersed_args": False})
 @option("--ntasks", type=Whole(), required=True, metavar="N", help="Ranks, one of them the server.")
 @option("--nodes", type=Whole(), metavar="N", help="Over how many hosts they are spread.")
 @option("--time", metavar="TIME", help="Limit, such as 4:00:00 for four hours.")
@@ -129,6 +130,8 @@ def words_of(words: Sequence[str], job: BatchJob) -> list[str]:
             )
         return rest
     asked = _parsed("train", rest)
+    if not (asked["env"] or asked["other_env"] or asked["file"]):
+        raise SettingsError("Which environment? Write for instance FrozenLake-v1 before the other words.")
     if asked["ranks"] is not None:
         raise SettingsError(f"The number of ranks is that of the tasks: leave --ranks {asked['ranks']} out.")
     settings = {
@@ -187,6 +190,11 @@ def _kind_of(words: Sequence[str]) -> tuple[str, list[str]]:
         if not rest:
             raise SettingsError(f"What is there to {first}? Write for instance {_EXAMPLES[first]}.")
         return first, rest
+    if first == "-m" and not (rest and all(name.isidentifier() for name in rest[0].split("."))):
+        said = f", and {rest[0]!r} is none" if rest else ""
+        raise SettingsError(
+            f"After -m comes the name of a module{said}. Write for instance -m package.module."
+        )
     return ("launch" if first.endswith(".py") or first == "-m" else "train"), [first, *rest]
 
 

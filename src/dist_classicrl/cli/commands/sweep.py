@@ -11,7 +11,7 @@ import click
 from dist_classicrl._hints import task_of_environment
 from dist_classicrl._words import counted
 from dist_classicrl.cli import errors
-from dist_classicrl.cli.option_types import OutFolder, option
+from dist_classicrl.cli.option_types import OutFolder, Place, option
 from dist_classicrl.cli.run_folder import RunFolder
 from dist_classicrl.errors import StudyError
 
@@ -48,7 +48,7 @@ their checkpoints.
 
 
 @click.command("sweep", help=_HELP, epilog=errors.EXIT_STATUS)
-@click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
+@click.argument("file", type=Place(path_type=Path), metavar="FILE")
 @option(
     "-o",
     "--out",

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 from dist_classicrl._hints import promised_size
 from dist_classicrl.cli import errors, options
 from dist_classicrl.cli.launch_options import is_of_launch, taken_from, takes_launch
-from dist_classicrl.cli.option_types import OutFolder, Whole, option
+from dist_classicrl.cli.option_types import OutFolder, Place, Whole, option
 from dist_classicrl.cli.synonyms import own_word
 
 _HELP = """\
@@ -78,7 +78,7 @@ def _section(param: click.Parameter) -> str:
     "--env-arg", "env_args", multiple=True, metavar="NAME=VALUE", help="An argument for what makes ENV."
 )
 @click.option(
-    "-c", "--config", "file", type=click.Path(path_type=Path), metavar="FILE", help="Settings as a TOML file."
+    "-c", "--config", "file", type=Place(path_type=Path), metavar="FILE", help="Settings as a TOML file."
 )
 @option(
     "-o",
@@ -91,7 +91,7 @@ def _section(param: click.Parameter) -> str:
 @click.option("-v", "--verbose", is_flag=True, help="A line per worker below the bar, and more log lines.")
 @click.option("--live", is_flag=True, help="Show it on the whole screen of the terminal.")
 @click.option("-q", "--quiet", is_flag=True, help="Nothing but warnings and errors.")
-@click.option("--status", type=click.Path(path_type=Path), hidden=True)
+@click.option("--status", type=Place(path_type=Path), hidden=True)
 @click.option("--started", is_flag=True, hidden=True)
 @click.option("--env-if-none", hidden=True)  # of scripts/train
 @click.option("--ranks-if-none", type=Whole(1), hidden=True)
@@ -118,6 +118,10 @@ def command(
 
     if env is not None and other_env is not None:
         raise click.UsageError("ENV and --environment are the same: give one of them.")
+    if quiet and verbose:
+        raise click.UsageError(
+            "--quiet shows nothing of the run and --verbose more of it: leave one of them out."
+        )
     launch = taken_from(others)
     if promised_size() > 1 and is_rank(launch) and not started:
         _check_for_rank(launch.ranks)

@@ -33,7 +33,8 @@ from dist_classicrl.environments.stepped.base import (
 )
 from dist_classicrl.environments.stepped.masks import MASK_KEY, mask_in
 from dist_classicrl.environments.stepped.spaces import SpaceIndex
-from dist_classicrl.errors import EnvError
+from dist_classicrl.environments.stepped.unusable import OF_VALUES, not_usable
+from dist_classicrl.errors import ActionMaskError, EnvError
 
 _log = logging.getLogger(__name__)
 
@@ -113,8 +114,8 @@ class LoopedEnvs(SteppedEnv):
                     observations[e], rewards[e], terminated[e], truncated[e], infos[e] = result
                 except (TypeError, ValueError):
                     raise not_returned(result, STEP, e) from None
-        except (TypeError, ValueError) as error:
-            _raise_if_not_unpacked(error, e)
+        except OF_VALUES as error:
+            _raise_if_wrong(error, e)
             raise
         self._take_in(n, actions, observations, rewards, terminated, truncated, infos)
 
@@ -146,8 +147,8 @@ class LoopedEnvs(SteppedEnv):
         while True:
             try:
                 result: Any = step(value_of(action))
-            except (TypeError, ValueError) as error:
-                _raise_if_not_unpacked(error, 0)
+            except OF_VALUES as error:
+                _raise_if_wrong(error, 0)
                 raise
             try:
                 observation, reward, terminated, truncated, info = result
@@ -238,9 +239,9 @@ class LoopedEnvs(SteppedEnv):
         """Reset an environment; return what that gave, which is an observation and an info."""
         try:
             return unpacked(self._envs[e].reset(seed=seed), RESET, e)
-        except (TypeError, ValueError) as error:
-            _raise_if_not_unpacked(error, e)
-            if isinstance(error, ValueError) or "unexpected keyword argument 'seed'" not in str(error):
+        except OF_VALUES as error:
+            if not isinstance(error, TypeError) or "unexpected keyword argument 'seed'" not in str(error):
+                _raise_if_wrong(error, e)
                 raise
             raise EnvError(
                 f"{error}: Gymnasium gives a seed to every environment. Write "
@@ -313,18 +314,22 @@ class VectorEnvs(SteppedEnv):
         self._check_not_blocked()
 
     def close(self) -> None:
-        """Close the vector environment if `make_stepped` made it.
+        """Close the vector environment if `make_stepped` made it, or nothing can step it any more.
 
-        Gymnasium would wait for ever for the answer of a process that has ended: then the others are, too.
+        Gymnasium would wait for ever for the answer of a process that has ended, or for one that was taken:
+        then all are ended.
         """
         env = self._env.unwrapped
-        if self._owned and isinstance(env, AsyncVectorEnv) and not _all_answer(env):
-            for process, pipe in zip(env.processes, env.parent_pipes, strict=True):
-                process.kill()
-                process.join()
-                if pipe is not None:
-                    pipe.close()
-            env.closed = True
+        if isinstance(env, AsyncVectorEnv) and not env.closed:
+            if not _all_answer(env):
+                for process, pipe in zip(env.processes, env.parent_pipes, strict=True):
+                    process.kill()
+                    process.join()
+                    if pipe is not None:
+                        pipe.close()
+                env.closed = True
+            elif None in env.parent_pipes:
+                env.close()
         super().close()
 
     def _after_ending(self, ended: np.ndarray, infos: dict[str, Any]) -> None:
@@ -362,6 +367,12 @@ class VectorEnvs(SteppedEnv):
             given = infos.get(MASK_KEY)
             if given is not None:
                 present = infos.get(f"_{MASK_KEY}")
+                if present is not None and np.shape(present) != (self.n_envs,):
+                    raise ActionMaskError(
+                        f"infos['_{MASK_KEY}'] is {present!r:.100}, and must say for each of the "
+                        f"{self.n_envs} environments whether infos['{MASK_KEY}'] has a mask of it. Correct "
+                        "it, or leave it out where all have masks."
+                    )
                 if present is not None and np.count_nonzero(present) < self.n_envs:
                     masks[rows] = True
                     rows = rows[present[rows]]
@@ -396,20 +407,22 @@ def _all_answer(env: AsyncVectorEnv) -> bool:
     return not waits and all(pipe is None or process.is_alive() for process, pipe in pipes)
 
 
-def _raise_if_not_unpacked(error: Exception, e: int | None) -> None:
-    """See `not_unpacked`."""
-    if (told := not_unpacked(error, e)) is not None:
+def _raise_if_wrong(error: Exception, e: int | None) -> None:
+    """Raise EnvError where an error came of what an environment returned: `not_unpacked`, `not_usable`."""
+    if (told := not_unpacked(error, e) or not_usable(error, e)) is not None:
         raise told from error
 
 
 @contextmanager
 def _told_plainly(env: VectorEnv) -> Iterator[None]:
-    """Raise `EnvError` in place of what Python makes of a process that has ended, or of a wrong tuple."""
+    """Raise `EnvError` in place of what Python makes of a process that has ended, or of wrong returns."""
     try:
         yield
-    except (TypeError, ValueError) as error:
-        _raise_if_not_unpacked(error, None)
+    except OF_VALUES as error:
+        _raise_if_wrong(error, None)
         raise
+    except gymnasium.error.ClosedEnvironmentError as error:
+        raise EnvError(f"{error} Give a vector environment that is open: make another one.") from error
     except (EOFError, ConnectionError) as error:
         inner = env.unwrapped
         if not isinstance(inner, AsyncVectorEnv):
