@@ -156,7 +156,7 @@ class DistAsyncQLearning(LearnedTable):
         Train alone although the launcher promised several ranks.
     timeout : float
         Seconds that preparations may take, and without progress of a rank's main loop after which it counts
-        as lost: more than one step of an environment can take.
+        as lost: more than one step of all `n_envs` environments of a rank, one after the other, can take.
     heartbeat_interval : float
         Seconds of silence after which a rank says that it is there, from a thread of its own.
     heartbeat_timeout : float

@@ -250,9 +250,12 @@ class Run:
         if self.resumed is not None and self.resumed.stream is not None:
             begin, used = self.resumed.stream
         key = stream_key(self.seed, "alone", begin)
-        return Stream(key, begin, used, self._is_asked_to_stop, used + self.steps)
+        return Stream(key, begin, used, self.is_asked_to_stop, used + self.steps)
 
-    def _is_asked_to_stop(self) -> bool:
+    def is_asked_to_stop(self) -> bool:
+        """Whether the call is to stop, by what this rank knows; it may be asked often."""
+        if self.saver is not None:
+            return self.saver.is_asked_to_stop()
         return self.watch is not None and self.watch.stop is not None
 
     def restore(self, learner: Learner, numbers: list[int], mode: str) -> None:

@@ -103,7 +103,7 @@ class Saver:
         self.write_parts: Callable[[str], Mapping[str, ArrayEntry]] | None = None
         self._submitted = start
         self._is_live = False  # whether what was submitted last is read from what has to change
-        self._saved_at = time.monotonic()
+        self._saved_at = self._timed = time.monotonic()
         self._told = self.writer.last
         self._next = self._multiple_after(start)
 
@@ -119,6 +119,17 @@ class Saver:
             self._next = self._multiple_after(steps)
         self.watch.check_time(self.writer.seconds)
         return self.watch.stop
+
+    def is_asked_to_stop(self) -> bool:
+        """Whether there is a request to stop, or a time limit leaves just enough time to save.
+
+        It may be asked between two steps of an environment: limits are looked at every 50 ms.
+        """
+        now = time.monotonic()
+        if now - self._timed >= _LOOK_SECONDS:
+            self._timed = now
+            self.watch.check_time(self.writer.seconds)
+        return self.watch.stop is not None
 
     @property
     def asked_to_stop(self) -> Stop | None:
