@@ -8,12 +8,13 @@ import pytest
 from exchanging_ranks import rank_of
 
 from dist_classicrl import DistAsyncQLearning
+from dist_classicrl.callbacks import EvalCallback
 from dist_classicrl.comm.compression import Codec
 from dist_classicrl.engines import loops
 from dist_classicrl.engines.decentralized.patterns import PATTERNS
 from dist_classicrl.engines.local import training
 from dist_classicrl.engines.progress import Company
-from dist_classicrl.errors import RankTimeoutError, TrainingStopped
+from dist_classicrl.errors import EvaluationStopped, RankTimeoutError, TrainingStopped
 
 
 @pytest.fixture
@@ -78,6 +79,43 @@ def test_a_time_limit_holds_in_the_middle_of_a_batch(tmp_path, clock):
         DistAsyncQLearning(seed=1, n_envs=1).train(env, 10_000, checkpoint_dir=tmp_path, time_limit=5.1)
     assert env.made == stopped.value.steps == 20  # a checkpoint may take the 0.2 s before the limit
     assert stopped.value.code == os.EX_TEMPFAIL
+
+
+@pytest.mark.parametrize("n_envs", [1, 3])
+def test_a_time_limit_holds_in_the_middle_of_an_evaluation_which_does_not_count(
+    tmp_path, clock, caplog, n_envs
+):
+    """All 200 episodes would take 200 s."""
+    made = []
+    evaluation = EvalCallback(
+        lambda: made.append(SlowWalk(clock, 0.25)) or made[-1], n_eval_episodes=200, eval_freq=64
+    )
+    agent = DistAsyncQLearning(seed=1, n_envs=n_envs)
+    with pytest.raises(TrainingStopped) as stopped:
+        agent.train(
+            SlowWalk(clock, 0.0) if n_envs == 1 else lambda: SlowWalk(clock, 0.0), 10_000,
+            callbacks=evaluation, checkpoint_dir=tmp_path, time_limit=5.1,
+        )  # fmt: skip
+    assert stopped.value.steps == 64 and stopped.value.checkpoint is not None
+    assert sum(env.made for env in made) * 0.25 <= 5.0 + n_envs * 0.25 and clock[0] < 1006.0
+    assert len(evaluation.log.means) == 0 and not evaluation.has_improved
+    assert "No evaluation after 64 steps: The evaluation was ended after " in caplog.text
+
+
+def test_an_evaluation_of_ones_own_is_played_to_its_end_unless_asked_otherwise(tmp_path, clock):
+    played, agent = [], DistAsyncQLearning(seed=1, n_envs=1)
+
+    def evaluate(progress):
+        if not played:
+            clock[0] += 6.0
+            played.append(agent.evaluate(SlowWalk(clock, 0.25), 20).episodes)
+            with pytest.raises(EvaluationStopped, match="after 0 of 20 episodes"):
+                agent.evaluate(SlowWalk(clock, 0.25), 20, stops_with_training=True)
+
+    with pytest.raises(TrainingStopped):
+        agent.train(SlowWalk(clock, 0.0), 1000, callbacks=evaluate, checkpoint_dir=tmp_path, time_limit=5.0)
+    assert played == [20]
+    assert agent.evaluate(SlowWalk(clock, 0.25), 20, stops_with_training=True).episodes == 20
 
 
 def slow_part(clock, rank, on_their_way):
