@@ -134,8 +134,8 @@ class TrainingStopped(SystemExit):
     Attributes
     ----------
     code : int
-        Exit status: 75 (EX_TEMPFAIL, "again, please") after a signal or at a time limit, or 74 (EX_IOERR) where
-        no checkpoint of the run could be written, so that the same command would begin anew; 130 after
+        Exit status: 75 (EX_TEMPFAIL, "again, please") after a signal or at a time limit, or 74 (EX_IOERR)
+        where no checkpoint of the run could be written, so that the same command would begin anew; 130 after
         Ctrl-C.
     reason : str
         What stopped it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -274,11 +275,19 @@ class Run:
         if self.saver is None:
             stop = replace(stop, reason=f"{stop.reason} after {made} of {total} steps")
             return stop.error(None, self.start + self.kept)
-        how = (
-            f"The checkpoint is {checkpoint}; the same command goes on from there."
-            if checkpoint is not None
-            else "The checkpoint could not be written: the same command goes on from the last one that could."
-        )
+        if checkpoint is not None:
+            how = f"The checkpoint is {checkpoint}; the same command goes on from there."
+        elif self.saver.is_saved():
+            how = (
+                "The checkpoint could not be written: the same command goes on from the last one that could."
+            )
+        else:
+            how = (
+                "The checkpoint could not be written, and there is no other of this run: the same command "
+                "would begin anew. Make room there, or give another checkpoint_dir."
+            )
+            if stop.code == os.EX_TEMPFAIL:  # which asks batch scripts to try again
+                stop = replace(stop, code=os.EX_IOERR)
         logger.warning("Stopped by %s after %s of %s steps. %s", stop.reason, made, total, how)
         return stop.error(checkpoint, self.start + self.kept)
 

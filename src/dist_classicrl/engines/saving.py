@@ -13,6 +13,7 @@ import numpy as np
 
 from dist_classicrl._steps import next_multiple
 from dist_classicrl.checkpoint.arrays import ArrayEntry, InSlices
+from dist_classicrl.checkpoint.file_thread import FileThread
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.checkpoint.writer import Writer
 from dist_classicrl.engines.outcome import Outcome
@@ -26,6 +27,7 @@ _KEPT_RESULTS = 1000
 _LOOK_SECONDS = 0.05
 _RETRY_SECONDS = 60.0
 _SLOW_SECONDS = 60.0
+_ANSWER_SECONDS = 5.0
 _SLOWEST_DISK = 5e7
 """Bytes per second with which what systems keep back until the end of a file gets to disk, at least."""
 RESCUE_SECONDS = 20.0
@@ -293,6 +295,14 @@ class Saver:
                 self.writer.last or "none",
             )
         return self.writer.last if written and not self.writer.failed else None
+
+    def is_saved(self) -> bool:
+        """Whether a checkpoint of this run is there; it counts as there where its disk does not say."""
+        run = self.description["run"]
+        try:
+            return FileThread("read").do(lambda look: self.writer.has_any(run), _ANSWER_SECONDS, lambda: None)
+        except OSError:
+            return True
 
     def stop(self) -> None:
         """Write nothing more: another rank does now."""
