@@ -134,7 +134,9 @@ class TrainingStopped(SystemExit):
     Attributes
     ----------
     code : int
-        Exit status: 75 (EX_TEMPFAIL, "again, please") after a signal or at a time limit, 130 after Ctrl-C.
+        Exit status: 75 (EX_TEMPFAIL, "again, please") after a signal or at a time limit, or 74 (EX_IOERR)
+        where no checkpoint of the run could be written, so that the same command would begin anew; 130 after
+        Ctrl-C.
     reason : str
         What stopped it.
     checkpoint : str or None
@@ -158,6 +160,10 @@ class TrainingInterrupted(TrainingStopped, KeyboardInterrupt):
 
     Where nothing was to be saved, the agent has what it learned, and `checkpoint` is None.
     """
+
+
+class EvaluationStopped(DistClassicRLError, RuntimeError):
+    """An evaluation was ended before its episodes, as the training in whose callback it is is to stop."""
 
 
 class SweepStopped(SystemExit):

@@ -1,6 +1,7 @@
 """Who counts as lost: a rank that says nothing, not one that works, waits, or could not be listened to."""
 
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,10 +10,12 @@ from timed_channel import RELEASE, TimedChannel, beats, done, group_of, stop_clo
 
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import Bye, encode
+from dist_classicrl.comm.parts import from_parts
 from dist_classicrl.comm.remote_errors import Failed
 from dist_classicrl.compression import SEND_ALL
 from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.engines.progress import Observer, Reporter
+from dist_classicrl.engines.roles.messages import AskToStop, Stopped
 from dist_classicrl.engines.roles.server_base import NobodyLeft
 from dist_classicrl.engines.roles.worker_base import ServerLost
 from dist_classicrl.engines.rounds.messages import Order, RoundOrder, RoundStart
@@ -22,20 +25,21 @@ from dist_classicrl.engines.rounds.worker import RoundWorker
 from dist_classicrl.engines.run import LossPolicy
 from dist_classicrl.engines.schedule import Pace
 from dist_classicrl.engines.server.leases import Lease, LeaseBook
-from dist_classicrl.engines.server.messages import Reply
+from dist_classicrl.engines.server.messages import Push, Reply
 from dist_classicrl.engines.server.server import Server
 from dist_classicrl.engines.server.window import PushWindow
 from dist_classicrl.engines.server.worker import Worker
 from dist_classicrl.engines.supersteps.messages import Begin, Cut, Play
 from dist_classicrl.engines.supersteps.part import Part
 from dist_classicrl.engines.supersteps.worker import SuperstepWorker
-from dist_classicrl.errors import CutOffError, ProtocolError, RemoteRankError
+from dist_classicrl.errors import CutOffError, ProtocolError, RemoteRankError, TrainingStopped
 from dist_classicrl.learning.learner import Totals
 from dist_classicrl.learning.supersteps.together import SEQUENCE, boxes_in, bytes_of
 from dist_classicrl.membership.election import Base
 from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.heartbeat import Beat
 from dist_classicrl.membership.view import View
+from dist_classicrl.process.stop import Stop, StopWatch
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.maps import Refresh
@@ -177,6 +181,16 @@ def test_a_worker_that_gives_up_when_all_steps_are_made_ends_no_run():
 # A worker of the reproducible mode
 
 
+def step_slowly(stream, steps, seconds, meanwhile=lambda: None):
+    """Make steps as the learner of an environment that is stepped does, which may be cut between two."""
+    for step in range(steps):
+        if step and stream.is_cut():
+            return
+        time.sleep(seconds)
+        stream.used += 1
+        meanwhile()
+
+
 def order(since, version, number):
     refresh = Refresh(since, version, None, np.zeros(4), np.zeros(4, np.int64))
     return encode(
@@ -222,6 +236,24 @@ def test_a_worker_that_was_busy_waits_for_others_from_then_on(play_rounds):
     assert channel.kinds_sent.count(Kind.ROUND) == 1
     assert channel.kinds_sent[-1] is Kind.BYE
     assert channel.kinds_sent.count(Kind.BEAT) >= 3 * 3  # at least three in each limit of silence
+
+
+def test_a_slow_part_of_a_round_is_not_cut_and_shows_with_each_step_that_its_rank_does_not_hang():
+    progress, made = [], []
+
+    def learn(walker, stream, steps):
+        step_slowly(stream, steps, 0.9 * STUCK, lambda: progress.append(worker.progress))
+        made.append(stream.used)
+
+    settings = replace(SETTINGS, batch_size=4)
+    learner = SimpleNamespace(table=LocalTable(2, 2, np.dtype("f8")), totals=Totals(), learn=learn)
+    part = RoundPart(learner, lambda numbers: None, settings, 0, 12, 7, False)
+    begin = TimedChannel(0, (0.0, order(-1, 0, 0)), *beats(0.1, 12.0 * STUCK, INTERVAL))
+    begin.coming += [(12.0 * STUCK, done(4)), (12.0 * STUCK, RELEASE)]
+    worker = RoundWorker(group(1, begin), part, PACE, Base())
+    worker.follow_on(begin)
+    worker.run()
+    assert made == [4, 4, 4] and len(set(progress)) == 12
 
 
 def test_a_worker_that_is_told_nothing_but_the_end_has_the_newest_table(play_rounds):
@@ -273,6 +305,59 @@ def test_a_server_that_says_nothing_once_a_worker_is_ready_is_lost(play_rounds):
 # A worker of asynchronous training
 
 
+def pacer_of(steps):
+    """Return what lets so many steps be made by one call, and pushed."""
+    return SimpleNamespace(
+        interval=steps, interval_seconds=1.0, longest_call=steps, longest_push=steps, urgent=False,
+        wants_refresh=False,
+        learned=lambda *numbers: None, pushed=lambda *numbers: None,
+        gauge=SimpleNamespace(look=lambda base: None),
+    )  # fmt: skip
+
+
+def test_a_batch_of_slow_steps_is_cut_so_that_a_worker_hears_the_others_meanwhile():
+    """Steps of 0.3 s: 32 of them are more than silence allows, and as much as `timeout` may be."""
+    table, calls, progress = LocalTable(2, 2, np.dtype("f8")), [], []
+
+    def learn(walker, stream, steps):
+        used = stream.used
+        step_slowly(stream, steps, 0.3, lambda: progress.append(worker.progress))
+        calls.append(stream.used - used)
+
+    channel = TimedChannel(
+        0, (0.0, encode(Reply(0, Lease(1, 0, 32)))), *beats(0.1, 12.0, 1.0), (12.5, done(4)), (13.0, RELEASE)
+    )
+    learner = SimpleNamespace(table=table, walkers=[1], totals=Totals(), quantum=1, learn=learn)
+    worker = Worker(group(1, channel), learner, pacer_of(32), PushWindow(table, 2, -1), SEND_ALL, 7)
+    worker.follow_on(channel)
+    assert worker.run().refresh.version == 1
+    assert sum(calls) == 32 and max(calls) == 4  # which take 1.2 s
+    assert len(set(progress)) == len(progress) >= 24
+    pushes = [from_parts(Push, parts) for kind, parts in channel.sent if kind is Kind.PUSH]
+    assert [(push.pushed.steps, push.made) for push in pushes] == [(32, {1: 32})]
+
+
+def test_a_worker_that_is_asked_to_stop_does_not_make_its_batch_first():
+    table, calls, watch = LocalTable(2, 2, np.dtype("f8")), [], StopWatch((), None, None)
+
+    def learn(walker, stream, steps):
+        step_slowly(stream, steps, 0.01, lambda: len(calls) or watch.ask(Stop(75, "a test")))
+        calls.append(stream.used)
+
+    lease = encode(Reply(0, Lease(1, 0, 32)))
+    stopped = encode(Stopped(Stop(75, "a test"), None, 1))
+    channel = TimedChannel(0, (0.0, lease), (0.1, encode(AskToStop(None))), (0.2, stopped))
+    learner = SimpleNamespace(table=table, walkers=[1], totals=Totals(), quantum=1, learn=learn)
+    parts = group(1, channel), learner, pacer_of(32), PushWindow(table, 2, -1), SEND_ALL, 7
+    worker = Worker(*parts, watch=watch)
+    worker.follow_on(channel)
+    with pytest.raises(TrainingStopped):
+        worker.run()
+    assert calls[0] == 1 and channel.kinds_sent[0] is Kind.STOP
+    (push,) = [from_parts(Push, parts) for kind, parts in channel.sent if kind is Kind.PUSH]
+    assert push.made == {1: calls[-1]} and push.is_last
+
+
 def test_a_long_call_of_the_environment_is_not_the_servers_silence():
     # What the server said meanwhile may need the worker's help to arrive.
     table = LocalTable(2, 2, np.dtype("f8"))
@@ -283,15 +368,9 @@ def test_a_long_call_of_the_environment_is_not_the_servers_silence():
     )
     learner = SimpleNamespace(
         table=table, walkers=[1], totals=Totals(), quantum=1,
-        learn=lambda walker, stream, steps: time.sleep(3.0 * SILENCE),
+        learn=lambda walker, stream, steps: step_slowly(stream, steps, 0.3 * SILENCE),
     )  # fmt: skip
-    pacer = SimpleNamespace(
-        interval=10, interval_seconds=1.0, longest_call=10, longest_push=10, urgent=False,
-        wants_refresh=False,
-        learned=lambda *numbers: None, pushed=lambda *numbers: None,
-        gauge=SimpleNamespace(look=lambda base: None),
-    )  # fmt: skip
-    worker = Worker(group(1, channel), learner, pacer, PushWindow(table, 2, -1), SEND_ALL, 7)
+    worker = Worker(group(1, channel), learner, pacer_of(10), PushWindow(table, 2, -1), SEND_ALL, 7)
     worker.follow_on(channel)
     final = worker.run()
     assert final.refresh.version == 1

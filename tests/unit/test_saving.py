@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import signal
 import threading
 import time
@@ -15,6 +16,7 @@ import pytest
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.agent.agent import state_of
+from dist_classicrl.callbacks import BaseCallback
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.checkpoint.local import LocalStorage
 from dist_classicrl.checkpoint.plan import checkpoint_plan
@@ -533,6 +535,45 @@ def test_training_goes_on_while_the_disk_is_full_and_says_so_once(broken_disk, t
     assert CheckpointFolder(tmp_path, "agent-0").read_newest().body["steps"] == 3_000
 
 
+@pytest.mark.parametrize("is_removed", [False, True])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR1, 75), (signal.SIGINT, 130)])
+def test_a_stop_goes_on_from_the_last_checkpoint_that_could_be_written_as_long_as_it_is_there(
+    broken_disk, tmp_path, caplog, number, code, is_removed
+):
+    def break_disk(steps, name):
+        if not broken_disk:
+            broken_disk[:] = [(errno.EIO, "Input/output error")]
+            if is_removed:
+                shutil.rmtree(tmp_path)
+            os.kill(os.getpid(), number)
+
+    class Breaks(BaseCallback):
+        _on_checkpoint = staticmethod(break_disk)
+
+    with pytest.raises(TrainingStopped) as stopped:
+        DistAsyncQLearning(seed=1).train(
+            LAKE, total_steps=10**12, checkpoint_dir=tmp_path, checkpoint_interval=100, callbacks=Breaks()
+        )
+    assert stopped.value.checkpoint is None
+    assert stopped.value.code == (74 if is_removed and code == 75 else code)
+    assert ("goes on from the last one that could" in caplog.text) != is_removed
+    assert ("would begin anew" in caplog.text) == is_removed
+
+
+def test_where_a_disk_does_not_say_what_is_saved_something_counts_as_saved(clock):
+    saver, writer, _ = make_saver(clock)
+    asked = []
+
+    def has_any(run):
+        asked.append(run)
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    writer.has_any = has_any
+    assert saver.is_saved() and asked == ["0123abcd"]
+    writer.has_any = lambda run: False
+    assert not saver.is_saved()
+
+
 def test_a_stop_without_a_checkpoint_says_that_there_is_none(broken_disk, tmp_path, caplog):
     agent = DistAsyncQLearning(seed=1)
 
@@ -543,9 +584,9 @@ def test_a_stop_without_a_checkpoint_says_that_there_is_none(broken_disk, tmp_pa
 
     with pytest.raises(TrainingStopped) as stopped:
         agent.train(LAKE, total_steps=10**12, checkpoint_dir=tmp_path, progress=report, progress_interval=0)
-    assert (stopped.value.code, stopped.value.checkpoint) == (75, None)
+    assert (stopped.value.code, stopped.value.checkpoint) == (74, None)
     assert stopped.value.steps == agent.steps == agent.visits.sum() > 0
-    assert "could not be written" in caplog.text
+    assert "there is no other of this run: the same command would begin anew" in caplog.text
     # The process still holds it all.
     broken_disk.clear()
     assert agent.train(LAKE, total_steps=1_000, checkpoint_dir=tmp_path).steps == 1_000

@@ -98,6 +98,7 @@ def test_a_worker_that_is_too_far_behind_asks_and_waits_for_what_it_lacks(monkey
 
     def learn(walker, stream, steps):
         learned_at.append(channel.seconds)
+        stream.used += steps
         time.sleep(0.01)
 
     # It is five versions behind, as the first answer says, and hears nothing for a long time.

@@ -30,6 +30,11 @@ def touch(table, entry, amount):
     table.shift[entry] += amount
 
 
+def count_steps(walker, stream, steps):
+    """Learn nothing."""
+    stream.used += steps
+
+
 def make_worker(table, channels, learn, carry, silence, room=PUSHES):
     """Return one that pushes after each call of `learn`."""
     pacer = SimpleNamespace(
@@ -54,6 +59,7 @@ def learned_and_pushed(monkeypatch, carry, with_replays=False):
         learned.append(draw.sample(range(20), 6))
         for entry in learned[-1]:
             touch(table, entry, draw.choice([0.2, 0.6]))
+        stream.used += steps
 
     lease = encode(Reply(0, Lease(1, 0, PUSHES)))
     channel = TimedChannel(0, (0.0, lease), (0.2, done(20)), (0.3, RELEASE))
@@ -120,7 +126,7 @@ def test_who_leaves_says_so_once_what_goes_by_another_rank_has_arrived(
     node = NotedChannel(2, *came)
 
     # The first push waits for its receipt, and eight steps are left.
-    worker = make_worker(table, [server, node], lambda *_: None, Carry(), silence, room=1)
+    worker = make_worker(table, [server, node], count_steps, Carry(), silence, room=1)
     worker.wants_to_leave = lambda: "SIGUSR2" if server.seconds >= 1.0 else None
     worker.follow_on(server)
     worker.run()
@@ -149,6 +155,7 @@ def test_an_error_costs_nothing_of_what_earlier_pushes_put_off(monkeypatch, carr
         learner_totals.values += steps
         if is_last:
             raise ValueError("thin ice")
+        stream.used += steps
 
     channel = TimedChannel(0, (0.0, encode(Reply(0, Lease(1, 0, PUSHES)))), (0.5, done(20)), (0.6, RELEASE))
     worker = make_worker(table, [channel], learn, carry, 60.0)

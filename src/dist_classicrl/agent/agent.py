@@ -162,7 +162,7 @@ class DistAsyncQLearning(LearnedTable):
         Train alone although the launcher promised several ranks.
     timeout : float
         Seconds that preparations may take, and without progress of a rank's main loop after which it counts
-        as lost: more than one step of an environment can take.
+        as lost: more than one step of all `n_envs` environments of a rank, one after the other, can take.
     heartbeat_interval : float
         Seconds of silence after which a rank says that it is there, from a thread of its own.
     heartbeat_timeout : float
@@ -358,8 +358,9 @@ class DistAsyncQLearning(LearnedTable):
             of its table is taken over, with its steps.
         time_limit : float or str, optional
             With `checkpoint_dir`: seconds, or a time such as "55m" or "1:30:00", after which this call has
-            stopped, from its first step on: what is compiled before that comes on top. By default what SLURM
-            leaves to the job, or none.
+            stopped, from its first step on: what is compiled before that comes on top, and what a callback,
+            or a round of the reproducible mode, takes that is under way then. By default what SLURM leaves to
+            the job, or none.
         stop_signals : iterable of str or int
             Signals that stop the training in order, whichever rank hears them, besides Ctrl-C, and SIGUSR1
             under `dist-classicrl launch` and `train --ranks`. A second one ends the process at once.
@@ -438,7 +439,8 @@ class DistAsyncQLearning(LearnedTable):
             If another process has taken over the folder, for instance the same job started twice.
         TrainingStopped
             On all ranks, after a stop signal or at a time limit, once a checkpoint is on disk. It is a
-            `SystemExit` with code 75, or 130 after Ctrl-C: the same command goes on from there.
+            `SystemExit` with code 75, or 130 after Ctrl-C: the same command goes on from there. The code is
+            74 where no checkpoint of the run could be written.
         TrainingInterrupted
             After Ctrl-C, also where nothing is saved and this process trains alone. It is a `TrainingStopped`
             and a `KeyboardInterrupt`; at a prompt and in a notebook the latter alone is raised.

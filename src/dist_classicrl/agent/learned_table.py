@@ -173,7 +173,12 @@ class LearnedTable:
 
     @named_arguments("evaluate")
     def evaluate(
-        self, env: EnvLike, episodes: int = 100, seed: int | None = None, max_steps: int = LONGEST_EPISODE
+        self,
+        env: EnvLike,
+        episodes: int = 100,
+        seed: int | None = None,
+        max_steps: int = LONGEST_EPISODE,
+        stops_with_training: bool = False,
     ) -> EvaluationResult:
         """Play the greedy policy, ties broken at random. Local: other ranks take no part.
 
@@ -187,16 +192,22 @@ class LearnedTable:
         max_steps : int
             An episode that is longer is cut off there, as in an environment without a time limit one need
             not come to an end. How many were is in the result's `cut_off`.
+        stops_with_training : bool
+            In a callback, and an environment that is stepped: whether to end when the training is to stop,
+            since a signal came or a time limit is near. No stop, and no checkpoint, comes before the end of a
+            callback.
 
         Raises
         ------
+        EvaluationStopped
+            If that was asked for, and came: there is no result.
         EnvError
             If `env` has other states, observations or actions than the table is of. One that was made with
             `state_size` may be of several environments.
         DivergenceError
             If the rewards of an episode add up to more than the numbers of float64.
         """
-        return evaluate(env, self._state, episodes, seed, max_steps)
+        return evaluate(env, self._state, episodes, seed, max_steps, stops_with_training)
 
     @property
     def policy(self) -> Policy:

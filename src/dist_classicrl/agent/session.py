@@ -450,6 +450,7 @@ class Session:
                 card=choice.card,
                 device=device,
             )
+            state.is_asked_to_stop = run.is_asked_to_stop
             try:
                 outcome = engine.train(run, self.group, start)
             except Deposed:
@@ -458,7 +459,7 @@ class Session:
                 self._keep_what_is_there(run, corner, error)
                 raise
             finally:
-                state.freshen = None
+                state.freshen = state.is_asked_to_stop = None
             result = TrainingResult.of(outcome, observer.history.reports)
             state.reports = result.reports
             self._keep(run, corner, beginning, result)

@@ -20,7 +20,7 @@ from dist_classicrl.callbacks.events import EventCallback
 from dist_classicrl.callbacks.tables import whole_table
 from dist_classicrl.checks import checked_path, checked_whole
 from dist_classicrl.environments.finite_model import FiniteModel
-from dist_classicrl.errors import ConvergenceError, SettingsError
+from dist_classicrl.errors import ConvergenceError, EvaluationStopped, SettingsError
 from dist_classicrl.evaluation import LONGEST_EPISODE
 from dist_classicrl.monitoring.files import set_aside
 
@@ -46,7 +46,8 @@ class EvalCallback(EventCallback):
     Where the environment's model is known, it also computes the exact value of that policy, discounted, from
     the start states and without a time limit; then this decides which model is the best, else the mean
     return does, and so it does for a policy whose episodes may go on for ever. Evaluation takes nothing from
-    the random streams of the training. It runs on the server, so it should be short.
+    the random streams of the training. It runs on the server, so it should be short: nothing is saved
+    meanwhile. In an environment that is stepped it is left out where the training is asked to stop.
 
     Parameters
     ----------
@@ -214,7 +215,12 @@ class EvalCallback(EventCallback):
         if self.num_timesteps < self._next:
             return True
         self._next = next_multiple(self.num_timesteps, self.eval_freq)
-        played = self.model.evaluate(self._env, self.n_eval_episodes, self._stream(), self.max_steps)
+        asked = self._env, self.n_eval_episodes, self._stream(), self.max_steps
+        try:
+            played = self.model.evaluate(*asked, stops_with_training=True)
+        except EvaluationStopped as stopped:
+            logger.warning("No evaluation after %s steps: %s", f"{self.num_timesteps:,}", stopped)
+            return True
         self.has_improved = self._compare(played.mean_return, self._exact_value())
         self.log.add(self.num_timesteps, played.returns, played.lengths, self.last_exact_value)
         self._tell(played.std_return, played.mean_length)

@@ -82,6 +82,10 @@ class CheckpointFolder:
         """Return the global step of the newest complete checkpoint; None if there is none."""
         return next((name.steps for name in reversed(self._checkpoints()) if self._is_complete(name)), None)
 
+    def has_any(self, run: str) -> bool:
+        """Whether there is a complete checkpoint of this run."""
+        return any(name.run == run and self._is_complete(name) for name in reversed(self._checkpoints()))
+
     # Reading
 
     def read(self, name: str, is_verified: bool = False, look: Callable[[], None] = lambda: None) -> Saved:

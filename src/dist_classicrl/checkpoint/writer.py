@@ -88,6 +88,10 @@ class Writer:
         job = self._job
         return 0.0 if job is None else job.stalled_for
 
+    def has_any(self, run: str) -> bool:
+        """Whether there is a complete checkpoint of this run in the folder, as it is now."""
+        return self._folder.has_any(run)
+
     def check(self) -> None:
         """Raise the CheckpointFencedError that a thread met, if one did."""
         if self._fenced is not None:

@@ -32,8 +32,9 @@ INTERNAL = os.EX_SOFTWARE  # 70
 EXIT_STATUS = (
     f"Exit status: {DONE} done; {USAGE} something in the command, its files or the environment is wrong, and "
     f"the message says what to write instead; {REQUEUE} a signal or a time limit has stopped the work in "
-    f"order, and the same command goes on with it; {INTERRUPTED} the same after Ctrl-C; {INTERNAL} anything "
-    "else, with a traceback."
+    f"order, and the same command goes on with it; {os.EX_IOERR} the same, but nothing could be saved, so "
+    f"that it would begin anew; {INTERRUPTED} stopped by Ctrl-C, and it goes on; {INTERNAL} anything else, "
+    "with a traceback."
 )
 
 _OF_USER = (ValueError, DeviceError, LauncherError, NotTrainedError, SingletonError, StateLimitError)

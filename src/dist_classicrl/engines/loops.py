@@ -22,6 +22,9 @@ from dist_classicrl.learning.state import State, stack_states
 from dist_classicrl.tables.round_merge import RoundMerge
 from dist_classicrl.tables.shared import SharedTable
 
+LONGEST_TURN = 1.0
+"""Seconds after which a batch of slow steps is cut where others may wait for an answer."""
+
 _SLICE_SECONDS = 0.05
 _FIRST_SLICE_COMPILED = 4096
 _FIRST_SLICE_STEPPED = 1  # that is one batch: a step may take a second, and a stop must not wait for many
@@ -161,6 +164,9 @@ class StepLoop(Loop):
         super().__init__(run, learner, company)
         self._walker = learner.walkers[0]
         self._stream = run.alone_stream()
+        if company is not None:  # where steps end depends on others there already
+            self._stream.is_cut = self._has_to_look
+        self._turned = 0.0  # when the last slice began
         self._first = self._stream.used
         self._is_sound = True
         self._is_learning = False
@@ -185,8 +191,8 @@ class StepLoop(Loop):
         try:
             while stream.used < last:
                 steps = self._next_slice(size, last - stream.used)
-                before, used = time.perf_counter(), stream.used
-                self._is_learning = True
+                self._turned = before = time.perf_counter()
+                used, self._is_learning = stream.used, True
                 learner.learn(self._walker, stream, steps)
                 self._is_learning = False
                 steps = stream.used - used
@@ -213,6 +219,10 @@ class StepLoop(Loop):
         finally:
             learner.totals.values[:] = 0.0
         self.settle()
+
+    def _has_to_look(self) -> bool:
+        """Whether not to go on to the end of a batch, as its steps are slow; asked between two of them."""
+        return self._run.is_asked_to_stop() or time.perf_counter() - self._turned >= LONGEST_TURN
 
     def _next_slice(self, size: int, left: int) -> int:
         """Return how many of the steps that are `left` to make: about `size`, or till something is due."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -250,9 +251,12 @@ class Run:
         if self.resumed is not None and self.resumed.stream is not None:
             begin, used = self.resumed.stream
         key = stream_key(self.seed, "alone", begin)
-        return Stream(key, begin, used, self._is_asked_to_stop, used + self.steps)
+        return Stream(key, begin, used, self.is_asked_to_stop, used + self.steps)
 
-    def _is_asked_to_stop(self) -> bool:
+    def is_asked_to_stop(self) -> bool:
+        """Whether the call is to stop, by what this rank knows; it may be asked often."""
+        if self.saver is not None:
+            return self.saver.is_asked_to_stop()
         return self.watch is not None and self.watch.stop is not None
 
     def restore(self, learner: Learner, numbers: list[int], mode: str) -> None:
@@ -271,11 +275,19 @@ class Run:
         if self.saver is None:
             stop = replace(stop, reason=f"{stop.reason} after {made} of {total} steps")
             return stop.error(None, self.start + self.kept)
-        how = (
-            f"The checkpoint is {checkpoint}; the same command goes on from there."
-            if checkpoint is not None
-            else "The checkpoint could not be written: the same command goes on from the last one that could."
-        )
+        if checkpoint is not None:
+            how = f"The checkpoint is {checkpoint}; the same command goes on from there."
+        elif self.saver.is_saved():
+            how = (
+                "The checkpoint could not be written: the same command goes on from the last one that could."
+            )
+        else:
+            how = (
+                "The checkpoint could not be written, and there is no other of this run: the same command "
+                "would begin anew. Make room there, or give another checkpoint_dir."
+            )
+            if stop.code == os.EX_TEMPFAIL:  # which asks batch scripts to try again
+                stop = replace(stop, code=os.EX_IOERR)
         logger.warning("Stopped by %s after %s of %s steps. %s", stop.reason, made, total, how)
         return stop.error(checkpoint, self.start + self.kept)
 

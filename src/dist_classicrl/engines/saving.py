@@ -13,6 +13,7 @@ import numpy as np
 
 from dist_classicrl._steps import next_multiple
 from dist_classicrl.checkpoint.arrays import ArrayEntry, InSlices
+from dist_classicrl.checkpoint.file_thread import FileThread
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.checkpoint.writer import Writer
 from dist_classicrl.engines.outcome import Outcome
@@ -26,6 +27,7 @@ _KEPT_RESULTS = 1000
 _LOOK_SECONDS = 0.05
 _RETRY_SECONDS = 60.0
 _SLOW_SECONDS = 60.0
+_ANSWER_SECONDS = 5.0
 _SLOWEST_DISK = 5e7
 """Bytes per second with which what systems keep back until the end of a file gets to disk, at least."""
 RESCUE_SECONDS = 20.0
@@ -114,7 +116,7 @@ class Saver:
         self.write_parts: Callable[[str], Mapping[str, ArrayEntry]] | None = None
         self._submitted = start
         self._is_live = False  # whether what was submitted last is read from what has to change
-        self._saved_at = time.monotonic()
+        self._saved_at = self._timed = time.monotonic()
         self._told = self.writer.last
         self._next = self._multiple_after(start)
 
@@ -130,6 +132,17 @@ class Saver:
             self._next = self._multiple_after(steps)
         self.watch.check_time(self.writer.seconds)
         return self.watch.stop
+
+    def is_asked_to_stop(self) -> bool:
+        """Whether there is a request to stop, or a time limit leaves just enough time to save.
+
+        It may be asked between two steps of an environment: limits are looked at every 50 ms.
+        """
+        now = time.monotonic()
+        if now - self._timed >= _LOOK_SECONDS:
+            self._timed = now
+            self.watch.check_time(self.writer.seconds)
+        return self.watch.stop is not None
 
     @property
     def asked_to_stop(self) -> Stop | None:
@@ -293,6 +306,14 @@ class Saver:
                 self.writer.last or "none",
             )
         return self.writer.last if written and not self.writer.failed else None
+
+    def is_saved(self) -> bool:
+        """Whether a checkpoint of this run is there; it counts as there where its disk does not say."""
+        run = self.description["run"]
+        try:
+            return FileThread("read").do(lambda look: self.writer.has_any(run), _ANSWER_SECONDS, lambda: None)
+        except OSError:
+            return True
 
     def stop(self) -> None:
         """Write nothing more: another rank does now."""

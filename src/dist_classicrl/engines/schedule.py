@@ -143,30 +143,41 @@ class RoundPlayer:
         self._is_quick = getattr(learner, "learns_apart", False)
 
     def play(
-        self, quotas: Quotas, goes_on: Callable[[], bool] = lambda: True
+        self,
+        quotas: Quotas,
+        goes_on: Callable[[], bool] = lambda: True,
+        between_steps: Callable[[], None] = lambda: None,
     ) -> tuple[Parts, np.ndarray] | None:
         """Do quotas, each from the base of the table, which is left as it was.
 
         `goes_on` is called now and then; None is returned where it says no. Else what was learned, in memory
         that the next call takes, and what each of the workers adds to `Totals`: float64, shape (workers, 4).
+        `between_steps` is called between two steps of an environment that is stepped: a quota may take long.
         """
+
+        def is_cut() -> bool:
+            between_steps()
+            return False  # where a batch ends must not depend on time
+
         n_workers = len(quotas.workers)
         self._sums.begin(quotas.workers, quotas.logical_workers)
         totals = np.zeros((n_workers, 4))
         many = max(1, _LONGEST_CALL // max(1, quotas.share)) if self._is_quick else 1
         for at in range(0, n_workers, many):
-            self._learn(quotas, at, min(n_workers, at + many), totals)
+            self._learn(quotas, at, min(n_workers, at + many), totals, is_cut)
             if not goes_on():
                 return None
         return self._sums.parts(self._in_order), totals
 
-    def _learn(self, quotas: Quotas, at: int, until: int, totals: np.ndarray) -> None:
+    def _learn(
+        self, quotas: Quotas, at: int, until: int, totals: np.ndarray, is_cut: Callable[[], bool]
+    ) -> None:
         """Do those at the places from `at` to before `until`."""
         learner, sums = self._learner, self._sums
         if self._is_quick and learner.learn_apart(quotas, until, sums, totals):
             return
         for place, quota in enumerate(quotas.of(quotas.workers[at:until]).each(), at):
-            learner.learn(quota.worker, Stream(quota.key, quota.start), quota.steps)
+            learner.learn(quota.worker, Stream(quota.key, quota.start, is_cut=is_cut), quota.steps)
             sums.fold(learner.table)
             totals[place] = learner.totals.take()
 

@@ -11,12 +11,12 @@ import numpy as np
 from dist_classicrl._jit import jit_for
 from dist_classicrl._random import fresh_seed, stream_key
 from dist_classicrl._words import counted
-from dist_classicrl.checks import WholeNumber
+from dist_classicrl.checks import WholeNumber, YesOrNo
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.environments.simulate import CAME, CompiledSimulator
 from dist_classicrl.environments.state_keys import name_of_kind, words_of
 from dist_classicrl.environments.trial import compiling, run_game
-from dist_classicrl.errors import DivergenceError, SettingsError
+from dist_classicrl.errors import DivergenceError, EvaluationStopped, SettingsError
 from dist_classicrl.evaluation import LONGEST_EPISODE
 from dist_classicrl.evaluation.divided import AskedRows, play_divided
 from dist_classicrl.evaluation.greedy import play_greedily
@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 
 _SEED, _EPISODES, _STEPS = WholeNumber(0, "None", 63), WholeNumber(1, bits=31), WholeNumber(1, bits=62)
 Q_LEARNING = QLearning()  # plays the best action of the table, as its only one
+
+
+def _never() -> bool:
+    return False
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -129,9 +133,16 @@ class EvaluationResult:
 
 
 def evaluate(
-    env: Any, agent: AgentState, episodes: int, seed: int | None = None, max_steps: int = LONGEST_EPISODE
+    env: Any,
+    agent: AgentState,
+    episodes: int,
+    seed: int | None = None,
+    max_steps: int = LONGEST_EPISODE,
+    stops_with_training: bool = False,
 ) -> EvaluationResult:
     """Play `episodes` greedy episodes of an agent in `env`; see `DistAsyncQLearning.evaluate`."""
+    stops = YesOrNo()("stops_with_training", stops_with_training)
+    is_over = agent.is_asked_to_stop if stops and agent.is_asked_to_stop is not None else _never
     settings, large = agent.settings, agent.large
     is_divided = large is not None and large.is_divided
     q_table = agent.table[0] if is_divided else agent.q_table
@@ -143,7 +154,7 @@ def evaluate(
         check_not_trained_in(agent, source.stepped)  # before there is anything to close: it is in use
     try:
         if source.keys is not None or agent.keyed is not None:
-            return _evaluate_keyed(source, agent, episodes, seed, max_steps)
+            return _evaluate_keyed(source, agent, episodes, seed, max_steps, is_over)
         if q_table.shape[0] < source.n_states or q_table.shape[1] < source.n_actions:
             raise SettingsError(
                 f"The environment has {source.n_states} states and {source.n_actions} actions, the table "
@@ -152,17 +163,18 @@ def evaluate(
             )
         check_fits(agent, source)
         if large is not None and is_divided:
-            return _evaluate_divided(source, large, episodes, seed, max_steps)
+            return _evaluate_divided(source, large, episodes, seed, max_steps, is_over)
         if agent.fills(source) and large is not None and agent.shape.is_one_table:
             rows = large.rows
             if source.stepped is not None:
-                return _evaluate_stepped(source.stepped, rows, episodes, seed, max_steps)
+                return _evaluate_stepped(source.stepped, rows, episodes, seed, max_steps, is_over)
             assert source.simulator is not None  # a Source has one of the two
             return _evaluate_compiled(source.simulator, rows, episodes, seed, max_steps)
         agent.check_room_for_copy("A copy of the table, to play it,", "Take a smaller table.")
         values = q_table[: source.n_states, : source.n_actions]
         if source.stepped is not None:
-            return _evaluate_stepped(source.stepped, _table_of(values, None), episodes, seed, max_steps)
+            table = _table_of(values, None)
+            return _evaluate_stepped(source.stepped, table, episodes, seed, max_steps, is_over)
         assert source.simulator is not None  # a Source has one of the two
         return play_table(source.simulator, values, episodes, seed, max_steps)
     finally:
@@ -170,18 +182,28 @@ def evaluate(
 
 
 def _evaluate_divided(
-    source: Source, large: LargeTable, episodes: int, seed: int, max_steps: int
+    source: Source,
+    large: LargeTable,
+    episodes: int,
+    seed: int,
+    max_steps: int,
+    is_over: Callable[[], bool],
 ) -> EvaluationResult:
     """Play with rows of which other hosts have some."""
     if source.stepped is None:
         assert source.simulator is not None  # a Source has one of the two
         return EvaluationResult(*play_divided(source.simulator, large, episodes, seed, max_steps))
     asked = AskedRows(large, source.stepped.n_envs)
-    return _evaluate_stepped(source.stepped, asked.table, episodes, seed, max_steps, asked.ask)
+    return _evaluate_stepped(source.stepped, asked.table, episodes, seed, max_steps, is_over, asked.ask)
 
 
 def _evaluate_keyed(
-    source: Source, agent: AgentState, episodes: int, seed: int, max_steps: int
+    source: Source,
+    agent: AgentState,
+    episodes: int,
+    seed: int,
+    max_steps: int,
+    is_over: Callable[[], bool],
 ) -> EvaluationResult:
     """Play in a game whose states are keys; where nothing is known, one of the legal actions is drawn."""
     keyed, simulator = agent.keyed, source.simulator
@@ -200,7 +222,7 @@ def _evaluate_keyed(
             return index.encode_any(keys)[0]
 
         table_of_rows = _table_of(whole.astype(values.dtype), None)
-        return _evaluate_stepped(source.stepped, table_of_rows, episodes, seed, max_steps, rows)
+        return _evaluate_stepped(source.stepped, table_of_rows, episodes, seed, max_steps, is_over, rows)
     if simulator.keys is None or words_of(simulator.keys) != words_of(keyed.keys.dtype):
         raise SettingsError(
             f"{source.name} has keys of {name_of_kind(source.keys)} as states, and those of the table are of "
@@ -262,11 +284,13 @@ def _evaluate_stepped(
     episodes: int,
     seed: int,
     max_steps: int,
+    is_over: Callable[[], bool],
     rows_of: Callable[[np.ndarray], np.ndarray] = np.asarray,
 ) -> EvaluationResult:
     """Play in a batch, where each environment has a share of the episodes: short ones are not preferred.
 
-    `rows_of` returns the rows of states.
+    EvaluationStopped as soon as it `is_over`, which is asked between steps. `rows_of` returns the rows of
+    states.
     """
     shares = np.full(env.n_envs, episodes // env.n_envs)
     shares[: episodes % env.n_envs] += 1
@@ -280,6 +304,11 @@ def _evaluate_stepped(
     draws = cut_off = 0
     env.reset(int(stream_key(seed, "evaluation environment") >> np.uint64(33)))
     while len(returns) < episodes:
+        if is_over():
+            raise EvaluationStopped(
+                f"The evaluation was ended after {len(returns)} of {episodes} episodes, "
+                "as the training is to stop."
+            )
         choose_actions(Q_LEARNING, context, rows_of(env.states), env.masks, 0.0, key, draws, actions)
         draws += env.n_envs
         env.step(actions)

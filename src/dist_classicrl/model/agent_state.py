@@ -126,6 +126,8 @@ class AgentState:
         self.keyed: KeyedRows | None = None  # where states are keys
         #: Brings the table up to date where it is not: it is called before anybody reads it.
         self.freshen: Callable[[], None] | None = None
+        #: Tells whether the training that is under way is to stop; None: it is not known, or there is none.
+        self.is_asked_to_stop: Callable[[], bool] | None = None
         if self.settings.state_size is not None and self.settings.action_size is not None:
             self.make_table(self.settings.state_size, self.settings.action_size)
 
@@ -138,6 +140,7 @@ class AgentState:
             self.check_room_for_copy("A copy of the agent", "Train with checkpoint_dir to keep it instead.")
             self._fresh_table()
         own: dict[str, Any] = {"freshen": None, "is_training": False, "trains_in": None}
+        own |= {"is_asked_to_stop": None}
         own |= {"places": Places(), "leaving": LeaveWatch()}
         if self.is_training:  # a copy has ended this call, and goes on in the next one
             own |= {"requested": self.steps, "pending": None}

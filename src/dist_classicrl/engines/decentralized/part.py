@@ -211,17 +211,20 @@ class RoundPart:
         own = share + (place < more)
         start = run.start + self._begun
         keys = stream_keys(ranks, run.seed, "decentralized", run.generation, self.attempt, start)
-        stream = Stream(keys[place], start + place * share + min(place, more), last=own)
         self._begun += steps
-        begun, waited = self.group.wire.now(), self._waited
-        learning = 0.0
+        before = begun = self.group.wire.now()
+        waited, learning = self._waited, 0.0
+
+        def is_late() -> bool:
+            return self.group.wire.now() - before >= _SLICE_SECONDS
+
+        stream = Stream(keys[place], start + place * share + min(place, more), is_cut=is_late, last=own)
         while stream.used < own:
-            before = self.group.wire.now()
-            size = min(own - stream.used, max(self._slice, learner.quantum))
-            learner.learn(self.group.rank, stream, size)
-            passed = self.group.wire.now() - before
+            before, used = self.group.wire.now(), stream.used
+            learner.learn(self.group.rank, stream, min(own - used, max(self._slice, learner.quantum)))
+            passed, made = self.group.wire.now() - before, stream.used - used
             learning += passed
-            self._slice = max(1, min(2 * self._slice, int(size * _SLICE_SECONDS / max(passed, 1e-9))))
+            self._slice = max(1, min(2 * self._slice, int(made * _SLICE_SECONDS / max(passed, 1e-9))))
             self._advance()
             self._tend(tend)
         totals = learner.totals.take()
@@ -269,7 +272,7 @@ class RoundPart:
             tries += 1
             if tries > _SPINS:
                 backoff.wait()
-            if wire.now() - under_way.since > self.patience:
+            if wire.now() - max(begun, under_way.since) > self.patience:  # before, this rank learned
                 self._give_up(under_way)
         self._waited += self.group.wire.now() - begun
 

@@ -116,6 +116,10 @@ class Working(ABC):
         self._woken = now
         return now
 
+    def show_progress(self) -> None:
+        """Let others see, in the middle of a turn, that this rank does not hang, by its signs of life."""
+        self.progress += 1
+
     def look_around(self, now: float) -> None:
         """Take in control messages, and judge whether the server is lost: at time `now`.
 

@@ -51,8 +51,14 @@ class RoundPart:
             for logical in mine:
                 self.learner.restore(logical, states[logical])
 
-    def play(self, start: RoundStart, attempt: int, goes_on: Callable[[], bool]) -> RoundMaps | None:
-        """Play this rank's part of a round; None where `goes_on`, which is asked now and then, says no."""
+    def play(
+        self,
+        start: RoundStart,
+        attempt: int,
+        goes_on: Callable[[], bool],
+        between_steps: Callable[[], None] = lambda: None,
+    ) -> RoundMaps | None:
+        """Play this rank's part of a round; see `RoundPlayer.play`."""
         updates, made = start.pace.updates, start.made
         all_quotas = next_round(self.settings, updates, self.start + made, self.steps - made, self.seed)
         quotas = all_quotas.of(range(self.carried[0], self.carried[-1] + 1))
@@ -65,7 +71,7 @@ class RoundPart:
             away += time.perf_counter() - left
             return is_to_go_on
 
-        played = self._player.play(quotas, looks_around)
+        played = self._player.play(quotas, looks_around, between_steps)
         if played is None:
             return None
         parts, totals = played

@@ -127,7 +127,7 @@ class RoundWorker(Working):
         self._order = None
         if self.part.carried:
             self._has_played = True
-            maps = self.part.play(order.start, order.attempt, self._goes_on)
+            maps = self.part.play(order.start, order.attempt, self._goes_on, self.show_progress)
             if maps is None:
                 return
             self.channel.send(self.part.codec.encode(maps)[0])

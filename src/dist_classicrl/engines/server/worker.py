@@ -20,6 +20,7 @@ from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import encode
 from dist_classicrl.comm.transport import Backoff, Channel
 from dist_classicrl.compression import Carry
+from dist_classicrl.engines.loops import LONGEST_TURN
 from dist_classicrl.engines.outcome import Learned
 from dist_classicrl.engines.roles.messages import AskToStop, Final, Leave
 from dist_classicrl.engines.roles.worker_base import Working
@@ -254,8 +255,9 @@ class Worker(Working):
         if until_push <= 0:  # the window is full: look for room again after half an interval
             until_push = -(-pacer.interval // 2)
         steps = min(left, until_push, pacer.longest_push - self._since_push, pacer.longest_call)
-        begin, cpu_begin = time.perf_counter(), time.thread_time()
+        begin, cpu_begin, used = time.perf_counter(), time.thread_time(), stream.used
         self.learner.learn(self.learner.walkers[0], stream, steps)
+        steps = stream.used - used
         seconds, cpu_seconds = time.perf_counter() - begin, time.thread_time() - cpu_begin
         self._learning += seconds
         self._cpu_learning += cpu_seconds
@@ -268,6 +270,12 @@ class Worker(Working):
             self._leases[0] = (lease_id, left - steps, stream)
         if self._since_push >= pacer.interval and self._leases and self.window.has_room:
             self._push(flush=False)
+
+    def _has_to_look(self) -> bool:
+        """Whether not to go on to the end of a batch, as its steps are slow; asked between two of them."""
+        self.show_progress()
+        is_asked = self.watch is not None and self.watch.stop is not None
+        return is_asked or self.group.wire.now() - self._woken >= LONGEST_TURN
 
     def _learn_or_give_up(self) -> None:
         """Learn; an exception costs this worker alone where that was asked for."""
@@ -482,7 +490,8 @@ class Worker(Working):
             again = [self.generation] if self.generation else []
             term = self.group.view.term
             key = stream_key(self.seed, "lease", lease.start, *again, *(("term", term) if term else ()))
-            self._leases.append((lease.id, lease.steps, Stream(key, lease.start)))
+            stream = Stream(key, lease.start, is_cut=self._has_to_look)
+            self._leases.append((lease.id, lease.steps, stream))
 
 
 def _excluded(why: str) -> Leave:
