@@ -77,6 +77,22 @@ class PlainGrid(gymnasium.Env):
         return self._place, float(done), done, False, {}
 
 
+class Bandit(gymnasium.Env):
+    """Ten arms, each pull of which is an episode: what beginning one costs."""
+
+    observation_space = gymnasium.spaces.Discrete(1)
+    action_space = gymnasium.spaces.Discrete(10)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[int, dict[str, Any]]:
+        """Begin."""
+        super().reset(seed=seed)
+        return 0, {}
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        """Pull an arm."""
+        return 0, 0.1 * action, True, False, {}
+
+
 class VectorWalk(gymnasium.vector.VectorEnv):
     """A user's own vector environment, whose step is a few numpy operations.
 
@@ -184,13 +200,15 @@ def measure(name: str, step_size: str, steps: int, rounds: int) -> dict[str, Any
 ALONE: dict[str, Callable[[], gymnasium.Env]] = {
     "FrozenLake 8x8, stepped": frozen_lake,
     "grid in plain Python": lambda: gymnasium.wrappers.TimeLimit(PlainGrid(), 200),
+    "bandit, each step an episode": Bandit,
 }
 
 
-def measure_alone(name: str, steps: int, rounds: int) -> dict[str, Any]:
+def measure_alone(name: str, batch_size: int, steps: int, rounds: int) -> dict[str, Any]:
     """Time learning in one environment object and the plain loop."""
     source = resolve(ALONE[name](), 1, None, compile_env=False)
-    learner = common.learner_in(source, Settings(learning_rate=plain.STEP_SIZE, epsilon=0.1))
+    settings = Settings(learning_rate=plain.STEP_SIZE, epsilon=0.1, batch_size=batch_size)
+    learner = common.learner_in(source, settings)
     loop = plain.PlainLoop(ALONE[name](), epsilon=0.1)
     stream = Stream(stream_key(0, "benchmark"), 0)
     seconds = common.interleave(
@@ -203,6 +221,7 @@ def measure_alone(name: str, steps: int, rounds: int) -> dict[str, Any]:
     source.close()
     return {
         "environment": name,
+        "batch_size": batch_size,
         "microseconds": {label: 1e6 * statistics.median(found) / steps for label, found in seconds.items()},
         "over_loop": common.median_ratio(seconds["learn"], seconds["loop"]),
     }
@@ -242,12 +261,17 @@ def main() -> None:
         ],
     )
     print("Microseconds are for one step of all 16 environments.\n")
-    alone = [measure_alone(name, arguments.steps * N_ENVS, arguments.rounds) for name in ALONE]
+    alone = [
+        measure_alone(name, batch_size, arguments.steps * N_ENVS, arguments.rounds)
+        for name in ALONE
+        for batch_size in (1, Settings().batch_size)
+    ]
     common.show(
-        ["one object", "learning, us", "plain loop, us", "/ plain loop"],
+        ["one object", "batch size", "learning, us", "plain loop, us", "/ plain loop"],
         [
             [
                 row["environment"],
+                row["batch_size"],
                 *(f"{row['microseconds'][label]:.1f}" for label in ("learn", "loop")),
                 f"{row['over_loop']:.2f}",
             ]

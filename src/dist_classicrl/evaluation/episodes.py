@@ -21,10 +21,8 @@ from dist_classicrl.evaluation import LONGEST_EPISODE
 from dist_classicrl.evaluation.divided import AskedRows, play_divided
 from dist_classicrl.evaluation.greedy import play_greedily
 from dist_classicrl.evaluation.returns import deviation_of, error_of_mean, mean_of
+from dist_classicrl.evaluation.stepped import play_stepped
 from dist_classicrl.learning.keyed_table import KeyedTable
-from dist_classicrl.learning.loops import choose_actions
-from dist_classicrl.learning.memory import RuleMemory
-from dist_classicrl.learning.rules.q_learning import RULE, QLearning
 from dist_classicrl.model.agent_state import AgentState
 from dist_classicrl.model.fit import check_fits, check_not_trained_in
 from dist_classicrl.settings import Settings
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
     from dist_classicrl.environments.stepped.base import SteppedEnv
 
 _SEED, _EPISODES, _STEPS = WholeNumber(0, "None", 63), WholeNumber(1, bits=31), WholeNumber(1, bits=62)
-Q_LEARNING = QLearning()  # plays the best action of the table, as its only one
 
 
 def _never() -> bool:
@@ -285,51 +282,13 @@ def _evaluate_stepped(
     seed: int,
     max_steps: int,
     is_over: Callable[[], bool],
-    rows_of: Callable[[np.ndarray], np.ndarray] = np.asarray,
+    rows_of: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> EvaluationResult:
-    """Play in a batch, where each environment has a share of the episodes: short ones are not preferred.
-
-    EvaluationStopped as soon as it `is_over`, which is asked between steps. `rows_of` returns the rows of
-    states.
-    """
-    shares = np.full(env.n_envs, episodes // env.n_envs)
-    shares[: episodes % env.n_envs] += 1
-    returns: list[float] = []
-    lengths: list[int] = []
-    running, elapsed = np.zeros(env.n_envs), np.zeros(env.n_envs, np.int64)
-    waits = np.zeros(env.n_envs, bool)  # for the others to come to the end of their episodes
-    actions = np.zeros(env.n_envs, np.int64)
-    key = stream_key(seed, "evaluation")
-    context = RuleMemory(RULE, Q_LEARNING, table, 0).context(table, None, 1.0)
-    draws = cut_off = 0
-    env.reset(int(stream_key(seed, "evaluation environment") >> np.uint64(33)))
-    while len(returns) < episodes:
-        if is_over():
-            raise EvaluationStopped(
-                f"The evaluation was ended after {len(returns)} of {episodes} episodes, "
-                "as the training is to stop."
-            )
-        choose_actions(Q_LEARNING, context, rows_of(env.states), env.masks, 0.0, key, draws, actions)
-        draws += env.n_envs
-        env.step(actions)
-        counts = env.valid & ~waits
-        with np.errstate(over="ignore", invalid="ignore"):  # an EvaluationResult refuses it
-            running += env.rewards * counts
-        elapsed += counts
-        cut = elapsed >= max_steps
-        ended = (env.terminated | env.truncated | cut) & ~waits
-        for i in np.flatnonzero(ended):
-            if elapsed[i] and shares[i] > 0:
-                returns.append(float(running[i]))
-                lengths.append(int(elapsed[i]))
-                cut_off += not env.terminated[i]
-                shares[i] -= 1
-            running[i], elapsed[i] = 0.0, 0
-        if waits.any() or cut.any():
-            # No environment of a batch can be reset alone. To throw away what the others are in the middle of
-            # would prefer short episodes, so these come to their ends first.
-            waits |= ended
-            if waits.all():
-                env.reset()
-                waits[:] = False
-    return EvaluationResult(np.array(returns), np.array(lengths, np.int64), cut_off)
+    """Play as `play_stepped` does; EvaluationStopped as soon as it `is_over`."""
+    result = play_stepped(env, table, episodes, seed, max_steps, is_over, rows_of)
+    if result[0].size < episodes:
+        raise EvaluationStopped(
+            f"The evaluation was ended after {result[0].size} of {episodes} episodes, "
+            "as the training is to stop."
+        )
+    return EvaluationResult(*result)

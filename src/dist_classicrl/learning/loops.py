@@ -362,7 +362,7 @@ def go_on(stepping, what, next_state, reward, terminated, truncated):
     context, counted, batch, whole = stepping.context, stepping.counted, stepping.batch, stepping.whole
     came = GOES_ON
     masks = stepping.next_masks if what == PLAYED else stepping.masks
-    if what >= PLAYED and not _takes_mask(stepping.given_mask, masks):
+    if what >= PLAYED and not takes_mask(stepping.given_mask, masks):
         return WRONG_MASK
     if what == BEGUN:
         counted.states[0] = next_state
@@ -403,7 +403,7 @@ def go_on(stepping, what, next_state, reward, terminated, truncated):
             whole[HELD] = _keep_from(first, whole[HELD], batch, context.masks)
         if what != PLAYED or came == ENDED:
             return came
-    if what != ACT and (whole[LEFT] == 0 or whole[ON_LINE] == 0 or not _can_act(masks)):
+    if what != ACT and (whole[LEFT] == 0 or whole[ON_LINE] == 0 or not can_act(masks)):
         return came
     epsilon = on_line(_stretch_of(stepping.stream, whole, stepping.lines, 0).epsilon, 0)
     choose_actions(
@@ -463,12 +463,14 @@ def _stretch_of(stream, whole, lines, steps):
 
 
 @jit_inline
-def _takes_mask(given, masks):
+def takes_mask(given, masks):
+    """Do what `take_mask` does, where there are masks."""
     return True if given is None else take_mask(given, masks)
 
 
 @jit_inline
-def _can_act(masks):
+def can_act(masks):
+    """Whether each environment has a legal action."""
     return True if masks is None else first_blocked(masks) < 0
 
 
