@@ -62,9 +62,7 @@ class Played(NamedTuple):
 
 
 @jit
-def play_on(
-    played: Any, what: int, next_state: int, reward: float, terminated: bool, truncated: bool
-) -> int:
+def play_on(played: Any, what: int, next_state: int, reward: float, terminated: bool, truncated: bool) -> int:
     """Go on with greedy episodes; `played` is a `Played`, bound.
 
     For `what` to do, the other arguments and what is returned see `go_on` of `learning.loops`; no action is
