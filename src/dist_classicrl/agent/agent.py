@@ -404,7 +404,9 @@ class DistAsyncQLearning(LearnedTable):
         StateLimitError
             On all ranks, if the states are keys and there come more of them than `max_states`, or memory,
             allows. What was learned is kept, of several ranks by the one that serves, mostly rank 0: raise
-            `max_states` and call `train` again, on all, which tells it to the others.
+            `max_states` and call `train` again, on all, which tells it to the others. That is a later call,
+            in which `epsilon` is what its schedule ends with: set it before, as in
+            ``agent.epsilon = Linear(agent.epsilon, 0.1, fraction=0.5)``, to explore on.
         EnvMismatchError
             If the table was learned in another one, and `new_env` does not allow it.
         SingletonError
