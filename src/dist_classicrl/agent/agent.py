@@ -58,7 +58,9 @@ class DistAsyncQLearning(LearnedTable):
         Step size in (0, 1], or a schedule of `dist_classicrl.schedules`: `Constant`, `Linear` and
         `Exponential` follow the global step, ``PerVisit(0.7)`` is n**-0.7 at the n-th visit of an entry and
         converges. By default it is about 0.5 for the first hundred visits and falls like n**-0.7 from there
-        on. A rule may have a default of its own, here and for `epsilon`.
+        on, so that values come through quickly over many steps; where returns are short and noisy, as in a
+        game of cards or a bandit, ``PerVisit(1.0)`` or ``PerVisit(0.7)`` is much better. A rule may have a
+        default of its own, here and for `epsilon`.
     discount_factor : float
         In [0, 1].
     epsilon : float or schedule
