@@ -1,17 +1,18 @@
 """How close the default step sizes and exploration come to the optimum, against constants.
 
-Every cell is a problem, a number of steps and a number of ranks, trained with some seeds and three kinds of
-settings: the defaults; what they were before, 0.1 and 0.1; and, on one rank, a grid of constants. Of each
+Every cell is a problem, a number of steps and a number of ranks, trained with some seeds and four kinds of
+settings: the defaults; what they were before, 0.1 and 0.1; and, on one rank, a grid of constants, and step
+sizes that average from the first visit on, with the default exploration. Of each
 training the exact value of the greedy policy from the start states is compared with the optimum: its gap is
 in percent of the optimum's size. The regret of a cell is the mean gap of the defaults less that of the best
 constants.
 
 The defaults count as worse than before where random labels give so large a difference of mean gaps in at most
-one of fifty cases, by an exact permutation test over seeds.
+one of fifty cases, by a permutation test over seeds, exact where there are few.
 
 There is one job for each number of ranks. Every finished training is appended to a JSON-lines file, so that
 an interrupted benchmark goes on where it stopped, and two may fill one file at the same time with other
---problems. Blackjack is not among these: it is stepped, and nobody can wait for so many steps.
+--problems.
 """
 
 from __future__ import annotations
@@ -32,12 +33,17 @@ import numpy as np
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl._hints import rank_of_environment
+from dist_classicrl.environments import registry
 from dist_classicrl.evaluation.exact import exact_value
+from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
 
 DISCOUNT = 0.99
 DEFAULTS, BEFORE = "defaults", "0.1 / 0.1"
 GRID = [f"{a} / {e}" for a, e in product((0.02, 0.05, 0.1, 0.2, 0.5), (0.05, 0.1, 0.3, 1.0))]
+AVERAGES = {f"PerVisit({exponent})": PerVisit(exponent) for exponent in (0.7, 1.0)}
+LABELINGS = 20_000
+"""So many are drawn where there are more of them."""
 WORSE = 0.02
 """The chance at which a difference counts: five seeds against five give 0.004 at least."""
 
@@ -103,6 +109,20 @@ def inventory(capacity: int = 20, demand: float = 6.0) -> TabularMDP:
     )
 
 
+def bandits(states: int = 20, arms: int = 10, outcomes: int = 21) -> TabularMDP:
+    """Return bandits in a row, one drawn for each episode of one step: normal arms with normal returns."""
+    means = np.random.default_rng(5).standard_normal((states, arms))
+    noise = [statistics.NormalDist().inv_cdf((k + 0.5) / outcomes) for k in range(outcomes)]
+    transitions = {
+        state: {
+            arm: [(1 / outcomes, state, float(means[state, arm]) + each, True) for each in noise]
+            for arm in range(arms)
+        }
+        for state in range(states)
+    }
+    return TabularMDP.from_dict(transitions, np.full(states, 1 / states), name="bandits")
+
+
 PROBLEMS: dict[str, Callable[[], TabularMDP]] = {
     "FrozenLake 4x4": lambda: TabularMDP.from_gymnasium("FrozenLake-v1"),
     "FrozenLake 8x8": lambda: TabularMDP.from_gymnasium("FrozenLake8x8-v1"),
@@ -112,6 +132,8 @@ PROBLEMS: dict[str, Callable[[], TabularMDP]] = {
     "Garnet 10,000": lambda: TabularMDP.garnet(10_000, 4, 5, seed=0),
     "maze 20x20": maze,
     "inventory": inventory,
+    "Blackjack": lambda: registry()["dist_classicrl/Blackjack-v0"].make(),
+    "bandits": bandits,
 }
 
 
@@ -119,6 +141,8 @@ def rates(setting: str) -> dict[str, Any]:
     """Return the arguments of an agent that a setting means; none for the defaults."""
     if setting == DEFAULTS:
         return {}
+    if setting in AVERAGES:
+        return {"learning_rate": AVERAGES[setting]}
     learning_rate, epsilon = map(float, setting.split("/"))
     return {"learning_rate": learning_rate, "epsilon": epsilon}
 
@@ -149,8 +173,18 @@ def run_cells(todo: list[Cell], path: Path) -> None:
 def chance_of_difference(ones: list[float], others: list[float]) -> float:
     """Return how often random labels give a difference of means as large as that of `ones` to `others`."""
     together = np.array([*ones, *others])
-    sums = [together[list(drawn)].sum() for drawn in combinations(range(together.size), len(ones))]
-    return float(np.mean(np.array(sums) >= sum(ones) - 1e-9))
+    if math.comb(together.size, len(ones)) > LABELINGS:
+        labelings = np.random.default_rng(0).permuted(np.tile(together, (LABELINGS, 1)), axis=1)
+        sums = np.append(labelings[:, : len(ones)].sum(axis=1), sum(ones))
+    else:
+        drawn = combinations(range(together.size), len(ones))
+        sums = np.array([together[list(each)].sum() for each in drawn])
+    return float(np.mean(sums >= sum(ones) - 1e-9))
+
+
+def error_of(found: list[float]) -> float | None:
+    """Return the standard error of a mean; None of a single seed."""
+    return statistics.stdev(found) / math.sqrt(len(found)) if len(found) > 1 else None
 
 
 def summarise(records: dict[Cell, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -182,6 +216,12 @@ def summarise(records: dict[Cell, dict[str, Any]]) -> list[dict[str, Any]]:
                         "chance": chance,
                         "is_worse": is_more and chance <= WORSE,
                         "misses": grid[best] < 1.0 <= means[ours],
+                        "error": error_of(gaps[ours]),
+                        "averages": {
+                            each: [means[found], error_of(gaps[found])]
+                            for each in AVERAGES
+                            if (found := (ranks, problem, steps, each)) in gaps
+                        },
                     }
                 )
     return rows
@@ -201,10 +241,11 @@ def show(rows: list[dict[str, Any]]) -> None:
                 line += ["", ""]
             else:
                 mark = " worse" if cell["is_worse"] else " misses 1 %" if cell["misses"] else ""
-                line += [f"{cell['before']:.2f}", f"{cell['defaults']:.2f}{mark}"]
+                line += [f"{cell['before']:.2f}", f"{with_error(cell['defaults'], cell['error'])}{mark}"]
         table.append(line)
     pairs = [f"{word}, {each} rank{'s' * (each > 1)}" for each in ranks for word in ("before", "defaults")]
     common.show(["problem", "steps", "best constants, 1 rank", *pairs], table)
+    show_averages([row for row in rows if row["averages"]])
     for each in ranks:
         own = [row for row in rows if row["ranks"] == each]
         regret = statistics.median(row["regret"] for row in own)
@@ -216,6 +257,27 @@ def show(rows: list[dict[str, Any]]) -> None:
         )
 
 
+def with_error(mean: float, error: float | None) -> str:
+    """Return a mean gap, and in brackets its standard error where that is known and shows."""
+    return f"{mean:.2f} ({error:.2f})" if error is not None and error >= 0.005 else f"{mean:.2f}"
+
+
+def show_averages(rows: list[dict[str, Any]]) -> None:
+    """Print the mean gaps of `AVERAGES` beside the defaults, with standard errors."""
+    table = [
+        [
+            row["problem"],
+            f"{row['steps']:.0e}".replace("e+0", "e"),
+            row["ranks"],
+            with_error(row["defaults"], row["error"]),
+            *(with_error(*row["averages"].get(each, (math.nan, None))) for each in AVERAGES),
+        ]
+        for row in rows
+    ]
+    if table:
+        common.show(["problem", "steps", "ranks", "defaults", *AVERAGES], table)
+
+
 def main() -> None:
     """Start the jobs, or be a rank of one."""
     parser = common.parser(__doc__, "defaults.json")
@@ -224,7 +286,8 @@ def main() -> None:
     parser.add_argument("--steps", type=float, nargs="+", default=[1e4, 1e5, 1e6, 1e7, 1e8])
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--problems", nargs="+", default=list(PROBLEMS), choices=list(PROBLEMS))
-    parser.add_argument("--settings", nargs="+", default=[DEFAULTS, BEFORE, *GRID], help="of these")
+    all_settings = [DEFAULTS, BEFORE, *GRID, *AVERAGES]
+    parser.add_argument("--settings", nargs="+", default=all_settings, help="of these")
     parser.add_argument("--timeout", type=float, default=36_000.0, help="seconds for each job")
     parser.add_argument("--todo", type=Path, help="used by the jobs that this starts")
     arguments = parser.parse_args()

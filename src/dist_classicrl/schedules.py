@@ -259,7 +259,8 @@ class PerVisit:
 
     ``PerVisit(0.7)`` is n**-0.7. With an `offset` the step size stays near `scale` for about so many visits:
     rewards that lie far ahead, and values of a discount factor near 1, take many visits to come to an entry,
-    whoever makes them.
+    whoever makes them. Where returns are short and noisy there should be none: ``PerVisit(1.0)`` is the mean
+    of all.
 
     Exponents in (0.5, 1] satisfy the conditions of Robbins and Monro (1951), under which Q-learning
     converges; polynomial rates below 1 converge much faster than 1/n (Even-Dar and Mansour, 2003). With N

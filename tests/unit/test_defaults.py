@@ -3,20 +3,24 @@
 benchmarks/defaults.py does the same over many problems, numbers of steps and of ranks.
 """
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
+from dist_classicrl.environments import registry
 from dist_classicrl.evaluation.exact import exact_value
 from dist_classicrl.schedules import Exponential, Linear, PerVisit
 from dist_classicrl.settings import Settings
 
 DISCOUNT = 0.99
-LAKE, TAXI, GARNET = "FrozenLake 8x8", "Taxi", "Garnet"
+LAKE, TAXI, GARNET, CARDS = "FrozenLake 8x8", "Taxi", "Garnet", "Blackjack"
 MODELS = {
     LAKE: lambda: TabularMDP.from_gymnasium("FrozenLake8x8-v1"),
     TAXI: lambda: TabularMDP.from_gymnasium("Taxi-v4"),
     GARNET: lambda: TabularMDP.garnet(100, 4, 5, seed=0),
+    CARDS: lambda: registry()["dist_classicrl/Blackjack-v0"].make(),
 }
 
 
@@ -58,6 +62,27 @@ def test_defaults_learn_with_other_settings(settings):
 @pytest.mark.slow
 def test_defaults_learn_in_the_reproducible_mode():
     assert np.mean(gaps(LAKE, 5_000_000, 4, async_updates=False)) < 0.02
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exponent", [0.7, 1.0])
+def test_short_noisy_returns_are_averaged_from_the_first_visit_on(exponent):
+    """As docs/tuning.md advises."""
+    averaged = np.mean(gaps(CARDS, 200_000, 4, learning_rate=PerVisit(exponent)))
+    assert averaged < 0.2 and 2.0 * averaged < np.mean(gaps(CARDS, 200_000, 4))
+
+
+def test_differences_of_many_seeds_are_judged_by_labels_that_are_drawn(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+    from defaults import LABELINGS, bandits, chance_of_difference
+
+    assert chance_of_difference([1.0, 2.0], [0.0, 0.5]) == 1 / 6  # all six labelings
+    few, many = np.random.default_rng(1).normal(size=(2, 6)), np.random.default_rng(1).normal(size=(2, 40))
+    exact = chance_of_difference(*few.tolist())
+    monkeypatch.setattr("defaults.LABELINGS", 500)
+    assert chance_of_difference(*few.tolist()) == pytest.approx(exact, abs=0.1)
+    assert 1 / (LABELINGS + 1) <= chance_of_difference((many[0] + 9.0).tolist(), many[1].tolist()) < 0.01
+    assert bandits().n_states == 20 and bandits().solve(1.0).v.min() > 0.0
 
 
 def test_more_steps_come_closer():

@@ -43,6 +43,7 @@ from dist_classicrl.errors import (
 from dist_classicrl.evaluation import episodes
 from dist_classicrl.learning import interleaved, keyed_table
 from dist_classicrl.model.keyed import KeyIndex
+from dist_classicrl.schedules import Linear
 from dist_classicrl.tables.keys import empty_slots, enter_all, find_rows, slots_of
 
 # Each kernel here takes long to compile.
@@ -180,6 +181,22 @@ def test_at_the_limit_training_ends_with_what_was_learned(tmp_path, anew):
     other = DistAsyncQLearning(seed=5, epsilon=1.0)
     other.train(corridor(stride=2), total_steps=1_000_000, checkpoint_dir=tmp_path)
     assert other.steps == 1_000_000 == other.visits.array.sum()
+
+
+def test_after_the_limit_the_next_call_explores_as_the_error_says():
+    explored = {}
+    for sets_it in (False, True):
+        agent = DistAsyncQLearning(seed=5, max_states=100)
+        with pytest.raises(StateLimitError, match="agent.epsilon = Linear.agent.epsilon, 0.1, fraction=0.5"):
+            agent.train(corridor(stride=2), total_steps=1_000_000)
+        begin, reached, agent.max_states = agent.steps, agent.epsilon, None
+        assert reached > 0.9
+        if sets_it:
+            agent.epsilon = Linear(agent.epsilon, 0.1, fraction=0.5)
+        agent.train(corridor(stride=2), total_steps=10_000)
+        explored[sets_it] = [agent.settings.epsilon.at(begin + step) for step in (0, 2_500, 5_000)]
+    assert explored[False] == [0.1, 0.1, 0.1]
+    assert explored[True] == pytest.approx([reached, (reached + 0.1) / 2.0, 0.1])
 
 
 def test_a_limit_that_holds_all_states_is_no_limit():

@@ -64,7 +64,9 @@ class DistAsyncQLearning(LearnedTable):
         Step size in (0, 1], or a schedule of `dist_classicrl.schedules`: `Constant`, `Linear` and
         `Exponential` follow the global step, ``PerVisit(0.7)`` is n**-0.7 at the n-th visit of an entry and
         converges. By default it is about 0.5 for the first hundred visits and falls like n**-0.7 from there
-        on. A rule may have a default of its own, here and for `epsilon`.
+        on, so that values come through quickly over many steps; where returns are short and noisy, as in a
+        game of cards or a bandit, ``PerVisit(1.0)`` or ``PerVisit(0.7)`` is much better. A rule may have a
+        default of its own, here and for `epsilon`.
     discount_factor : float
         In [0, 1].
     epsilon : float or schedule
@@ -414,7 +416,9 @@ class DistAsyncQLearning(LearnedTable):
         StateLimitError
             On all ranks, if the states are keys and there come more of them than `max_states`, or memory,
             allows. What was learned is kept, of several ranks by the one that serves, mostly rank 0: raise
-            `max_states` and call `train` again, on all, which tells it to the others.
+            `max_states` and call `train` again, on all, which tells it to the others. That is a later call,
+            in which `epsilon` is what its schedule ends with: set it before, as in
+            ``agent.epsilon = Linear(agent.epsilon, 0.1, fraction=0.5)``, to explore on.
         EnvMismatchError
             If the table was learned in another one, and `new_env` does not allow it.
         SingletonError

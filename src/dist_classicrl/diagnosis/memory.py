@@ -16,7 +16,7 @@ from dist_classicrl.diagnosis.plan import HERE, TrainingPlan
 from dist_classicrl.engines.engine import SHARDED_FROM, Layout, engine_for
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.learning.interleaved import WALKERS
-from dist_classicrl.learning.rules import check_travels, find, table_shape
+from dist_classicrl.learning.rules import find, table_shape, why_none_travels
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.large_table import FROM_ENTRIES
 from dist_classicrl.tables.line_table import size_of
@@ -255,11 +255,9 @@ def _learns_in_rows(plan: TrainingPlan, hosts: int) -> bool:
     """Whether ranks on so many hosts can learn in the same rows, as `train` has it."""
     try:
         engine = engine_for(plan.settings, plan.ranks, "sharded", Layout(hosts=hosts))
-        if engine.name == "supersteps":
-            check_travels(*find(plan.settings.algorithm))
-    except SettingsError:  # the settings are about copies, or the rule needs them
+    except SettingsError:  # the settings are about copies
         return False
-    return True
+    return engine.name != "supersteps" or why_none_travels(*find(plan.settings.algorithm)) is None
 
 
 def _fits_as_rows(plan: TrainingPlan, ranks: int, hosts: int, left: int) -> bool:

@@ -58,6 +58,13 @@ class Source:
         return None if self.game is None else self.game.keys
 
     @property
+    def way_to_numbers(self) -> str:
+        """What lets its states be counted where they are keys, as errors advise it."""
+        if self.stepped is None:
+            return "number the states (n_states= of CompiledSimulator.game)"
+        return "let there be fewer observations than max_states allows, and a table has room for"
+
+    @property
     def game(self) -> KeyedProcess | None:
         """What a table of keys has to know of it; None where it is stepped and its states count."""
         if self.stepped is None:

@@ -23,8 +23,8 @@ def check_behavior(source: Source, settings: Settings, engine: str) -> None:
     if source.keys is not None and settings.initial_value != 0.0:
         raise SettingsError(
             f"initial_value={settings.initial_value:g} is for tables whose states are counted, and "
-            f"{source.name} has keys as states: a new row is zero. Leave it at 0.0, or number the states "
-            "(n_states= of CompiledSimulator.game)."
+            f"{source.name} has keys as states: a new row is zero. Leave it at 0.0, or "
+            f"{source.way_to_numbers}."
         )
 
 
@@ -32,8 +32,7 @@ def _check_policy(policy: np.ndarray, source: Source) -> None:
     if source.keys is not None:
         raise SettingsError(
             f"behavior as an array has a row for each state, and {source.name} has keys as states. Take "
-            'another, such as behavior="boltzmann", or number the states (n_states= of '
-            "CompiledSimulator.game)."
+            f'another, such as behavior="boltzmann", or {source.way_to_numbers}.'
         )
     size = source.n_states, source.n_actions
     if policy.shape != size:

@@ -33,9 +33,6 @@ def check_keyed(source: Source, settings: Settings, ranks: int, engine: str) -> 
     sizes = ((parameters, n, source.n_actions) for n in (1, 2))
     few, more = ((rule.n_merged(*size), rule.n_owned(*size)) for size in sizes)
     is_known = engine == "supersteps" or (ranks == 1 and engine == "local" and source.stepped is None)
-    numbered = "number the states (n_states= of CompiledSimulator.game)"
-    if source.stepped is not None:
-        numbered = "let there be fewer observations than max_states allows, and a table has room for"
     faults = {
         f"replay_ratio={settings.replay_ratio:g}": ("Write replay_ratio=0", settings.replay_ratio > 0.0),
         "async_updates=False": (
@@ -52,7 +49,7 @@ def check_keyed(source: Source, settings: Settings, ranks: int, engine: str) -> 
         if is_fault:
             raise SettingsError(
                 f"{source.name} has keys as states, each of which has one owner, who has its row in a table "
-                f"that grows; {given} cannot be had with that. {remedy}, or {numbered}."
+                f"that grows; {given} cannot be had with that. {remedy}, or {source.way_to_numbers}."
             )
 
 

@@ -159,7 +159,9 @@ class KeyedTable(LineTable):
         return StateLimitError(
             f"{self._simulator.name} has come to more than {limit or int(self._known[LIMIT]):,} states, and "
             f"{why or self._why}. What was learned is kept. To go on, give the agent a larger max_states= or "
-            "let it run where there is more memory; or give like states one key, so that there are fewer."
+            "let it run where there is more memory; or give like states one key, so that there are fewer. "
+            "Where this program calls train() again, epsilon is what a schedule ends with: to explore on, "
+            "set it before, as in agent.epsilon = Linear(agent.epsilon, 0.1, fraction=0.5)."
         )
 
     def check_acted(self) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import SettingsError
-from dist_classicrl.learning.rules import check_travels, find
+from dist_classicrl.learning.rules import find, why_none_travels
 from dist_classicrl.learning.supersteps.partition import check_partition
 from dist_classicrl.rules import LearningRule
 from dist_classicrl.settings import Settings
@@ -72,9 +72,24 @@ def check_supersteps(source: Source, settings: Settings, walkers: int | None = N
             'reaches the server alone, and no other owner. Write on_failure="continue".'
         )
     rule, parameters = find(settings.algorithm)
-    check_travels(rule, parameters)
+    if (why := why_none_travels(rule, parameters)) is not None:
+        raise SettingsError(
+            f"Walkers cannot travel between the owners of rows with the rule {rule.name!r}: it {why}. "
+            f'{_way_out(source)}, take a rule such as "q_learning" or "n_step_sarsa", or, where that is true '
+            "of a rule of your own, declare can_travel=True."
+        )
     if rule.on_target is not None:
         _check_counted(source, rule)
+
+
+def _way_out(source: Source) -> str:
+    """Return how the rows of this environment are not divided among ranks."""
+    if source.keys is None:
+        return 'Write async_updates=True or placement="replicated"'
+    way = source.way_to_numbers[0].upper() + source.way_to_numbers[1:]
+    if source.stepped is not None:
+        return way
+    return f"{way}, let one rank learn alone (async_updates=True, no walkers= or partition=)"
 
 
 def _check_counted(source: Source, rule: LearningRule) -> None:
@@ -90,5 +105,5 @@ def _check_counted(source: Source, rule: LearningRule) -> None:
     raise SettingsError(
         f"{source.name} {what}, and the rule {rule.name!r} learns where the entry is (on_target): in "
         f"supersteps only in compiled environments of less than {FROM_ENTRIES:,} pairs whose states are "
-        'counted. Write async_updates=True or placement="replicated", or take a rule such as "q_learning".'
+        f'counted. {_way_out(source)}, or take a rule such as "q_learning".'
     )

@@ -113,32 +113,25 @@ def check_source(settings: Settings, source: Source) -> None:
         rule.check_source(parameters, source)
 
 
-def check_travels(rule: LearningRule, parameters: Any) -> None:
-    """Raise SettingsError if a rule cannot learn where walkers travel between the owners of rows."""
+def why_none_travels(rule: LearningRule, parameters: Any) -> str | None:
+    """Return why walkers cannot travel between the owners of rows with a rule; None where they can."""
     waits = 0 if rule.waits is None else rule.waits(parameters)
     if rule.on_action is not None and rule.waits is None:
-        why = "learns when the next action is chosen (on_action), where the entry that waits is not"
-    elif any(one.merge != "affine" for one in rule.shared) or (rule.shared and rule.on_target is None):
-        why = f"shares {rule.shared[0].name}, which no state owns, and has no on_target that moves it"
-    elif rule.model(parameters, 1, 1):
-        why = "keeps a model of the environment, of which each owner would see a part"
-    elif rule.waits is not None and len(rule.tables) > 1:
-        why = "lets steps wait, and has several tables"
-    elif waits > MOST_WAITING:
-        why = (
+        return "learns when the next action is chosen (on_action), where the entry that waits is not"
+    if any(one.merge != "affine" for one in rule.shared) or (rule.shared and rule.on_target is None):
+        return f"shares {rule.shared[0].name}, which no state owns, and has no on_target that moves it"
+    if rule.model(parameters, 1, 1):
+        return "keeps a model of the environment, of which each owner would see a part"
+    if rule.waits is not None and len(rule.tables) > 1:
+        return "lets steps wait, and has several tables"
+    if waits > MOST_WAITING:
+        return (
             f"lets {waits:,} steps wait, all of which would cross with each step (at most "
             f"{MOST_WAITING} may; a smaller n is nearest to it)"
         )
-    elif rule.waits is None and not rule.can_travel:
-        why = "does not say that it moves one entry a step, without a look at the acted state's values"
-    else:
-        return
-    raise SettingsError(
-        f"Walkers cannot travel between the owners of rows with the rule {rule.name!r}: it {why}. "
-        'Write async_updates=True or placement="replicated", take a rule such as "q_learning" or '
-        '"n_step_sarsa", or, where '
-        "that is true of a rule of your own, declare can_travel=True."
-    )
+    if rule.waits is None and not rule.can_travel:
+        return "does not say that it moves one entry a step, without a look at the acted state's values"
+    return None
 
 
 def contents(algorithm: Any) -> str:

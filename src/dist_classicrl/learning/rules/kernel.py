@@ -366,6 +366,7 @@ def update(context, now, row, action, target, learned):
 def update_row(context, now, row, action, target, learned):
     """Move the values of all legal actions of `row` towards `target`, a visit of each.
 
+    Of all actions where the legal ones are known of the next state alone, by `Context.masks`.
     By the step size that is due for `action`, one of them; it tells the error that is reported, too. Where
     the row is somewhere else, its owner does.
     """

@@ -157,7 +157,7 @@ def check_source(name: str, successors: int, queue: bool, source: Source) -> Non
     if source.keys is not None:
         raise SettingsError(
             f"{name} keeps a model with a row for each state, and {source.name} has keys as states. Take a "
-            'rule such as "q_learning", or number the states (n_states= of CompiledSimulator.game).'
+            f'rule such as "q_learning", or {source.way_to_numbers}.'
         )
     numbers = size(successors, source.n_states, source.n_actions, queue)
     if numbers > MOST_NUMBERS:

@@ -24,8 +24,9 @@ class TD(NamedTuple):
     n = 1 it is TD(0), with ``trace_decay=1`` n-step TD. The policy is given as ``behavior=``, an array of
     shape (states, actions). What is learned is a value for each state: in ``q_table`` all legal actions of a
     state have it, up to what compression leaves behind or writers take from each other, and each of them
-    counts a visit of the state. Such differences say nothing of actions: the other behaviors choose evenly
-    among the legal ones, but for "ucb", which does so in the long run.
+    counts a visit of the state. Where an environment is stepped and tells masks, all actions have and count
+    it, illegal ones, too: give `predict` the mask there. Differences of values say nothing of actions: the
+    other behaviors choose evenly among the legal ones, but for "ucb", which does so in the long run.
 
     Attributes
     ----------
