@@ -17,7 +17,7 @@ from dist_classicrl.agent.session import Session
 from dist_classicrl.callbacks.shown import ShownTraining, shown_training
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.comm.transport import Wire
-from dist_classicrl.comm.world import find_world
+from dist_classicrl.comm.world import find_world, first_rank
 from dist_classicrl.engines.roles.shutdown import await_ends, say_ended
 from dist_classicrl.errors import (
     RankMismatchError,
@@ -77,6 +77,9 @@ def train(agent: Any, state: AgentState, asked: Request, comm: Any) -> TrainingR
             return _train_as_replacement(agent, state, asked, visit_of(parent))
         world = find_world(comm, state.settings.allow_singletons)
         if world is None:
+            if comm is not None:  # there may be more ranks, which do not hear of this one
+                process_exit.note_part(part := first_rank(comm))
+                process_exit.note_head(True, part)
             return _train_alone(agent, state, asked)
         return _train_together(agent, state, asked, world)
     except TrainingInterrupted as interrupted:
@@ -123,7 +126,8 @@ def _train_together(agent: Any, state: AgentState, asked: Request, world: Any) -
         group.begin_call(timing_of(state.settings, group.wire))
         if group.call == 1 and group.is_server and (advice := process_exit.survival_advice()) is not None:
             logger.info("%s", advice)
-        with _ended_in_order(group):
+        process_exit.note_part(part := first_rank(world))
+        with _ended_in_order(group, part):
             while True:
                 session = Session(agent, state, asked, plan, watch, group, shown)
                 try:
@@ -199,8 +203,8 @@ def timing_of(settings: Settings, wire: Wire) -> Timing:
 
 
 @contextmanager
-def _ended_in_order(group: Group) -> Iterator[None]:
-    """End a call of a group, however it went."""
+def _ended_in_order(group: Group, part: int) -> Iterator[None]:
+    """End a call of a group, which is this part of the job, however it went."""
     clean = False
     try:
         yield
@@ -216,7 +220,7 @@ def _ended_in_order(group: Group) -> Iterator[None]:
         raise
     finally:
         _hear_out(group)
-        _note_ending(group)
+        _note_ending(group, part)
         group.end_call(_LINGER_SECONDS if clean else 0.0)
 
 
@@ -229,9 +233,9 @@ def _hear_out(group: Group) -> None:
             group.send(sender, Over())
 
 
-def _note_ending(group: Group) -> None:
-    """Let the end of the process know who died, who hangs, and who is in charge."""
-    process_exit.note_head(group.is_server)
+def _note_ending(group: Group, part: int) -> None:
+    """Let the end of the process know who died, who hangs, and who is in charge of this part of the job."""
+    process_exit.note_head(group.is_server, part)
     left = {event["rank"] for event in group.events.entries if event["kind"] == "left"}
     away = set(range(group.wire.size)) - set(group.view.members) - group.dead - left
     # Who was missed and came back may be being replaced: MPI_Finalize then hangs on all, or crashes.
@@ -243,4 +247,5 @@ def _note_ending(group: Group) -> None:
         group.wire.abort if away and group.is_server else None,
         partial(await_ends, group.wire, others),
         partial(say_ended, group.wire, group.view.server) if away and group.is_member else None,
+        part,
     )

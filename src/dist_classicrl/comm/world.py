@@ -48,6 +48,17 @@ def find_world(comm: Any, allow_singletons: bool) -> Any | None:
     return world
 
 
+def first_rank(comm: Any) -> int:
+    """Return the lowest rank that those of a communicator have in the world; 0 where none has one there."""
+    from mpi4py import MPI
+
+    own, everyone = comm.Get_group(), MPI.COMM_WORLD.Get_group()
+    ranks = MPI.Group.Translate_ranks(own, list(range(own.Get_size())), everyone)
+    own.Free()
+    everyone.Free()
+    return min((rank for rank in ranks if rank != MPI.UNDEFINED), default=0)
+
+
 def _launched_world(allow_singletons: bool) -> Any | None:
     """Return COMM_WORLD if a launcher started this process; None where MPI cannot be loaded."""
     if not launched():
