@@ -236,8 +236,7 @@ def _hear_out(group: Group) -> None:
 def _note_ending(group: Group, part: int) -> None:
     """Let the end of the process know who died, who hangs, and who is in charge of this part of the job."""
     process_exit.note_head(group.is_server, part)
-    left = {event["rank"] for event in group.events.entries if event["kind"] == "left"}
-    away = set(range(group.wire.size)) - set(group.view.members) - group.dead - left
+    away = set(range(group.wire.size)) - set(group.view.members) - group.dead - group.events.left
     # Who was missed and came back may be being replaced: MPI_Finalize then hangs on all, or crashes.
     has_changed = group.view.key > (0, 0)
     if group.dead or away or (has_changed and process_exit.fault_tolerant()):

@@ -94,7 +94,7 @@ class Group:
         self.promised = 0  # the highest term that this rank has promised to follow, or follows
         self.timing = Timing(1.0, 30.0, 600.0)
         self.is_replacement = False
-        self.events = EventLog()  # what happened to the ranks in this call
+        self.events = EventLog()  # what happened to the ranks in this call, and who left before
         self.joining: tuple[int, ...] = ()  # who is to join the newest view, see `NewView`
         self.tried = 0  # the highest term that this rank has taken, see `new_term`
         self.joins = 0  # how often this rank has had to ask to take part
@@ -134,7 +134,7 @@ class Group:
         """
         self.view = replace(self.view, before=())
         self.timing = timing
-        self.events = EventLog()
+        self.events = EventLog(self.events.left)
         self.call += 1
         for peer in range(self.wire.size):
             if peer != self.rank and peer not in self.dead:
