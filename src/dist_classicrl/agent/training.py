@@ -31,7 +31,7 @@ from dist_classicrl.errors import (
 from dist_classicrl.launch import slurm
 from dist_classicrl.membership.admission import Entry, Join, join
 from dist_classicrl.membership.election import Deposed
-from dist_classicrl.membership.group import Group, NewView, Over, Timing, group_of, serving_rank
+from dist_classicrl.membership.group import Group, NewView, Over, Timing, group_of, serving_rank, sole_use
 from dist_classicrl.membership.handshake import Setup
 from dist_classicrl.model.agent_state import AgentState
 from dist_classicrl.model.fit import get_to_know
@@ -68,7 +68,8 @@ def train(agent: Any, state: AgentState, asked: Request, comm: Any) -> TrainingR
         raise SettingsError(
             "train() was called for an agent that is training: neither a callback nor another thread can do "
             "that. Let the callback return False to end the training and call train() again when it has "
-            "returned, or give each thread an agent of its own."
+            "returned, or give each thread an agent of its own, and where several ranks train a communicator "
+            "of its own: comm=comm.Dup()."
         )
     state.is_training = True
     try:
@@ -77,11 +78,12 @@ def train(agent: Any, state: AgentState, asked: Request, comm: Any) -> TrainingR
             return _train_as_replacement(agent, state, asked, visit_of(parent))
         world = find_world(comm, state.settings.allow_singletons)
         if world is None:
-            if comm is not None:  # there may be more ranks, which do not hear of this one
-                process_exit.note_part(part := first_rank(comm))
+            if part := first_rank(comm):  # the rank of this process, in a job whose others train without it
+                process_exit.note_part(part)
                 process_exit.note_head(True, part)
             return _train_alone(agent, state, asked)
-        return _train_together(agent, state, asked, world)
+        with sole_use(world):
+            return _train_together(agent, state, asked, world)
     except TrainingInterrupted as interrupted:
         if not is_interactive():
             raise
