@@ -16,6 +16,7 @@ from dist_classicrl.agent.result import TrainingResult
 from dist_classicrl.agent.session import Session
 from dist_classicrl.callbacks.shown import ShownTraining, shown_training
 from dist_classicrl.checkpoint.plan import CheckpointPlan
+from dist_classicrl.comm.remote_errors import without_exit
 from dist_classicrl.comm.transport import Wire
 from dist_classicrl.comm.world import find_world, first_rank
 from dist_classicrl.engines.roles.shutdown import await_ends, say_ended
@@ -75,14 +76,15 @@ def train(agent: Any, state: AgentState, asked: Request, comm: Any) -> TrainingR
     try:
         parent = find_parent()
         if parent is not None:
-            return _train_as_replacement(agent, state, asked, visit_of(parent))
+            with _exit_as_error():
+                return _train_as_replacement(agent, state, asked, visit_of(parent))
         world = find_world(comm, state.settings.allow_singletons)
         if world is None:
             if part := first_rank(comm):  # the rank of this process, in a job whose others train without it
                 process_exit.note_part(part)
                 process_exit.note_head(True, part)
             return _train_alone(agent, state, asked)
-        with sole_use(world):
+        with sole_use(world), _exit_as_error():
             return _train_together(agent, state, asked, world)
     except TrainingInterrupted as interrupted:
         if not is_interactive():
@@ -91,6 +93,17 @@ def train(agent: Any, state: AgentState, asked: Request, comm: Any) -> TrainingR
         raise KeyboardInterrupt(str(interrupted)) from None
     finally:
         state.is_training, state.trains_in = False, None
+
+
+@contextmanager
+def _exit_as_error() -> Iterator[None]:
+    """Raise an `ExitCalledError` in place of a SystemExit that would leave the other ranks waiting."""
+    try:
+        yield
+    except SystemExit as error:
+        if (instead := without_exit(error)) is error:
+            raise
+        raise instead  # noqa: B904 (it has a cause)
 
 
 def _train_alone(agent: Any, state: AgentState, asked: Request) -> TrainingResult:

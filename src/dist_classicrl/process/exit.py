@@ -20,7 +20,13 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from dist_classicrl._hints import local_rank_of_environment, promised_size, rank_of_environment
-from dist_classicrl.errors import CutOffError, RankLostError, RankTimeoutError, RemoteRankError
+from dist_classicrl.errors import (
+    CutOffError,
+    ExitCalledError,
+    RankLostError,
+    RankTimeoutError,
+    RemoteRankError,
+)
 from dist_classicrl.process.exit_record import LAUNCH_VARIABLE, Ending, ExitRecord
 from dist_classicrl.process.leftovers import end_leftovers
 from dist_classicrl.process.stop import INTERRUPTED
@@ -164,6 +170,8 @@ def _verdict(error: BaseException | None) -> tuple[int, str]:
     if isinstance(error, SystemExit):
         code = error.code
         return (0 if code is None else code & 0xFF if isinstance(code, int) else 1), "code"
+    if isinstance(error, ExitCalledError):
+        return error.code, "error"
     code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     if _says_that_ranks_are_lost(error):
         return code, "lost"
