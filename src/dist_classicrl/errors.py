@@ -238,6 +238,22 @@ class RankTimeoutError(DistClassicRLError, RuntimeError):
     """A rank gave no sign of life for too long."""
 
 
+class ExitCalledError(DistClassicRLError, RuntimeError):
+    """`sys.exit` was called where several ranks trained, by an environment or a callback.
+
+    Where nobody handles it, it ends the job with the same exit status, or with 1 in place of 0: the work is
+    not done.
+
+    Attributes
+    ----------
+    code : int
+    """
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class RemoteRankError(DistClassicRLError, RuntimeError):
     """An exception was raised on another rank.
 

@@ -40,6 +40,27 @@ class Lake(FrozenLakeEnv):
 DistAsyncQLearning(async_updates={async_updates}, logical_workers=6).train(Lake, total_steps=10_000_000)
 """
 
+EXITS = """
+import sys
+from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
+from mpi4py import MPI
+from dist_classicrl import DistAsyncQLearning
+
+class Lake(FrozenLakeEnv):
+    left = 300
+    def step(self, action):
+        Lake.left -= 1
+        if MPI.COMM_WORLD.rank == {rank} and Lake.left == 0:
+            sys.exit({code})
+        return super().step(action)
+
+def report(progress):
+    if {rank} < 0 and progress.steps > 1000:
+        sys.exit({code})
+
+DistAsyncQLearning(n_envs=1).train(Lake, total_steps=10**12, progress=report, progress_interval=0.1)
+"""
+
 BEFORE_TRAIN = """
 from mpi4py import MPI
 from dist_classicrl import DistAsyncQLearning
@@ -112,6 +133,22 @@ def test_an_exception_in_an_environment_ends_the_job(run_python, rank, async_upd
     check_ends_with_one_traceback(run_python, program, "ZeroDivisionError: thin ice")
 
 
+@pytest.mark.parametrize("launch", [False, True])
+@pytest.mark.parametrize(
+    "rank, code, status, where", [(1, "3", 3, "step"), (-1, "5", 5, "report"), (-1, "", 1, "report")]
+)
+def test_sys_exit_in_an_environment_or_a_callback_ends_the_job(
+    run_python, tmp_path, rank, code, status, where, launch
+):
+    (tmp_path / "script.py").write_text(EXITS.format(rank=rank, code=code))
+    words = ("-m", "dist_classicrl", "launch", "-n", 3, "script.py") if launch else ("script.py",)
+    job = run_python(*words, ranks=None if launch else 3, timeout=SOON, status=status)
+    said = rf"^ *(?:\w+\.)*ExitCalledError: sys\.exit\({code}\) was called in {where}, .*script\.py:\d+,"
+    assert len(re.findall(said, job.output, re.MULTILINE)) == 1, job.output
+    assert "Traceback" not in job.output
+    assert "starts again" not in job.output
+
+
 @pytest.mark.parametrize("rank, made", [(0, "before"), (0, "after"), (2, "after")])
 def test_an_exception_in_the_script_on_one_rank_ends_the_job(run_python, rank, made):
     make = {"before": "", "after": "", made: "agent = DistAsyncQLearning()"}
@@ -122,6 +159,24 @@ def test_an_exception_in_the_script_on_one_rank_ends_the_job(run_python, rank, m
 def test_an_exception_in_the_constructor_on_one_rank_ends_the_job(run_python):
     program = IN_THE_CONSTRUCTOR.format(rank=2)
     check_ends_with_one_traceback(run_python, program, r"SettingsError: learning_rate .*2\.0")
+
+
+@pytest.mark.parametrize("comm", ["None", "MPI.COMM_WORLD"])
+@pytest.mark.parametrize(
+    "before, after, said",
+    [("mpi4py.rc.initialize = False", "", r"Init_thread\(\) first"), ("", "MPI.Finalize()", "MPI is over")],
+)
+def test_mpi_that_does_not_run_is_told(run_python, comm, before, after, said):
+    program = f"""
+import mpi4py
+{before}
+from mpi4py import MPI
+from dist_classicrl import DistAsyncQLearning
+{after}
+DistAsyncQLearning(comm={comm}).train("FrozenLake-v1", steps=10)
+"""
+    job = run_python("-c", program, ranks=1, timeout=SOON, status=1)
+    assert re.search(rf"^ *(?:\w+\.)*SettingsError: .*{said}", job.output, re.MULTILINE), job.output
 
 
 def test_an_exception_in_a_thread_that_trains_ends_the_job(run_python):

@@ -47,6 +47,20 @@ time.sleep(0.2 * world.rank)
 print("survived", flush=True)
 """
 
+# Ranks 0 and 1 train apart from 2 and 3, and one of both parts goes on for longer than the grace.
+PARTS = """
+import sys, time
+from mpi4py import MPI
+from dist_classicrl import DistAsyncQLearning
+world = MPI.COMM_WORLD
+part = world.rank // 2
+agent = DistAsyncQLearning(seed=1, comm=world.Split(part, world.rank))
+agent.train("FrozenLake-v1", total_steps=1000)
+if part == int(sys.argv[1]):
+    time.sleep(8)
+print("part", part, "has ended", flush=True)
+"""
+
 LONG = """
 import os, time
 from mpi4py import MPI
@@ -83,6 +97,13 @@ def test_who_fails_of_a_death_is_started_again(run_python, tmp_path):
     assert "ERR_PROC_FAILED" in job.output
     assert "The job died" in job.output
     assert len([line for line in job.output.splitlines() if line.startswith("rank")]) == 3
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_a_job_is_done_when_all_that_train_apart_are(run_python, tmp_path, last):
+    job = run_python(*LAUNCH, "-n", 4, "--grace", 1, write(tmp_path, PARTS), last)
+    said = [line for line in job.output.splitlines() if line.startswith("part")]
+    assert sorted(said) == [f"part {part} has ended" for part in (0, 0, 1, 1)]
 
 
 def test_an_error_on_one_rank_ends_the_job_for_good(run_python, tmp_path):

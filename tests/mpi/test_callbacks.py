@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import threading
 import time
 
 import numpy as np
@@ -192,6 +193,47 @@ def test_a_callback_cannot_train_the_agent_that_trains(world, make_agent, lake):
     with pytest.raises((SettingsError, RemoteRankError), match="for an agent that is training"):
         agent.train(lake, total_steps=100_000, callbacks=train_again, progress_interval=0.0)
     assert agent.train(lake, total_steps=1_000).steps == 1_000
+
+
+def test_a_thread_cannot_train_over_ranks_that_train(world, make_agent, lake, several_ranks):
+    agent, other = (
+        make_agent(),
+        make_agent(timeout=2.0),
+    )  # without a check, a rank waits as long for the others
+    told = []
+
+    def train_another():
+        with pytest.raises(SettingsError, match=r"comm=comm\.Dup\(\)") as refused:
+            other.train(lake, total_steps=1000)
+        told.append(refused.value)
+
+    def report(progress):
+        if not told:
+            thread = threading.Thread(target=train_another)
+            thread.start()
+            thread.join()
+
+    agent.train(lake, total_steps=200_000, progress=report)
+    assert len(told) == (world.rank == 0)
+    assert other.train(lake, total_steps=1000).steps == 1000
+
+
+def test_agents_train_in_threads_over_communicators_of_their_own(world, make_agent, lake, several_ranks):
+    comms = [world.Dup(), world.Dup()]
+    steps = [0, 0]
+
+    def train(number):
+        agent = make_agent(comm=comms[number])
+        steps[number] = sum(agent.train(lake, total_steps=50_000).steps for _ in range(2))
+
+    threads = [threading.Thread(target=train, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert steps == [100_000, 100_000]
+    for comm in comms:
+        comm.Free()
 
 
 class Breaking(BaseCallback):

@@ -28,6 +28,7 @@ from dist_classicrl.errors import (
     CutOffError,
     DivergenceError,
     EnvError,
+    ExitCalledError,
     ModelFileError,
     OutsideSpaceError,
     RankLostError,
@@ -182,15 +183,17 @@ def test_while_large_messages_are_on_their_way(
     check_trains(world, agent, model, 400_000)
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-def test_leaving_at_the_construction_of_an_environment(world, make_agent, lake, kind):
+@pytest.mark.parametrize(
+    "kind, raised", [(KeyboardInterrupt, KeyboardInterrupt), (SystemExit, ExitCalledError)]
+)
+def test_leaving_at_the_construction_of_an_environment(world, make_agent, lake, kind, raised):
     def env():
         if world.rank == world.size - 1:
             raise kind("enough")
         return SteppedLake()
 
     agent = make_agent()
-    raised_by(world, {world.size - 1}, kind, "enough", lambda: agent.train(env, total_steps=10_000))
+    raised_by(world, {world.size - 1}, raised, "enough", lambda: agent.train(env, total_steps=10_000))
     check_trains(world, agent, lake)
 
 

@@ -80,18 +80,25 @@ class Lake(SteppedLake):
 
 
 @pytest.mark.core
+@pytest.mark.parametrize(
+    "error, said",
+    [
+        (ValueError("thin ice"), "ValueError: thin ice"),
+        (SystemExit(3), r"ExitCalledError: sys.exit(3) was called in fail,"),
+    ],
+)
 def test_an_error_costs_its_worker_alone_where_that_is_asked_for(
-    world, comm, culprit, make_agent, folder, caplog
+    world, comm, culprit, make_agent, folder, caplog, error, said
 ):
     agent = make_agent(comm=comm, n_envs=1, on_error="exclude")
     broken = world.rank == culprit
 
     def fail():
-        raise ValueError("thin ice")
+        raise error
 
     act = fail if broken else None
     result = agent.train(lambda: Lake(folder / "broken", act), total_steps=2_000)
-    check_went_on(result, agent, world, culprit, "excluded", "ValueError: thin ice")
+    check_went_on(result, agent, world, culprit, "excluded", said)
     assert len(set(world.allgather(agent.q_table.tobytes()))) == 1  # who waits has the table as well
     assert ("learns no more" in caplog.text) == broken
 
@@ -121,6 +128,9 @@ def test_a_worker_leaves_in_good_order(
     else:
         result = agent.train(env, total_steps=steps, leave_signals=("SIGHUP",))
         check_went_on(result, agent, world, culprit, "left", by)
+        assert agent.train(env, total_steps=steps).steps == steps
+        # Who left in a call before is nobody that hangs: no rank has to end the job for that.
+        assert process_exit._process.abort is process_exit._process.say_ended is None
     assert aside == ([culprit] if world.rank == culprit else [])
     assert signal.getsignal(signal.SIGHUP) == before
 

@@ -630,9 +630,9 @@ def test_a_process_alone_is_not_as_many_workers_as_asked_for():
 
 
 def world_of(size):
-    return SimpleNamespace(
-        MPI=SimpleNamespace(COMM_WORLD=SimpleNamespace(Get_size=lambda: size, Get_rank=lambda: 0))
-    )
+    world = SimpleNamespace(Get_size=lambda: size, Get_rank=lambda: 0)
+    state = {"Is_initialized": lambda: True, "Is_finalized": lambda: False}
+    return SimpleNamespace(MPI=SimpleNamespace(COMM_WORLD=world, Comm=SimpleNamespace, **state))
 
 
 @pytest.mark.parametrize(

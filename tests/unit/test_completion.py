@@ -20,6 +20,17 @@ def test_what_ranks_write_is_what_the_launcher_reads(tmp_path):
     assert ExitRecord(tmp_path).is_complete
 
 
+def test_the_work_is_done_when_that_of_each_part_is(tmp_path):
+    record = ExitRecord(tmp_path)
+    for part in (2, 4):
+        record.note_part(part)
+    said = []
+    for rank, part in ((3, 2), (0, 0), (4, 4)):
+        record.complete(rank, part)
+        said.append(record.is_complete)
+    assert said == [False, False, True]
+
+
 def test_processes_of_the_same_rank_do_not_overwrite_each_other(tmp_path):
     # A rank that a job starts for one that it lost has a world, and a rank, of its own.
     program = (

@@ -205,10 +205,23 @@ def test_only_the_head_marks_the_work_as_done(run, rank, note, done):
     assert [(each.rank, each.is_head) for each in finished.record.endings()] == [(rank, done)]
 
 
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_head_of_a_part_marks_that_part_alone(run, rank):
+    text = f"""{MPI}
+for part in (0, 2):
+    process_exit.note_part(part)
+    process_exit.note_head(part == {rank}, part)
+"""
+    record = run(text, env={"OMPI_COMM_WORLD_RANK": str(rank)}).record
+    assert not record.is_complete
+    record.complete(rank, 2 - rank)
+    assert record.is_complete
+
+
 def test_the_mark_comes_after_all_that_the_script_has_to_do(run):
     text = (
         "import atexit, os\nfolder = os.environ['DIST_CLASSICRL_LAUNCH']\n"
-        "atexit.register(lambda: print(os.path.exists(folder + '/done')))"
+        "atexit.register(lambda: print(os.path.exists(folder + '/done-0')))"
     )
     finished = run(text)
     assert (finished.stdout, finished.record.is_complete) == ("False\n", True)

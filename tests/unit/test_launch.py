@@ -37,7 +37,7 @@ needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="process
 FUNCTIONS = """
 place=$DIST_CLASSICRL_LAUNCH
 attempt=${place##*-}
-done_() { echo '{"rank": 0}' > $place/done; }
+done_() { echo '{"rank": 0}' > $place/done-0; }
 ended() { # rank code kind is_head reason
   echo "{\\"rank\\": $1, \\"code\\": $2, \\"kind\\": \\"$3\\", \\"reason\\": \\"$5\\", \\"is_head\\": $4,
     \\"before_mpi\\": false}" > $place/ended-$1
@@ -104,6 +104,15 @@ def test_status_0_without_the_marker_is_a_death(supervise, tmp_path, capfd):
 def test_the_marker_counts_for_more_than_the_status(supervise, capfd):
     assert supervise("done_; exit 137") == 0
     assert "the work is done; mpirun returned 137, SIGKILL" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "says", ["touch $place/part-1; done_; sleep 1", "done_; sleep 0.2; touch $place/part-1; sleep 1"]
+)
+def test_a_part_that_is_done_does_not_end_the_others(supervise, tmp_path, no_silence, says):
+    assert supervise(f"{says}; echo ended >> {tmp_path}/starts; echo > $place/done-1") == 0
+    assert starts(tmp_path) == ["ended"]
 
 
 @pytest.mark.slow

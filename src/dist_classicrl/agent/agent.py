@@ -179,8 +179,8 @@ class DistAsyncQLearning(LearnedTable):
     max_replacements : int
         Most processes that one call of `train` starts where `on_failure` is "replace".
     on_error : str
-        What an exception in a worker's environment means. "raise": it is raised on every rank. "exclude": it
-        is logged, and costs that worker.
+        What an exception in a worker's environment, or a call of sys.exit, means. "raise": it is raised on
+        every rank. "exclude": it is logged, and costs that worker.
 
     Raises
     ------
@@ -441,6 +441,8 @@ class DistAsyncQLearning(LearnedTable):
             If the checkpoint is of something else than this agent is to learn.
         CheckpointFencedError
             If another process has taken over the folder, for instance the same job started twice.
+        ExitCalledError
+            On many ranks, where an environment or a callback calls `sys.exit`.
         TrainingStopped
             On all ranks, after a stop signal or at a time limit, once a checkpoint is on disk. It is a
             `SystemExit` with code 75, or 130 after Ctrl-C: the same command goes on from there. The code is

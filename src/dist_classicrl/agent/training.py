@@ -16,8 +16,9 @@ from dist_classicrl.agent.result import TrainingResult
 from dist_classicrl.agent.session import Session
 from dist_classicrl.callbacks.shown import ShownTraining, shown_training
 from dist_classicrl.checkpoint.plan import CheckpointPlan
+from dist_classicrl.comm.remote_errors import without_exit
 from dist_classicrl.comm.transport import Wire
-from dist_classicrl.comm.world import find_world
+from dist_classicrl.comm.world import find_world, first_rank
 from dist_classicrl.engines.roles.shutdown import await_ends, say_ended
 from dist_classicrl.engines.saving import finished_call
 from dist_classicrl.errors import (
@@ -32,7 +33,7 @@ from dist_classicrl.errors import (
 from dist_classicrl.launch import slurm
 from dist_classicrl.membership.admission import Entry, Join, join
 from dist_classicrl.membership.election import Deposed
-from dist_classicrl.membership.group import Group, NewView, Over, Timing, group_of, serving_rank
+from dist_classicrl.membership.group import Group, NewView, Over, Timing, group_of, serving_rank, sole_use
 from dist_classicrl.membership.handshake import Setup
 from dist_classicrl.model.agent_state import AgentState
 from dist_classicrl.model.fit import get_to_know
@@ -69,17 +70,23 @@ def train(agent: Any, state: AgentState, asked: Request, comm: Any) -> TrainingR
         raise SettingsError(
             "train() was called for an agent that is training: neither a callback nor another thread can do "
             "that. Let the callback return False to end the training and call train() again when it has "
-            "returned, or give each thread an agent of its own."
+            "returned, or give each thread an agent of its own, and where several ranks train a communicator "
+            "of its own: comm=comm.Dup()."
         )
     state.is_training = True
     try:
         parent = find_parent()
         if parent is not None:
-            return _train_as_replacement(agent, state, asked, visit_of(parent))
+            with _exit_as_error():
+                return _train_as_replacement(agent, state, asked, visit_of(parent))
         world = find_world(comm, state.settings.allow_singletons)
         if world is None:
+            if part := first_rank(comm):  # the rank of this process, in a job whose others train without it
+                process_exit.note_part(part)
+                process_exit.note_head(True, part)
             return _train_alone(agent, state, asked)
-        return _train_together(agent, state, asked, world)
+        with sole_use(world), _exit_as_error():
+            return _train_together(agent, state, asked, world)
     except TrainingInterrupted as interrupted:
         if not is_interactive():
             raise
@@ -87,6 +94,17 @@ def train(agent: Any, state: AgentState, asked: Request, comm: Any) -> TrainingR
         raise KeyboardInterrupt(str(interrupted)) from None
     finally:
         state.is_training, state.trains_in = False, None
+
+
+@contextmanager
+def _exit_as_error() -> Iterator[None]:
+    """Raise an `ExitCalledError` in place of a SystemExit that would leave the other ranks waiting."""
+    try:
+        yield
+    except SystemExit as error:
+        if (instead := without_exit(error)) is error:
+            raise
+        raise instead  # noqa: B904 (it has a cause)
 
 
 def _train_alone(agent: Any, state: AgentState, asked: Request) -> TrainingResult:
@@ -124,7 +142,8 @@ def _train_together(agent: Any, state: AgentState, asked: Request, world: Any) -
         group.begin_call(timing_of(state.settings, group.wire))
         if group.call == 1 and group.is_server and (advice := process_exit.survival_advice()) is not None:
             logger.info("%s", advice)
-        with _ended_in_order(group):
+        process_exit.note_part(part := first_rank(world))
+        with _ended_in_order(group, part):
             while True:
                 session = Session(agent, state, asked, plan, watch, group, shown)
                 try:
@@ -214,8 +233,8 @@ def timing_of(settings: Settings, wire: Wire) -> Timing:
 
 
 @contextmanager
-def _ended_in_order(group: Group) -> Iterator[None]:
-    """End a call of a group, however it went."""
+def _ended_in_order(group: Group, part: int) -> Iterator[None]:
+    """End a call of a group, which is this part of the job, however it went."""
     clean = False
     try:
         yield
@@ -231,7 +250,7 @@ def _ended_in_order(group: Group) -> Iterator[None]:
         raise
     finally:
         _hear_out(group)
-        _note_ending(group)
+        _note_ending(group, part)
         group.end_call(_LINGER_SECONDS if clean else 0.0)
 
 
@@ -244,11 +263,10 @@ def _hear_out(group: Group) -> None:
             group.send(sender, Over())
 
 
-def _note_ending(group: Group) -> None:
-    """Let the end of the process know who died, who hangs, and who is in charge."""
-    process_exit.note_head(group.is_server)
-    left = {event["rank"] for event in group.events.entries if event["kind"] == "left"}
-    away = set(range(group.wire.size)) - set(group.view.members) - group.dead - left
+def _note_ending(group: Group, part: int) -> None:
+    """Let the end of the process know who died, who hangs, and who is in charge of this part of the job."""
+    process_exit.note_head(group.is_server, part)
+    away = set(range(group.wire.size)) - set(group.view.members) - group.dead - group.events.left
     # Who was missed and came back may be being replaced: MPI_Finalize then hangs on all, or crashes.
     has_changed = group.view.key > (0, 0)
     if group.dead or away or (has_changed and process_exit.fault_tolerant()):
@@ -258,4 +276,5 @@ def _note_ending(group: Group) -> None:
         group.wire.abort if away and group.is_server else None,
         partial(await_ends, group.wire, others),
         partial(say_ended, group.wire, group.view.server) if away and group.is_member else None,
+        part,
     )

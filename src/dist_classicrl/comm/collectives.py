@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -38,11 +39,37 @@ def checked_communicator(comm: Any, between_groups: bool = False) -> Any:
     if not isinstance(comm, MPI.Comm) or comm == MPI.COMM_NULL:
         word = "a communicator" if between_groups else "an intracommunicator"
         raise SettingsError(f"comm must be {word} of mpi4py, such as mpi4py.MPI.COMM_WORLD, got {comm!r}.")
+    check_mpi_runs()
     return comm if between_groups else within_one_group(comm)
+
+
+def check_mpi_runs() -> None:
+    """Raise a SettingsError where MPI has not been started, or is over: asked anything, it ends the job."""
+    from mpi4py import MPI
+
+    if not MPI.Is_initialized():
+        raise SettingsError(
+            "MPI has not been started in this process: mpi4py.rc.initialize is False. Call "
+            "mpi4py.MPI.Init_thread() first, or leave mpi4py.rc.initialize as it is."
+        )
+    if MPI.Is_finalized():
+        raise SettingsError(
+            "MPI is over in this process, after MPI.Finalize(): nothing can be sent to other ranks, nor "
+            "asked about them. Do what takes other ranks before that; Python calls MPI.Finalize() by itself "
+            "at the end."
+        )
+
+
+def is_of_mpi(comm: Any) -> bool:
+    """Whether this is a communicator of mpi4py, which is not loaded to tell that."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and isinstance(comm, mpi.Comm)
 
 
 def within_one_group(comm: Any) -> Any:
     """Return a communicator that has ranks; SettingsError for one between groups, where it tells."""
+    if is_of_mpi(comm):
+        check_mpi_runs()
     is_inter = getattr(comm, "Is_inter", None)
     if callable(is_inter) and is_inter():
         raise SettingsError(

@@ -19,8 +19,9 @@ from weakref import WeakSet
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import message
 from dist_classicrl.comm.transport import Channel
-from dist_classicrl.errors import CutOffError, RemoteRankError, StateLimitError
+from dist_classicrl.errors import CutOffError, ExitCalledError, RemoteRankError, StateLimitError
 from dist_classicrl.process import exit as process_exit
+from dist_classicrl.process.signals import is_meant
 
 _GRACE_SECONDS = 10.0
 # In which a launcher forwards the traceback before it writes, into the same lines, that the job was aborted.
@@ -42,12 +43,13 @@ class Failed:
     @classmethod
     def of(cls, error: BaseException, rank: int) -> Failed:
         """Return `error` as a message of `rank`; a `RemoteRankError` as what it was where it was raised."""
+        error = without_exit(error)
         if isinstance(error, RemoteRankError):
             return cls(**error.to_dict())
         return cls(
             rank,
             socket.gethostname(),
-            traceback.format_exception_only(type(error), error)[-1].strip(),
+            _in_a_line(error),
             "".join(traceback.format_exception(type(error), error, error.__traceback__)),
             isinstance(error, CutOffError),
             error.steps if isinstance(error, StateLimitError) and error.steps is not None else -1,
@@ -64,6 +66,27 @@ class Failed:
             mark_as_told_elsewhere(full)
             return full
         return RemoteRankError(self.rank, self.host, self.summary, self.remote_traceback, self.is_cut_off)
+
+
+def without_exit(error: BaseException) -> BaseException:
+    """Return a SystemExit as the error that it is where other ranks go on, and anything else as it is.
+
+    One that ends this process on purpose stays what it is, see `signals.is_meant`.
+    """
+    if not isinstance(error, SystemExit) or is_meant(error):
+        return error
+    code = error.code
+    status = code & 0xFF if isinstance(code, int) else 1
+    said = "" if code is None else repr(code)
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" in {frames[-1].name}, {frames[-1].filename}:{frames[-1].lineno}," if frames else ""
+    instead = ExitCalledError(
+        f"sys.exit({said}) was called{where} while several ranks trained, which ends the training on all of "
+        "them as an exception does. To end it in order, let a callback's _on_step return False.",
+        status or 1,
+    )
+    instead.__cause__ = error
+    return instead.with_traceback(error.__traceback__)
 
 
 def raise_remote(channel: Channel, failed: Failed) -> NoReturn:
@@ -117,7 +140,12 @@ def _end_job(error: BaseException, show: Callable[[], Any]) -> None:
     told = isinstance(error, RemoteRankError) or getattr(error, "_told_elsewhere", False)
     if told and _has_other_ranks():
         time.sleep(_GRACE_SECONDS)
-    show()
+    code = 1
+    if isinstance(error, ExitCalledError):
+        code = error.code
+        sys.stderr.write(f"{_in_a_line(error)}\n")
+    else:
+        show()
     if _has_other_ranks():
         from mpi4py import MPI
 
@@ -125,10 +153,14 @@ def _end_job(error: BaseException, show: Callable[[], Any]) -> None:
         sys.stderr.flush()
         time.sleep(_FORWARD_SECONDS)
         # Known already where the script's main thread has raised it.
-        process_exit.announce(1, traceback.format_exception_only(type(error), error)[-1].strip())
+        process_exit.announce(code, _in_a_line(error))
         process_exit.limit_seconds()
-        MPI.COMM_WORLD.Abort(1)
-        os._exit(1)
+        MPI.COMM_WORLD.Abort(code)
+        os._exit(code)
+
+
+def _in_a_line(error: BaseException) -> str:
+    return traceback.format_exception_only(type(error), error)[-1].strip()
 
 
 def _has_other_ranks() -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dist_classicrl._hints import launched, promised_size
-from dist_classicrl.comm.collectives import within_one_group
+from dist_classicrl.comm.collectives import check_mpi_runs, is_of_mpi, within_one_group
 from dist_classicrl.comm.remote_errors import end_job_on_unhandled_errors
 from dist_classicrl.errors import SettingsError, SingletonError
 
@@ -48,6 +48,19 @@ def find_world(comm: Any, allow_singletons: bool) -> Any | None:
     return world
 
 
+def first_rank(comm: Any) -> int:
+    """Return the lowest rank that those of a communicator have in the world; 0 where none has one there."""
+    if not is_of_mpi(comm):
+        return 0
+    from mpi4py import MPI
+
+    own, everyone = comm.Get_group(), MPI.COMM_WORLD.Get_group()
+    ranks = MPI.Group.Translate_ranks(own, list(range(own.Get_size())), everyone)
+    own.Free()
+    everyone.Free()
+    return min((rank for rank in ranks if rank != MPI.UNDEFINED), default=0)
+
+
 def _launched_world(allow_singletons: bool) -> Any | None:
     """Return COMM_WORLD if a launcher started this process; None where MPI cannot be loaded."""
     if not launched():
@@ -60,6 +73,8 @@ def _launched_world(allow_singletons: bool) -> Any | None:
         world = MPI.COMM_WORLD
     except (ImportError, RuntimeError) as error:
         found, cause = f"MPI could not be loaded ({error})", error
+    else:
+        check_mpi_runs()
     promised = promised_size()
     if promised > 1 and not allow_singletons and (world is None or world.Get_size() == 1):
         raise SingletonError(

@@ -215,7 +215,9 @@ class Supervisor:
             if now - looked > silence.LOOK_SECONDS:
                 looked = now
                 _keep(record)
-                if limit is None and (over := why_over(record, ranks)) is not None:
+                if (over := why_over(record, ranks)) is None:
+                    limit = None  # also where another part of the job has begun since
+                elif limit is None:
                     limit = (now + grace, f"{over}, and mpirun did not end within {grace:g} s")
                 if limit is not None and len(record.endings()) >= ranks and watch.ranks_here_have_ended:
                     why = "all ranks have ended, and mpirun waited for what they had started"

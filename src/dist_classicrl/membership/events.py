@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -33,9 +34,13 @@ def has_fields(data: Any) -> bool:
 
 
 class EventLog:
-    """The events of one call of `train`, known to all ranks so that a new server goes on with them."""
+    """The events of one call of `train`, known to all ranks so that a new server goes on with them.
 
-    def __init__(self) -> None:
+    `left_before`: the ranks that left in good order in a call before, and were not back at its end.
+    """
+
+    def __init__(self, left_before: Iterable[int] = ()) -> None:
+        self._left_before = frozenset(left_before)
         self.entries: list[dict[str, Any]] = []  # in order
         #: Those that were entered here and nobody has taken out yet.
         self.fresh: deque[dict[str, Any]] = deque(maxlen=_MOST_DOUBTS)
@@ -59,13 +64,21 @@ class EventLog:
     @property
     def lost(self) -> tuple[int, ...]:
         """The ranks that were lost, or left, and are not back."""
-        gone = {}
+        return tuple(sorted(self._gone(set(), "excluded", "left")))
+
+    @property
+    def left(self) -> set[int]:
+        """The ranks that left in good order, in this call or before, and are not back."""
+        return self._gone(set(self._left_before), "left")
+
+    def _gone(self, gone: set[int], *kinds: str) -> set[int]:
+        """Return the ranks that were gone before, or went in one of these ways, and are not back."""
         for event in self.entries:
-            if event["kind"] in ("excluded", "left"):
-                gone[event["rank"]] = True
+            if event["kind"] in kinds:
+                gone.add(event["rank"])
             elif event["kind"] in ("readmitted", "replaced"):
-                gone.pop(event["rank"], None)
-        return tuple(sorted(gone))
+                gone.discard(event["rank"])
+        return gone
 
     def take(self, entries: list[dict[str, Any]]) -> None:
         """Take over what another rank knows, where it is more than what is known here."""

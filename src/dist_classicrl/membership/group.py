@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +17,7 @@ from dist_classicrl.comm.collectives import duplicate, finish
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import decode_stamped, encode, message
 from dist_classicrl.comm.transport import SMALL_PIECE_BYTES, Channel, Unfinished, Wire
-from dist_classicrl.errors import ProtocolError
+from dist_classicrl.errors import ProtocolError, SettingsError
 from dist_classicrl.membership.events import EventLog
 from dist_classicrl.membership.view import View
 
@@ -94,7 +96,7 @@ class Group:
         self.promised = 0  # the highest term that this rank has promised to follow, or follows
         self.timing = Timing(1.0, 30.0, 600.0)
         self.is_replacement = False
-        self.events = EventLog()  # what happened to the ranks in this call
+        self.events = EventLog()  # what happened to the ranks in this call, and who left before
         self.joining: tuple[int, ...] = ()  # who is to join the newest view, see `NewView`
         self.tried = 0  # the highest term that this rank has taken, see `new_term`
         self.joins = 0  # how often this rank has had to ask to take part
@@ -134,7 +136,7 @@ class Group:
         """
         self.view = replace(self.view, before=())
         self.timing = timing
-        self.events = EventLog()
+        self.events = EventLog(self.events.left)
         self.call += 1
         for peer in range(self.wire.size):
             if peer != self.rank and peer not in self.dead:
@@ -311,6 +313,26 @@ def group_of(comm: Any, timeout: float) -> Group:
     return group
 
 
+@contextmanager
+def sole_use(comm: Any) -> Iterator[None]:
+    """Let no other call of `train` in this process use `comm` meanwhile; SettingsError where one uses it."""
+    with _use:
+        if any(comm == each for each in _in_use):
+            raise SettingsError(
+                "train() was called over ranks over which this process is training already, in another "
+                "thread or in the call that a callback belongs to: their messages would be taken for each "
+                "other's. Give each agent that trains at the same time a communicator of its own, "
+                "comm=comm.Dup() with mpi4py.MPI.COMM_WORLD for comm, made on all ranks in the same order "
+                "before the threads begin."
+            )
+        _in_use.append(comm)
+    try:
+        yield
+    finally:
+        with _use:
+            _in_use.remove(comm)
+
+
 def serving_rank(comm: Any) -> int:
     """Return which rank of a communicator serves, or will."""
     group = None if _key is None else comm.Get_attr(_key)
@@ -318,6 +340,8 @@ def serving_rank(comm: Any) -> int:
 
 
 _key: int | None = None
+_in_use: list[Any] = []  # communicators over which this process trains
+_use = threading.Lock()
 _REMEDY = (
     "Until all ranks have begun to train, all have to live: start the job again, best with `python -m "
     "dist_classicrl launch`, which does that by itself."

@@ -16,11 +16,17 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 from dist_classicrl._hints import local_rank_of_environment, promised_size, rank_of_environment
-from dist_classicrl.errors import CutOffError, RankLostError, RankTimeoutError, RemoteRankError
+from dist_classicrl.errors import (
+    CutOffError,
+    ExitCalledError,
+    RankLostError,
+    RankTimeoutError,
+    RemoteRankError,
+)
 from dist_classicrl.process.exit_record import LAUNCH_VARIABLE, Ending, ExitRecord
 from dist_classicrl.process.leftovers import end_leftovers
 from dist_classicrl.process.stop import INTERRUPTED
@@ -42,13 +48,14 @@ class _Process:
     """What is known of this process's end."""
 
     pid: int
-    is_head: bool | None = None
+    heads: dict[int, bool] = field(default_factory=dict)  # by part of the job: whether this rank heads it
     has_losses: bool = False
     is_aside: bool = False
     is_managed: bool = False
     abort: Callable[[int], None] | None = None
     await_others: Callable[[float], None] | None = None
     say_ended: Callable[[], None] | None = None
+    part: int = 0  # of the job, of which these three are
     # Where `program` runs the script: only then is the exit status known.
     ending: Ending | None = None
     record: ExitRecord | None = None
@@ -57,12 +64,22 @@ class _Process:
 _process = _Process(os.getpid())
 
 
-def note_head(is_head: bool) -> None:
-    """Note whether this rank is in charge of the job, so that its clean end is that of the work.
+def note_part(part: int) -> None:
+    """Note that a part of the job has begun: ranks that train together, named by the lowest of them.
 
-    Without a note rank 0 is.
+    The work of the job is done when that of each part is. The part of rank 0 is there without a note.
     """
-    _process.is_head = is_head
+    if _process.record is not None and part:
+        with contextlib.suppress(OSError):  # the first beat has told, on each host
+            _process.record.note_part(part)
+
+
+def note_head(is_head: bool, part: int = 0) -> None:
+    """Note whether this rank is in charge of a part of the job, so that its clean end is that of the work.
+
+    Without a note rank 0 is, of its own part.
+    """
+    _process.heads[part] = is_head
 
 
 def note_losses() -> None:
@@ -74,19 +91,21 @@ def note_hanging(
     abort: Callable[[int], None] | None,
     await_others: Callable[[float], None] | None = None,
     say_ended: Callable[[], None] | None = None,
+    part: int = 0,
 ) -> None:
-    """Note that a rank is alive, but may never end, or with None that there is none.
+    """Note that a rank of a part of the job is alive, but may never end, or with None that there is none.
 
-    When the head ends, it calls `await_others`, which waits for so many seconds at most until the other ranks
-    have ended, and then `abort`, which ends the job with a status. Any other rank calls `say_ended` when it
-    ends, to tell the head.
+    When the part's head ends, it calls `await_others`, which waits for so many seconds at most until the
+    other ranks have ended, and then `abort`, which ends the job with a status. Any other rank calls
+    `say_ended` when it ends, to tell the head.
     """
     _process.abort, _process.await_others, _process.say_ended = abort, await_others, say_ended
+    _process.part = part
 
 
 def note_aside() -> None:
     """Note that the job goes on without this rank, however this rank ends."""
-    _process.is_aside, _process.is_head = True, False
+    _process.is_aside, _process.heads = True, {0: False}
 
 
 def announce(code: int, reason: str) -> None:
@@ -151,6 +170,8 @@ def _verdict(error: BaseException | None) -> tuple[int, str]:
     if isinstance(error, SystemExit):
         code = error.code
         return (0 if code is None else code & 0xFF if isinstance(code, int) else 1), "code"
+    if isinstance(error, ExitCalledError):
+        return error.code, "error"
     code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     if _says_that_ranks_are_lost(error):
         return code, "lost"
@@ -186,15 +207,17 @@ def _settle(code: int, kind: str, reason: str) -> None:
     rank = rank_of_environment() or 0
     mpi = sys.modules.get("mpi4py.MPI")
     before_mpi = mpi is None or not mpi.Is_initialized()
-    ending = Ending(rank, code, kind, reason, _is_head(), before_mpi)
+    ending = Ending(rank, code, kind, reason, bool(_headed()), before_mpi)
     _process.ending = ending
     if _process.record is not None:
         with contextlib.suppress(OSError):  # the first beat has told, on each host
             _process.record.add(ending)
 
 
-def _is_head() -> bool:
-    return (rank_of_environment() or 0) == 0 if _process.is_head is None else _process.is_head
+def _headed() -> list[int]:
+    """Return the parts of the job that this rank is in charge of."""
+    heads = _process.heads or {0: (rank_of_environment() or 0) == 0}
+    return [part for part, is_head in heads.items() if is_head]
 
 
 def mpi_runs() -> bool:
@@ -208,10 +231,12 @@ def _end() -> None:
     if os.getpid() != _process.pid:
         return
     end_leftovers()
-    ending, head = _process.ending, _is_head()
-    if _process.record is not None and ending is not None and ending.code == 0 and head:
+    ending, headed = _process.ending, _headed()
+    head = _process.part in headed
+    if _process.record is not None and ending is not None and ending.code == 0:
         try:
-            _process.record.complete(ending.rank)
+            for part in headed:
+                _process.record.complete(ending.rank, part)
         except OSError as trouble:
             _warn(_process.record, trouble)
     if not mpi_runs():
@@ -224,11 +249,11 @@ def _end() -> None:
             _process.await_others(_OTHERS_SECONDS)
         _process.abort((0 if ending is None else ending.code) or DONE_BUT_HANGING)
     if _process.has_losses:
-        if fault_tolerant() and (ending is not None or not head):
+        if fault_tolerant() and (ending is not None or not headed):
             _flush()
             code = _likely_code() if ending is None else ending.code
             os._exit(_quiet_code(code) if ending is not None and ending.kind in ("lost", "left") else code)
-        limit_seconds(_HEAD_SECONDS if head else _OTHERS_SECONDS)
+        limit_seconds(_HEAD_SECONDS if headed else _OTHERS_SECONDS)
 
 
 def end_alone(code: int) -> NoReturn:

@@ -23,7 +23,8 @@ LAUNCH_VARIABLE = "DIST_CLASSICRL_LAUNCH"
 _ALIVE = "alive"
 _STARTING = "mpi-starts"
 _STARTED = "mpi-runs"
-_DONE = "done"
+_PART = "part-"
+_DONE = "done-"
 _ENDED = "ended-"
 
 
@@ -40,7 +41,7 @@ class Ending:
     code: int  # exit status
     kind: str
     reason: str  # the exception, in a line; empty where there was none
-    is_head: bool  # the rank was in charge of the job
+    is_head: bool  # the rank was in charge of the job, or of a part of it
     before_mpi: bool  # MPI had not been started, so other ranks may wait for this one for ever
 
 
@@ -91,14 +92,19 @@ class ExitRecord:
                 continue
         return sorted(found, key=lambda ending: ending.rank)
 
-    def complete(self, rank: int) -> None:
-        """Write the completion marker: the work is done."""
-        self._write(_DONE, {"rank": rank})
+    def note_part(self, part: int) -> None:
+        """Say that a part of the job has begun, besides that of rank 0: see `exit.note_part`."""
+        (self.folder / f"{_PART}{part}").touch()
+
+    def complete(self, rank: int, part: int = 0) -> None:
+        """Write a completion marker: the work of a part of the job is done."""
+        self._write(f"{_DONE}{part}", {"rank": rank})
 
     @property
     def is_complete(self) -> bool:
-        """Whether the work is done."""
-        return bool(self._files(_DONE))
+        """Whether the work of all parts is done."""
+        parts = {"0"} | {path.name.removeprefix(_PART) for path in self._files(_PART)}
+        return parts <= {path.name.removeprefix(_DONE) for path in self._files(_DONE)}
 
     def _files(self, prefix: str) -> list[Path]:
         try:

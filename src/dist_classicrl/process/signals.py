@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
+
+from dist_classicrl.errors import SweepStopped, TrainingStopped, WorkerLeft
 
 _ENDING = (
     signal.SIGINT,
@@ -18,6 +21,14 @@ _ENDING = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
+
+
+def is_meant(error: SystemExit) -> bool:
+    """Whether this ends the process on purpose: it is this package's, or of a signal's handler."""
+    if isinstance(error, (SweepStopped, TrainingStopped, WorkerLeft)):
+        return True
+    handlers = [getattr(signal.getsignal(each), "__code__", None) for each in signal.valid_signals()]
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def signal_name(number: int) -> str:

@@ -6,9 +6,7 @@ import json
 import math
 import os
 import shutil
-import signal
 import time
-import traceback
 from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -25,8 +23,9 @@ from dist_classicrl.checkpoint.plan import SIGNALS
 from dist_classicrl.environments.finite_model import FiniteModel
 from dist_classicrl.environments.resolve import Source, resolve
 from dist_classicrl.environments.simulate import CompiledSimulator
-from dist_classicrl.errors import DistClassicRLError, SweepStopped, TrainingStopped, WorkerLeft
+from dist_classicrl.errors import DistClassicRLError
 from dist_classicrl.evaluation.exact import greedy_value, optimal_value
+from dist_classicrl.process.signals import is_meant
 from dist_classicrl.settings import Settings
 from dist_classicrl.sweep.hosts.compiling import kind_of
 from dist_classicrl.sweep.plan import Plan, Trial, checked_settings
@@ -216,7 +215,7 @@ def record_of(trial: Trial, make: Callable[[], dict[str, Any]]) -> dict[str, Any
     try:
         record |= make()
     except (Exception, SystemExit) as error:
-        if isinstance(error, (SweepStopped, TrainingStopped, WorkerLeft)) or _is_of_signal(error):
+        if isinstance(error, SystemExit) and is_meant(error):
             raise
         # Of a user's environment or of ours: it costs this run alone.
         # A carriage return would end a line of a table, and what is no text cannot be written.
@@ -251,14 +250,6 @@ def _random_value(model: FiniteModel, discount: float) -> float:
     legal = model.legal_pairs().astype(np.float64)
     legal[legal.sum(axis=1) == 0.0] = 1.0
     return model.start_value(model.policy_value(legal / legal.sum(axis=1, keepdims=True), discount, True))
-
-
-def _is_of_signal(error: BaseException) -> bool:
-    """Whether a SystemExit came from what somebody lets a signal do, to end this process."""
-    if not isinstance(error, SystemExit):
-        return False
-    handlers = [getattr(signal.getsignal(each), "__code__", None) for each in signal.valid_signals()]
-    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def number(value: float) -> float | None:

@@ -322,7 +322,7 @@ class Participant(Generic[W, S]):
         except StateLimitError as full:
             full.steps = server.position.steps  # which all ranks are told
             raise
-        except Exception:
+        except (Exception, SystemExit):
             if saver is not None and server.can_rescue:
                 run.rescue = partial(self._rescue, server, saver, server.position)
             raise

@@ -18,6 +18,7 @@ from dist_classicrl.comm import envelope
 from dist_classicrl.comm.compression import Codec
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import encode
+from dist_classicrl.comm.remote_errors import without_exit
 from dist_classicrl.comm.transport import Backoff, Channel
 from dist_classicrl.compression import Carry
 from dist_classicrl.engines.loops import LONGEST_TURN
@@ -284,7 +285,9 @@ class Worker(Working):
             return
         try:
             self._learn()
-        except Exception as error:
+        except (Exception, SystemExit) as caught:
+            if isinstance(error := without_exit(caught), SystemExit):
+                raise
             what = "card failed" if isinstance(error, DeviceError) else "environment raised an exception"
             logger.exception("Rank %d learns no more, as its %s.", self.group.rank, what)
             self._leases.clear()
