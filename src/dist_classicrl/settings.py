@@ -10,6 +10,7 @@ from typing import Any
 
 from dist_classicrl import compression as compressions
 from dist_classicrl import rules, schedules
+from dist_classicrl._arguments import unset_settings
 from dist_classicrl.checks import (
     Checked,
     NumberType,
@@ -184,6 +185,7 @@ _talking = partial(setting, section="Communication and lost ranks")
 _SIZE = Or(None, TableSize(1, "None to take it from the environment", bits=62))
 
 
+@unset_settings
 @dataclass(frozen=True, kw_only=True)
 class Settings(Checked):
     """Settings of `dist_classicrl.DistAsyncQLearning`, whose docstring says what they mean.
