@@ -221,10 +221,10 @@ def _other(written: str) -> str:
 
 def unknown_attribute(owner: object, name: str) -> UnknownAttributeError:
     """Return the error for an attribute that an agent does not have."""
-    is_class = isinstance(owner, type)
-    holder = f"type object {owner.__name__!r}" if is_class else f"{type(owner).__name__!r} object"
+    kind = owner if isinstance(owner, type) else type(owner)
+    holder = f"type object {kind.__name__!r}" if kind is owner else f"{kind.__name__!r} object"
     no_such = f"{holder} has no attribute {name!r}"
-    if not is_class and "_state" not in vars(owner):
+    if kind is not owner and "_state" not in vars(owner):
         return UnknownAttributeError(
             f"{no_such} yet: begin __init__ of {type(owner).__name__} with super().__init__(...), which "
             "makes it an agent."
