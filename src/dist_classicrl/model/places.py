@@ -96,8 +96,8 @@ class Places:
             logger.warning(
                 "%s of this process trained with %s before this one, which has a subfolder of its own, "
                 "agent-%d, and does not go on from what an earlier one saved. To go on from there, call the "
-                "train() of that one again, so make it once, in a notebook by if \"agent\" not in globals():, "
-                "or restart the process.",
+                "train() of that one again: in a notebook, make it once, "
+                'by if "agent" not in globals():, or restart the process.',
                 counted(number, "agent"),
                 folder,
                 number,
