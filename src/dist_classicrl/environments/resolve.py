@@ -15,7 +15,7 @@ import numpy as np
 from dist_classicrl.environments.function_model import FunctionMDP
 from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.keyed import KeyedProcess, PackedStates
-from dist_classicrl.environments.making.toy_text import unwrap_unchanged
+from dist_classicrl.environments.making.toy_text import unheard, unwrap_unchanged
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.sampling.alias import ModelTables
 from dist_classicrl.environments.simulate import CompiledSimulator
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_told: set[tuple[str, str]] = set()  # what `Source.warn_of_idle` has said
+
 
 @dataclass(frozen=True)
 class Source:
@@ -51,6 +53,8 @@ class Source:
     is_batch: bool = False  # a vector environment
     recipe: tuple[str, dict[str, Any]] = ("", {})  # see `recipe_of`
     is_keyed: bool = False  # whether it is stepped, and its states are keys: too many for a table of them all
+    #: What of the environment that was given stays idle, as its compiled code runs, a clause each.
+    idle: tuple[str, ...] = ()
 
     @property
     def keys(self) -> np.dtype | None:
@@ -89,6 +93,19 @@ class Source:
         """The time limit of episodes; None where nothing is known to cut them off."""
         env = self.simulator or self.stepped
         return None if env is None else env.max_episode_steps
+
+    def warn_of_idle(self) -> None:
+        """Say what of the environment that was given nobody hears or draws; once in a process."""
+        for what in self.idle:
+            if (self.name, what) not in _told:
+                _told.add((self.name, what))
+                logger.warning(
+                    "%s runs in compiled code, and what was given is not stepped: %s. To have it stepped all "
+                    "the same, give gymnasium.wrappers.TransformReward(env, lambda reward: reward) to a new "
+                    "agent.",
+                    self.name,
+                    what,
+                )
 
     def another(self, n_envs: int | None = None) -> Source:
         """Return the same with environments of its own, as many or `n_envs`; only where `make_another` is."""
@@ -172,7 +189,8 @@ def resolve(
         if simulator is not None:
             # Not closed: a callable may have returned the caller's own. A known environment that was neither
             # reset nor rendered holds nothing that would have to be closed.
-            return replace(_compiled(simulator), recipe=recipe)
+            idle = tuple(unheard(one, is_kept=factory is None))
+            return replace(_compiled(simulator), recipe=recipe, idle=idle)
         if factory is not None:
             probes.append(one)
 

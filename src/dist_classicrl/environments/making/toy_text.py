@@ -115,6 +115,29 @@ def unwrap_unchanged(env: Any) -> tuple[Any, list[int]]:
         env = env.env
 
 
+def unheard(env: Any, is_kept: bool) -> list[str]:
+    """Return what stays idle of an environment in place of which compiled code runs, a clause each.
+
+    `is_kept`: somebody has it, and may read what it keeps.
+    """
+    from gymnasium import Wrapper, wrappers
+
+    found = []
+    while isinstance(env, Wrapper):
+        if is_kept and isinstance(env, wrappers.RecordEpisodeStatistics):
+            found.append(
+                "its RecordEpisodeStatistics hears of no episode, and return_queue stays empty. Read the "
+                "result, such as result.mean_return, or write train(callbacks=MetricsCallback(folder))"
+            )
+        env = env.env
+    if getattr(env, "render_mode", None) == "human":
+        found.append(
+            "nothing is drawn, which render_mode='human' asks for. Step it with agent.policy to see what was "
+            "learned"
+        )
+    return found
+
+
 def _require_plain_spaces(env: Any, base: Any) -> None:
     """Refuse spaces that someone replaced: states and actions must be numbered from 0, as in `P`."""
     from gymnasium.spaces import Discrete
