@@ -87,10 +87,15 @@ _ADVICE = {
     "train_freq": "all steps are learned, and replay_ratio=1.0 learns another one from replay for each.",
 }
 
+_OF_COMPARE = (
+    ', the name of a variant, as in compare({"FrozenLake-v1": {"a": [0.1, 0.3], "b": [0.2, 0.5]}}, "a", "b")'
+)
 _NEEDED = {
     "env": ', the environment, such as "FrozenLake-v1": an agent keeps none',
+    "first": _OF_COMPARE,
     "observation": ", one observation or a batch of them",
     "path": ", the path of a file",
+    "second": _OF_COMPARE,
     "start_prob": ", the probability of each state to begin an episode in",
 }
 

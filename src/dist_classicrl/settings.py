@@ -10,7 +10,7 @@ from typing import Any
 
 from dist_classicrl import compression as compressions
 from dist_classicrl import rules, schedules
-from dist_classicrl._arguments import unset_settings
+from dist_classicrl._arguments import OURS, unset_settings
 from dist_classicrl.checks import (
     Checked,
     NumberType,
@@ -448,7 +448,11 @@ class Settings(Checked):
         known = sorted(cls.__dataclass_fields__)
         unknown = sorted(set(data).difference(known))
         if unknown:
-            raise SettingsError(f"unknown settings {', '.join(unknown)}; known are {', '.join(known)}.")
+            told = (
+                f"{name}, which is called {OURS[name]} here" if OURS.get(name) in known else name
+                for name in unknown
+            )
+            raise SettingsError(f"unknown settings {', '.join(told)}; known are {', '.join(known)}.")
         arguments = dict(data)
         for name in _SCHEDULES:
             if isinstance(arguments.get(name), dict):

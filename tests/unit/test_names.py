@@ -21,6 +21,7 @@ from dist_classicrl.errors import (
     UnknownAttributeError,
 )
 from dist_classicrl.schedules import Exponential, Linear, PerVisit
+from dist_classicrl.sweep.comparison import compare
 
 AGENT = DistAsyncQLearning(state_size=16, action_size=4)
 ENV = "FrozenLake-v1"
@@ -241,6 +242,10 @@ def test_a_subclass_that_is_not_made_to_an_agent_is_told_so():
         (lambda: AGENT.predict(), r"predict\(\) needs observation"),
         (lambda: DistAsyncQLearning.load_model(), r"load_model\(\) needs path"),
         (lambda: EvalCallback(), r"EvalCallback\(\) needs eval_env"),
+        (
+            lambda: compare([0.1, 0.3], [0.2, 0.5]),
+            r"compare\(\) needs second, the name of a variant, as in compare\(\{.*\}, \"a\", \"b\"\)",
+        ),
         (lambda: Linear(1.0), r"Linear\(\) needs final"),
         (
             lambda: TabularMDP.from_arrays(np.ones((1, 1, 1)), np.ones((1, 1))),

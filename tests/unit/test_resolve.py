@@ -13,7 +13,7 @@ from dist_classicrl.environments import resolve as resolving
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.environments.simulate import CompiledSimulator
-from dist_classicrl.errors import SettingsError
+from dist_classicrl.errors import SettingsError, SpaceError
 
 
 class Counted(gymnasium.Env):
@@ -175,7 +175,7 @@ def recorded(**options):
 
 
 def test_what_stays_empty_where_compiled_code_runs_is_told_once(caplog, monkeypatch):
-    monkeypatch.setattr(resolving, "_told", set())
+    monkeypatch.setattr(resolving, "_given", set())
     env, agent = recorded(), DistAsyncQLearning(seed=1)
     agent.train(env, total_steps=500)
     agent.train(env, total_steps=500)
@@ -190,14 +190,45 @@ def test_what_stays_empty_where_compiled_code_runs_is_told_once(caplog, monkeypa
 
 
 def test_that_nothing_is_drawn_where_compiled_code_runs_is_told(caplog, monkeypatch):
-    monkeypatch.setattr(resolving, "_told", set())
+    monkeypatch.setattr(resolving, "_given", set())
     agent = DistAsyncQLearning(seed=1)
     agent.train(lambda: gymnasium.make("FrozenLake-v1", render_mode="human"), total_steps=100)
     assert "nothing is drawn, which render_mode='human' asks for" in caplog.text
 
 
 def test_who_has_nothing_that_stays_idle_is_told_nothing(caplog, monkeypatch):
-    monkeypatch.setattr(resolving, "_told", set())
+    monkeypatch.setattr(resolving, "_given", set())
     for env in (recorded, "FrozenLake-v1", gymnasium.make("FrozenLake-v1", render_mode="rgb_array")):
         DistAsyncQLearning(seed=1).train(env, total_steps=100)
     assert not caplog.records
+
+
+def test_observations_that_were_made_one_hot_are_told_to_be_left_as_they_are(caplog, monkeypatch):
+    monkeypatch.setattr(resolving, "_given", set())
+    flat = gymnasium.wrappers.FlattenObservation
+    with pytest.raises(
+        SpaceError, match=r"FlattenObservation makes .*values of Discrete\(500\).* Leave that"
+    ):
+        DistAsyncQLearning().train(lambda: flat(gymnasium.make("Taxi-v4")), total_steps=10)
+    for _ in range(2):
+        DistAsyncQLearning(seed=1).train(flat(gymnasium.make("FrozenLake-v1")), total_steps=10)
+    (record,) = caplog.records
+    assert "16 zeros and ones of the 16 values of Discrete(16)" in record.getMessage()
+
+
+def test_numbers_that_were_flattened_are_fine(caplog, monkeypatch):
+    monkeypatch.setattr(resolving, "_given", set())
+
+    class Numbers(Counted):
+        observation_space = spaces.Dict({"a": spaces.Box(0, 3, (2,), np.int64), "b": spaces.MultiBinary(2)})
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return {"a": np.zeros(2, np.int64), "b": np.zeros(2, np.int8)}, {}
+
+        def step(self, action):
+            return self.reset()[0], 1.0, True, False, {}
+
+    agent = DistAsyncQLearning(seed=1)
+    agent.train(lambda: gymnasium.wrappers.FlattenObservation(Numbers()), total_steps=10)
+    assert agent.q_table.shape == (64, 2) and not caplog.records

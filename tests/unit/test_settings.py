@@ -252,6 +252,10 @@ def test_settings_survive_json():
         ),
     ):
         assert Settings.from_dict(json.loads(json.dumps(settings.to_dict()))) == settings
+    with pytest.raises(
+        SettingsError, match="unknown settings gamma, which is called discount_factor here; kn"
+    ):
+        Settings.from_dict({"gamma": 0.9})
     with pytest.raises(SettingsError, match="unknown settings colour, speed; known are action_size"):
         Settings.from_dict({"speed": 1, "colour": 2})
     with pytest.raises(SettingsError, match="batch_size"):
