@@ -243,7 +243,7 @@ def _flattened(env: Any) -> str | None:
                 return None
             return (
                 f"gymnasium.wrappers.FlattenObservation makes vectors of {outer.shape[0]:,} zeros and ones "
-                f"of the {index.n:,} values of {inner}, each combination of which would be a state. Leave that "
+                f"of the {index.n:,} values of {inner}, each combination of which is a state. Leave that "
                 "wrapper out: a table takes such observations as they are."
             )
         env = env.env
