@@ -73,6 +73,8 @@ _ADVICE = {
     "n_workers": _RANKS,
     "num_episodes": _IN_STEPS,
     "num_workers": _RANKS,
+    "options": "reset is called without any: write a gymnasium.Wrapper whose reset(self, *, seed=None, "
+    "options=None) returns self.env.reset(seed=seed, options={...}), and give it the environment.",
     "policy": _NO_NETWORK,
     "policy_kwargs": _NO_NETWORK,
     "render": "nothing is drawn: leave it out, or write a callback that draws.",
@@ -85,10 +87,15 @@ _ADVICE = {
     "train_freq": "all steps are learned, and replay_ratio=1.0 learns another one from replay for each.",
 }
 
+_OF_COMPARE = (
+    ', the name of a variant, as in compare({"FrozenLake-v1": {"a": [0.1, 0.3], "b": [0.2, 0.5]}}, "a", "b")'
+)
 _NEEDED = {
     "env": ', the environment, such as "FrozenLake-v1": an agent keeps none',
+    "first": _OF_COMPARE,
     "observation": ", one observation or a batch of them",
     "path": ", the path of a file",
+    "second": _OF_COMPARE,
     "start_prob": ", the probability of each state to begin an episode in",
 }
 
@@ -106,9 +113,12 @@ _ATTRIBUTES = {
     "steps": "n_steps num_timesteps total_steps total_timesteps",
     "epsilon": "eps exploration_rate",
     "learning_rate": "alpha lr",
-    "settings.discount_factor": "discount discount_factor gamma",
 }
-_OF_AGENT = {other: ours for ours, others in _ATTRIBUTES.items() for other in others.split()}
+OF_AGENT = {other: ours for ours, others in _ATTRIBUTES.items() for other in others.split()}
+"""What an attribute or method of an agent is called here that is often called something else."""
+
+_SET = ("epsilon", "learning_rate", "max_states")
+"""Settings that can be set on an agent; the others stay as it was made with."""
 
 _INSTEAD = {
     "policy": "it is that of the table: assign q_table.",
@@ -181,11 +191,16 @@ def _checked(function: Callable[_P, _R], called: str, synonyms: Mapping[str, str
     return checked
 
 
+def _written(name: str, value: Any) -> str:
+    """Return what somebody types who gives an argument."""
+    is_short = value is None or isinstance(value, (bool, float, int, str)) and len(str(value)) < 40
+    return f"{name}={value!r}" if is_short else f"{name}=..."
+
+
 def _unknown_argument(
     called: str, name: str, ours: str, value: Any, names: Iterable[str], given: Collection[str]
 ) -> str:
-    is_short = value is None or isinstance(value, (bool, float, int, str)) and len(str(value)) < 40
-    written = f"{ours}={value!r}" if is_short else f"{ours}=..."
+    written = _written(ours, value)
     if ours in names and ours not in given:
         return f"{name} is called {ours} here: write {called}({written})."
     no_such = f"{called}() has no argument {name}"
@@ -193,25 +208,42 @@ def _unknown_argument(
         return f"{no_such}: {_ADVICE[name]}"
     if ours in names:
         return f"{no_such}: it is called {ours} here, which is given, too. Leave {name} out."
+    if called == "load_model" and ours in _takes["DistAsyncQLearning"]:
+        return f"{no_such}: an agent is loaded with the settings that it was saved with. {_other(written)}"
     for other in (*_LIKELIEST, *_takes):
         if ours in _takes.get(other, ()):
             return f"{no_such}: {ours} is one of {other}(). Write {other}({written}) there."
     return f"{no_such}.{nearest(name, names)} It takes {', '.join(sorted(names))}."
 
 
+def _other(written: str) -> str:
+    """Return how an agent goes on with another setting, which is `written` as it is given."""
+    name, _, value = written.partition("=")
+    if name in _SET:
+        return f"Set it on the agent: agent.{name} = {value}."
+    return (
+        f"To go on with another, make an agent with it and give that the table: "
+        f"other = DistAsyncQLearning({written}), then other.q_table = agent.q_table."
+    )
+
+
 def unknown_attribute(owner: object, name: str) -> UnknownAttributeError:
     """Return the error for an attribute that an agent does not have."""
-    no_such = f"{type(owner).__name__!r} object has no attribute {name!r}"
-    if "_state" not in vars(owner):
+    kind = owner if isinstance(owner, type) else type(owner)
+    holder = f"type object {kind.__name__!r}" if kind is owner else f"{kind.__name__!r} object"
+    no_such = f"{holder} has no attribute {name!r}"
+    if kind is not owner and "_state" not in vars(owner):
         return UnknownAttributeError(
             f"{no_such} yet: begin __init__ of {type(owner).__name__} with super().__init__(...), which "
             "makes it an agent."
         )
-    if name in _OF_AGENT:
-        return UnknownAttributeError(f"{no_such}: it is called {_OF_AGENT[name]} here.")
+    if name in OF_AGENT:
+        return UnknownAttributeError(f"{no_such}: it is called {OF_AGENT[name]} here.")
     ours = OURS.get(name, name)
     if ours in _takes.get("DistAsyncQLearning", ()) and ours not in dir(type(owner)):
-        return UnknownAttributeError(f"{no_such}: {ours} is given to DistAsyncQLearning(...), and stays.")
+        stays = f"{no_such}: {ours} is given to DistAsyncQLearning(...), and stays."
+        read = "" if ours == "comm" else f" Read it as agent.settings.{ours}. {_other(f'{ours}=...')}"
+        return UnknownAttributeError(stays + read)
     if name in ("env", "get_env", "set_env"):
         return UnknownAttributeError(f"{no_such}: the environment is given to train(env) and evaluate(env).")
     meant = closest(name, [*dir(owner), *_names_of_settings()])
@@ -236,3 +268,17 @@ def read_only_attribute(owner: object, name: str) -> UnknownAttributeError:
     """Return the error for an attribute of an agent that can be read alone."""
     instead = _INSTEAD.get(name, "set are epsilon, learning_rate, max_states and q_table.")
     return UnknownAttributeError(f"{name} of {type(owner).__name__!r} object cannot be set: {instead}")
+
+
+def unset_settings(kind: type[_T]) -> type[_T]:
+    """Let a frozen dataclass of settings answer who sets one by how an agent goes on with another."""
+
+    def refuse(self: _T, name: str, value: Any) -> None:
+        ours = OURS.get(name, name)
+        instead = _other(_written(ours, value)) if ours in vars(self) else nearest(ours, vars(self)).lstrip()
+        stay = f"{name} cannot be set: {kind.__name__} stay as they are."
+        raise UnknownAttributeError(f"{stay} {instead}".strip())
+
+    made: Any = kind
+    made.__setattr__ = refuse
+    return kind

@@ -10,6 +10,7 @@ from typing import Any
 
 from dist_classicrl import compression as compressions
 from dist_classicrl import rules, schedules
+from dist_classicrl._arguments import OURS, unset_settings
 from dist_classicrl.checks import (
     Checked,
     NumberType,
@@ -184,6 +185,7 @@ _talking = partial(setting, section="Communication and lost ranks")
 _SIZE = Or(None, TableSize(1, "None to take it from the environment", bits=62))
 
 
+@unset_settings
 @dataclass(frozen=True, kw_only=True)
 class Settings(Checked):
     """Settings of `dist_classicrl.DistAsyncQLearning`, whose docstring says what they mean.
@@ -446,7 +448,11 @@ class Settings(Checked):
         known = sorted(cls.__dataclass_fields__)
         unknown = sorted(set(data).difference(known))
         if unknown:
-            raise SettingsError(f"unknown settings {', '.join(unknown)}; known are {', '.join(known)}.")
+            told = (
+                f"{name}, which is called {OURS[name]} here" if OURS.get(name) in known else name
+                for name in unknown
+            )
+            raise SettingsError(f"unknown settings {', '.join(told)}; known are {', '.join(known)}.")
         arguments = dict(data)
         for name in _SCHEDULES:
             if isinstance(arguments.get(name), dict):

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import signal
 import sys
 
 import numpy as np
@@ -83,15 +84,45 @@ def test_digests_tell_tables_apart():
 
 def test_a_second_agent_of_a_notebook_is_told_where_it_saves(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(places, "_agents", {})
-    for expected in (0, 0):
-        DistAsyncQLearning(seed=1).train(ENV, total_steps=10, checkpoint_dir=tmp_path)
-        assert len(caplog.records) == expected
+    for settings in ({"seed": 1}, {"seed": 2}, {}, {}, {"seed": 1, "epsilon": 0.2}):
+        DistAsyncQLearning(**settings).train(ENV, total_steps=10, checkpoint_dir=tmp_path)
+    DistAsyncQLearning(seed=1).train("Taxi-v4", total_steps=10, checkpoint_dir=tmp_path)
+    assert not caplog.records
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
-    DistAsyncQLearning(seed=1).train(ENV, total_steps=10, checkpoint_dir=tmp_path)
-    assert "2 agents of this session" in caplog.text
-    monkeypatch.setattr(places, "_agents", {str(tmp_path): 1})
-    DistAsyncQLearning(seed=1).train(ENV, total_steps=10, checkpoint_dir=tmp_path)
-    assert "1 agent of this session" in caplog.text
+    DistAsyncQLearning(seed=3).train(ENV, total_steps=10, checkpoint_dir=tmp_path)
+    assert "6 agents of this process" in caplog.text and "agent-6" in caplog.text
+    assert 'by if "agent" not in globals():' in caplog.text
+    monkeypatch.setattr(places, "_agents", {str(tmp_path / "other"): [""]})
+    DistAsyncQLearning(seed=1).train(ENV, total_steps=10, checkpoint_dir=tmp_path / "other")
+    assert "1 agent of this process" in caplog.text
+
+
+def test_an_agent_that_begins_what_another_one_of_its_process_began_is_told_so(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(places, "_agents", {})
+    for _ in range(2):  # a cell that is run twice, in whatever runs cells
+        agent = DistAsyncQLearning(seed=1)
+        assert not caplog.records
+        agent.train(ENV, total_steps=10, checkpoint_dir=tmp_path)
+    agent.train(ENV, total_steps=10, checkpoint_dir=tmp_path)
+    (record,) = caplog.records
+    assert "subfolder of its own, agent-1, and does not go on" in record.getMessage()
+
+
+def test_ctrl_c_at_a_prompt_says_that_the_agent_goes_on(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(places, "_agents", {})
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    agent = DistAsyncQLearning(seed=1)
+    with pytest.raises(KeyboardInterrupt):
+        agent.train(
+            ENV,
+            total_steps=10**12,
+            progress=lambda _: signal.raise_signal(signal.SIGINT),
+            progress_interval=0,
+            checkpoint_dir=tmp_path,
+        )
+    assert "train() of this agent goes on from there" in caplog.text
+    steps = agent.steps
+    assert agent.train(ENV, total_steps=10, checkpoint_dir=tmp_path).steps == 10 == agent.steps - steps
 
 
 @pytest.mark.slow

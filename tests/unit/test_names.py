@@ -1,5 +1,6 @@
 """Names that people of this field type: the error says what they are called here."""
 
+import abc
 import copy
 import inspect
 
@@ -20,6 +21,7 @@ from dist_classicrl.errors import (
     UnknownAttributeError,
 )
 from dist_classicrl.schedules import Exponential, Linear, PerVisit
+from dist_classicrl.sweep.comparison import compare
 
 AGENT = DistAsyncQLearning(state_size=16, action_size=4)
 ENV = "FrozenLake-v1"
@@ -89,6 +91,16 @@ ENV = "FrozenLake-v1"
         (lambda: AGENT.predict(0, deterministic=True), r"always the best action: leave it out"),
         (lambda: DistAsyncQLearning.load_model("x", environment=ENV), r"environment is called env here"),
         (
+            lambda: DistAsyncQLearning.load_model("x", epsilon=0.05),
+            r"loaded with the settings that it was saved with\. Set it on the agent: agent\.epsilon = 0\.05",
+        ),
+        (
+            lambda: DistAsyncQLearning.load_model("x", gamma=0.9),
+            r"other = DistAsyncQLearning\(discount_factor=0\.9\), then other\.q_table = agent\.q_table",
+        ),
+        (lambda: AGENT.train(ENV, total_steps=5, options={"a": 1}), r"a gymnasium\.Wrapper whose reset\("),
+        (lambda: AGENT.evaluate(ENV, options={}), r"returns self\.env\.reset\(seed=seed, options="),
+        (
             lambda: EvalCallback(ENV, deterministic=True),
             r"^EvalCallback\(\) has no argument deterministic: .* always the best action: leave it out",
         ),
@@ -120,6 +132,7 @@ def test_an_argument_by_another_name(call, words):
         ("load", r"load_model\(path\)"),
         ("num_timesteps", "called steps here"),
         ("gamma", r"settings\.discount_factor"),
+        ("comm", r"and stays\.$"),
         ("q_values", r"action_values\(observation\)"),
         ("set_env", r"given to train\(env\)"),
         ("q_tabel", "Did you mean 'q_table'"),
@@ -130,6 +143,19 @@ def test_an_attribute_by_another_name(name, words):
     with pytest.raises(UnknownAttributeError, match=words):
         getattr(AGENT, name)
     assert not hasattr(AGENT, name)
+
+
+def test_what_other_libraries_load_with_is_told_of_the_class():
+    with pytest.raises(UnknownAttributeError, match=r"^type object .* called load_model\(path\) here"):
+        DistAsyncQLearning.load("x")
+    assert not hasattr(DistAsyncQLearning, "load")
+
+    class Mine(DistAsyncQLearning, abc.ABC):
+        @classmethod
+        def load(cls, path):
+            return path
+
+    assert Mine.load("x") == "x"
 
 
 def test_what_other_libraries_give_first_is_told_where_it_goes():
@@ -160,7 +186,14 @@ def test_an_agent_can_still_be_subclassed_and_copied():
         Mine(gamma=0.5)
 
 
-@pytest.mark.parametrize(("name", "says"), [("gamma", "discount_factor"), ("batch_size", "is given to")])
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("gamma", "discount_factor is given to DistAsyncQLearning.*and stays.*other.q_table = agent.q"),
+        ("discount_factor", r"and stays.*other = DistAsyncQLearning\(discount_factor=...\)"),
+        ("batch_size", "is given to"),
+    ],
+)
 def test_what_stays_cannot_be_set_by_the_way(name, says):
     agent = DistAsyncQLearning()
     with pytest.raises(UnknownAttributeError, match=says):
@@ -241,6 +274,10 @@ def test_a_subclass_that_is_not_made_to_an_agent_is_told_so():
         (lambda: AGENT.predict(), r"predict\(\) needs observation"),
         (lambda: DistAsyncQLearning.load_model(), r"load_model\(\) needs path"),
         (lambda: EvalCallback(), r"EvalCallback\(\) needs eval_env"),
+        (
+            lambda: compare([0.1, 0.3], [0.2, 0.5]),
+            r"compare\(\) needs second, the name of a variant, as in compare\(\{.*\}, \"a\", \"b\"\)",
+        ),
         (lambda: Linear(1.0), r"Linear\(\) needs final"),
         (
             lambda: TabularMDP.from_arrays(np.ones((1, 1, 1)), np.ones((1, 1))),

@@ -1,5 +1,8 @@
 """What `predict` names: legal actions only, and, after loading, of the environment's own observations."""
 
+import sys
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -9,6 +12,7 @@ from rank_environments import SteppedLake
 from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.agent.agent import state_of
 from dist_classicrl.environments import TicTacToeEnv
+from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.stepped.spaces import SpaceIndex
 from dist_classicrl.errors import EnvError, ModelFileError, OutsideSpaceError, SettingsError
 from dist_classicrl.model import model_file
@@ -225,3 +229,73 @@ def test_of_two_tables_the_policy_is_that_of_predict_also_where_they_differ_by_r
     second[:, 1] = np.nextafter(np.float32(1), np.float32(2))
     assert (agent.q_table == 1.0).all()  # the mean, in float32
     assert agent.predict(np.arange(5)).tolist() == agent.policy.greedy.tolist() == [0] * 5
+
+
+SPACES = {
+    "none": None,
+    "from 3": spaces.Discrete(12, start=3),
+    "tuple": spaces.Tuple((spaces.Discrete(4), spaces.Discrete(3))),
+    "array": spaces.MultiDiscrete([4, 3]),
+    "dict": spaces.Dict({"at": spaces.Discrete(4), "has": spaces.MultiDiscrete([3])}),
+}
+
+
+def agent_of_twelve_states(space="none", masks="none", **settings):
+    """Give an agent with many equal values, and each of its observations."""
+    rng = np.random.default_rng(4)
+    agent = DistAsyncQLearning(state_size=12, action_size=3, **settings)
+    agent.q_table = rng.integers(-1, 1, (12, 3))  # untried actions may look best
+    state = state_of(agent)
+    if masks == "of states":
+        state.legal = rng.random((10, 3)) < 0.5  # of the last two states nothing is known
+        assert not state.legal.any(axis=1).all()
+    if masks == "told":
+        state.counts[:12] = rng.integers(0, 2, (12, 3))
+        state.environment = replace(Identity("told", 12, 3, ""), may_tell_masks=True)
+    if SPACES[space] is None:
+        return agent, [*range(6), *np.arange(6, 12)]
+    state.observations = index = SpaceIndex(SPACES[space])
+    return agent, [index.decode(each) for each in range(12)]
+
+
+@pytest.mark.parametrize("masks", ["none", "of states", "told"])
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("settings", [{}, {"dtype": "float32"}, {"algorithm": "double_q_learning"}])
+def test_one_observation_is_answered_as_in_a_batch(space, masks, settings):
+    agent, observations = agent_of_twelve_states(space, masks, **settings)
+    values = np.array([agent.action_values(each) for each in observations])
+    for ask in (agent.predict, agent.policy):
+        found = [ask(each) for each in observations]
+        assert found == values.argmax(axis=1).tolist() and {type(each) for each in found} == {int}
+    if masks != "none":
+        assert np.isneginf(values).any()
+        assert (agent.q_table.argmax(axis=1) != values.argmax(axis=1)).any()
+
+
+def test_what_is_no_observation_is_refused_one_by_one_too():
+    agent, _ = agent_of_twelve_states()
+    for wrong in (12, -1, True, 1.0, None, "1", (1,), np.int64(12)):
+        for ask in (agent.predict, agent.policy):
+            with pytest.raises(SettingsError, match="observation must be a state from 0 to 11"):
+                ask(wrong)
+    agent, _ = agent_of_twelve_states("tuple")
+    for wrong in ((4, 0), (0,), (0, -1), 3):
+        with pytest.raises(OutsideSpaceError):
+            agent.predict(wrong)
+
+
+@pytest.mark.parametrize("masks", ["none", "of states", "told"])
+@pytest.mark.parametrize("space", SPACES)
+def test_one_observation_is_looked_up_in_few_calls(space, masks):
+    agent, observations = agent_of_twelve_states(space, masks)
+    state_of(agent).counts[:] = 1  # as in a table that was learned
+    policy, calls = agent.policy, []
+    for ask in (agent.predict, policy):
+        ask(observations[-1])
+        calls.clear()
+        sys.setprofile(lambda frame, event, arg: calls.append(event) if event.endswith("call") else None)
+        try:
+            ask(observations[-1])
+        finally:
+            sys.setprofile(None)
+        assert len(calls) <= 32, len(calls)

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from dist_classicrl import DistAsyncQLearning
+from dist_classicrl.environments import resolve as resolving
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.environments.simulate import CompiledSimulator
-from dist_classicrl.errors import SettingsError
+from dist_classicrl.errors import SettingsError, SpaceError
 
 
 class Counted(gymnasium.Env):
@@ -165,3 +167,68 @@ def test_the_mask_of_a_compiled_game_stays():
 def test_a_model_without_a_mask_is_used_as_it_is():
     model = TabularMDP.from_arrays(np.ones((1, 2, 1)), [[0.0, 1.0]], [1.0])
     assert resolve(model, 1, False).simulator.model is model
+
+
+def recorded(**options):
+    made = gymnasium.make("FrozenLake-v1", **options)
+    return gymnasium.wrappers.TimeLimit(gymnasium.wrappers.RecordEpisodeStatistics(made), 50)
+
+
+def test_what_stays_empty_where_compiled_code_runs_is_told_once(caplog, monkeypatch):
+    monkeypatch.setattr(resolving, "_given", set())
+    env, agent = recorded(), DistAsyncQLearning(seed=1)
+    agent.train(env, total_steps=500)
+    agent.train(env, total_steps=500)
+    agent.evaluate(env, episodes=3)
+    (record,) = caplog.records
+    said = record.getMessage()
+    assert "FrozenLake-v1 runs in compiled code" in said and "return_queue stays empty" in said
+    assert "MetricsCallback(folder)" in said and len(env.env.return_queue) == 0
+    stepped = gymnasium.wrappers.TransformReward(env, lambda reward: reward)  # as the warning says
+    DistAsyncQLearning(seed=1).train(stepped, total_steps=500)
+    assert len(env.env.return_queue) > 0 and len(caplog.records) == 1
+
+
+def test_that_nothing_is_drawn_where_compiled_code_runs_is_told(caplog, monkeypatch):
+    monkeypatch.setattr(resolving, "_given", set())
+    agent = DistAsyncQLearning(seed=1)
+    agent.train(lambda: gymnasium.make("FrozenLake-v1", render_mode="human"), total_steps=100)
+    assert "nothing is drawn, which render_mode='human' asks for" in caplog.text
+
+
+def test_who_has_nothing_that_stays_idle_is_told_nothing(caplog, monkeypatch):
+    monkeypatch.setattr(resolving, "_given", set())
+    for env in (recorded, "FrozenLake-v1", gymnasium.make("FrozenLake-v1", render_mode="rgb_array")):
+        DistAsyncQLearning(seed=1).train(env, total_steps=100)
+    assert not caplog.records
+
+
+def test_observations_that_were_made_one_hot_are_told_to_be_left_as_they_are(caplog, monkeypatch):
+    monkeypatch.setattr(resolving, "_given", set())
+    flat = gymnasium.wrappers.FlattenObservation
+    with pytest.raises(
+        SpaceError, match=r"FlattenObservation makes .*values of Discrete\(500\).* Leave that"
+    ):
+        DistAsyncQLearning().train(lambda: flat(gymnasium.make("Taxi-v4")), total_steps=10)
+    for _ in range(2):
+        DistAsyncQLearning(seed=1).train(flat(gymnasium.make("FrozenLake-v1")), total_steps=10)
+    (record,) = caplog.records
+    assert "16 zeros and ones of the 16 values of Discrete(16)" in record.getMessage()
+
+
+def test_numbers_that_were_flattened_are_fine(caplog, monkeypatch):
+    monkeypatch.setattr(resolving, "_given", set())
+
+    class Numbers(Counted):
+        observation_space = spaces.Dict({"a": spaces.Box(0, 3, (2,), np.int64), "b": spaces.MultiBinary(2)})
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return {"a": np.zeros(2, np.int64), "b": np.zeros(2, np.int8)}, {}
+
+        def step(self, action):
+            return self.reset()[0], 1.0, True, False, {}
+
+    agent = DistAsyncQLearning(seed=1)
+    agent.train(lambda: gymnasium.wrappers.FlattenObservation(Numbers()), total_steps=10)
+    assert agent.q_table.shape == (64, 2) and not caplog.records

@@ -1,9 +1,11 @@
 """Every setting's check, with what its message must tell."""
 
+import copy
 import dataclasses
 import inspect
 import json
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from dist_classicrl import DistAsyncQLearning, rules
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.compression import Carry, Quantized, TopK
-from dist_classicrl.errors import MissingExtraError, SettingsError
+from dist_classicrl.errors import MissingExtraError, SettingsError, UnknownAttributeError
 from dist_classicrl.schedules import Constant, Exponential, Linear, PerVisit
 from dist_classicrl.settings import ByRule, Settings
 
@@ -219,9 +221,20 @@ def test_compression_names_the_package_that_it_lacks(monkeypatch):
     Settings().check_packages(ranks=2)
 
 
-def test_settings_are_frozen():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Settings().batch_size = 3
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("batch_size", r"other = DistAsyncQLearning\(batch_size=3\), then other.q_table = agent.q_table"),
+        ("gamma", r"DistAsyncQLearning\(discount_factor=3\)"),
+        ("epsilon", "agent.epsilon = 3"),
+        ("batch_sise", "Did you mean 'batch_size'"),
+    ],
+)
+def test_settings_are_frozen_and_say_how_to_go_on_with_others(name, says):
+    settings = Settings()
+    with pytest.raises(UnknownAttributeError, match=f"^{name} cannot be set: Settings stay.*{says}"):
+        setattr(settings, name, 3)
+    assert settings == Settings() == pickle.loads(pickle.dumps(settings)) == copy.copy(settings)
 
 
 def test_settings_survive_json():
@@ -239,6 +252,10 @@ def test_settings_survive_json():
         ),
     ):
         assert Settings.from_dict(json.loads(json.dumps(settings.to_dict()))) == settings
+    with pytest.raises(
+        SettingsError, match="unknown settings gamma, which is called discount_factor here; kn"
+    ):
+        Settings.from_dict({"gamma": 0.9})
     with pytest.raises(SettingsError, match="unknown settings colour, speed; known are action_size"):
         Settings.from_dict({"speed": 1, "colour": 2})
     with pytest.raises(SettingsError, match="batch_size"):

@@ -401,3 +401,17 @@ def test_what_gymnasium_cannot_make_is_named():
 def test_options_need_an_id():
     with pytest.raises(EnvError, match="give its id instead"):
         TabularMDP.from_gymnasium(gymnasium.make("FrozenLake-v1"), is_slippery=False)
+
+
+def test_an_environment_with_tables_of_its_own_is_told_how_to_make_a_model_of_them():
+    class Own(gymnasium.Env):
+        observation_space, action_space = gymnasium.spaces.Discrete(2), gymnasium.spaces.Discrete(1)
+        P = {0: {0: [(1.0, 1, 1.0, True)]}, 1: {0: [(1.0, 1, 0.0, True)]}}
+
+    with pytest.raises(EnvError, match=r"write TabularMDP.from_dict\(env.unwrapped.P, start_prob=\.\.\.\)"):
+        TabularMDP.from_gymnasium(Own())
+    env = ChangedLake()
+    with pytest.raises(EnvError, match=r"start_prob=env\.unwrapped\.initial_state_distrib\)"):
+        TabularMDP.from_gymnasium(env)
+    told = TabularMDP.from_dict(env.unwrapped.P, start_prob=env.unwrapped.initial_state_distrib)
+    assert told.n_states == 16

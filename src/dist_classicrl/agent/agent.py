@@ -15,7 +15,7 @@ from dist_classicrl._arguments import (
     read_only_attribute,
     unknown_attribute,
 )
-from dist_classicrl.agent.class_methods import OfTheClass
+from dist_classicrl.agent.class_methods import OfTheClass, OtherNames
 from dist_classicrl.agent.learned_table import LearnedTable
 from dist_classicrl.agent.result import TrainingResult
 from dist_classicrl.checks import checked_path
@@ -46,7 +46,7 @@ _Self = TypeVar("_Self", bound="DistAsyncQLearning")
 _GIVEN = {each.name for each in fields(Settings)}
 
 
-class DistAsyncQLearning(LearnedTable):
+class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
     """Tabular Q-learning over MPI: one parameter server, any number of workers, or one process alone.
 
     The same script runs as ``python train.py`` and as ``mpirun -n 16 python train.py``. Rank 0 serves the

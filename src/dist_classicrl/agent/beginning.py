@@ -5,6 +5,7 @@ The rank that serves finds it out, tells the others, and these bring their agent
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import dataclass, replace
 from typing import Any
@@ -158,7 +159,7 @@ def find_out(
         put_table_back(state)
     place, has_loaded = None, False
     if plan is not None and total > 0:
-        place = state.places.of(plan)
+        place = state.places.of(plan, _experiment(state, source))
         found = None if place.is_looked_through else find(state, source, place, plan, asked, walkers)
         if found is None:
             check_goes_on(state, source, begin, walkers, plan.strict)
@@ -192,6 +193,12 @@ def find_out(
         environment=state.environment,
     )
     return beginning, place
+
+
+def _experiment(state: AgentState, source: Source) -> str:
+    """Return what is the same for two agents that learn the same, bit for bit; "" where no seed was given."""
+    settings = state.settings
+    return "" if settings.seed is None else f"{source.fingerprint} {json.dumps(settings.to_dict())}"
 
 
 def end_of(finished: list[dict[str, Any]], begin: int, asked: int) -> int:

@@ -1,10 +1,12 @@
-"""Class methods that make an agent, which an agent itself refuses."""
+"""Class methods that make an agent, which an agent itself refuses, and what others call them."""
 
 from __future__ import annotations
 
+from abc import ABCMeta
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+from dist_classicrl._arguments import OF_AGENT, unknown_attribute
 from dist_classicrl.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -29,3 +31,17 @@ else:
                 )
 
             return refuse
+
+
+class OtherNames(ABCMeta):
+    """The type of a class that says what its methods are called here, where it is asked for another name.
+
+    Classes with abstract methods may inherit from such a class.
+    """
+
+    if not TYPE_CHECKING:  # else every name would pass for one of these
+
+        def __getattr__(cls, name: str) -> Any:
+            if name in OF_AGENT:
+                raise unknown_attribute(cls, name)
+            raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")

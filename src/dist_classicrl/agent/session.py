@@ -414,6 +414,8 @@ class Session:
         observer = CallbackObserver(self.agent, callbacks, asked.progress, corner, beginning.begin)
         rank = 0 if self.group is None else self.group.rank
         say_choice(settings, *choice)
+        if self.group is None or self.group.is_server:
+            source.give_hints()
         if self.group is None:  # who is not alone may have to begin anew
             state.pending = None
         with closing(observer):

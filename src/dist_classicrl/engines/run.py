@@ -23,7 +23,7 @@ from dist_classicrl.learning.card.cards import Card
 from dist_classicrl.learning.kinds import new_learner, problem_of
 from dist_classicrl.learning.learner import Learner, Problem, Stream
 from dist_classicrl.learning.rates import Rates
-from dist_classicrl.process.stop import Stop, StopWatch
+from dist_classicrl.process.stop import Stop, StopWatch, is_interactive
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.large_table import LargeTable
@@ -276,7 +276,8 @@ class Run:
             stop = replace(stop, reason=f"{stop.reason} after {made} of {total} steps")
             return stop.error(None, self.start + self.kept)
         if checkpoint is not None:
-            how = f"The checkpoint is {checkpoint}; the same command goes on from there."
+            again = "train() of this agent" if is_interactive() else "the same command"
+            how = f"The checkpoint is {checkpoint}; {again} goes on from there."
         elif self.saver.is_saved():
             how = (
                 "The checkpoint could not be written: the same command goes on from the last one that could."

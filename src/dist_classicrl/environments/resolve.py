@@ -15,11 +15,11 @@ import numpy as np
 from dist_classicrl.environments.function_model import FunctionMDP
 from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.keyed import KeyedProcess, PackedStates
-from dist_classicrl.environments.making.toy_text import unwrap_unchanged
+from dist_classicrl.environments.making.toy_text import unheard, unwrap_unchanged
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.sampling.alias import ModelTables
 from dist_classicrl.environments.simulate import CompiledSimulator
-from dist_classicrl.errors import EnvError, RewardError, SettingsError
+from dist_classicrl.errors import EnvError, RewardError, SettingsError, SpaceError
 
 if TYPE_CHECKING:
     import gymnasium
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     EnvLike = str | EnvSpec | GymnasiumEnv | Callable[[], GymnasiumEnv] | Known
 
 logger = logging.getLogger(__name__)
+
+_given: set[str] = set()  # hints that were logged
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Source:
     is_batch: bool = False  # a vector environment
     recipe: tuple[str, dict[str, Any]] = ("", {})  # see `recipe_of`
     is_keyed: bool = False  # whether it is stepped, and its states are keys: too many for a table of them all
+    #: What whoever trains in it should know, a sentence or two each.
+    hints: tuple[str, ...] = ()
 
     @property
     def keys(self) -> np.dtype | None:
@@ -96,6 +100,12 @@ class Source:
         """The time limit of episodes; None where nothing is known to cut them off."""
         env = self.simulator or self.stepped
         return None if env is None else env.max_episode_steps
+
+    def give_hints(self) -> None:
+        """Log what whoever trains in it should know, once in a process."""
+        for hint in set(self.hints) - _given:
+            _given.add(hint)
+            logger.warning("%s", hint)
 
     def another(self, n_envs: int | None = None) -> Source:
         """Return the same with environments of its own, as many or `n_envs`; only where `make_another` is."""
@@ -172,6 +182,7 @@ def resolve(
     factory = factory_of(env)
     probes: list[Any] = []
     recipe: tuple[str, dict[str, Any]] = ("", {})
+    flattened = None
     if compile_env:
         one = env if factory is None else factory()
         recipe = recipe_of(one)
@@ -179,9 +190,16 @@ def resolve(
         if simulator is not None:
             # Not closed: a callable may have returned the caller's own. A known environment that was neither
             # reset nor rendered holds nothing that would have to be closed.
-            return replace(_compiled(simulator), recipe=recipe)
+            hints = tuple(
+                f"{simulator.name} runs in compiled code, and what was given is not stepped: {idle}. To have "
+                "it stepped all the same, give a new agent gymnasium.wrappers.TransformReward(env, lambda "
+                "reward: reward)."
+                for idle in unheard(one, is_kept=factory is None)
+            )
+            return replace(_compiled(simulator), recipe=recipe, hints=hints)
         if factory is not None:
             probes.append(one)
+        flattened = _flattened(one)
 
     def make_one() -> Any:
         assert factory is not None  # only then it is called
@@ -191,7 +209,12 @@ def resolve(
         what = env if factory is None else make_one
         return make_stepped(what, n_envs, use_action_mask=use_action_mask)
 
-    stepped = make()
+    try:
+        stepped = make()
+    except SpaceError as error:
+        if flattened is None:
+            raise
+        raise SpaceError(flattened) from error
     n_states, n_actions = stepped.n_states, stepped.n_actions
     is_keyed = (max_states is not None and n_states > max_states) or not has_room(n_states, n_actions)
     return Source(
@@ -205,7 +228,33 @@ def resolve(
         is_batch=isinstance(stepped, VectorEnvs),
         recipe=recipe,
         is_keyed=is_keyed,
+        hints=() if flattened is None else (flattened,),
     )
+
+
+def _flattened(env: Any) -> str | None:
+    """Return what to write in place of an environment whose few observations were made one-hot, or None."""
+    import gymnasium
+
+    from dist_classicrl.environments.stepped.spaces import SpaceIndex
+
+    outer = getattr(env, "observation_space", None)
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, gymnasium.wrappers.FlattenObservation) and env.observation_space == outer:
+            inner = env.env.observation_space
+            try:
+                index = SpaceIndex(inner)
+            except SpaceError:
+                return None
+            if outer.shape[0] == len(index.sizes):  # these were numbers before
+                return None
+            return (
+                f"gymnasium.wrappers.FlattenObservation makes vectors of {outer.shape[0]:,} zeros and ones "
+                f"of the {index.n:,} values of {inner}, each combination of which is a state. Leave that "
+                "wrapper out: a table takes such observations as they are."
+            )
+        env = env.env
+    return None
 
 
 def recipe_of(env: Any) -> tuple[str, dict[str, Any]]:

@@ -147,6 +147,7 @@ def evaluate(
     seed = fresh_seed() if seed is None else seed
     episodes, max_steps = _EPISODES("episodes", episodes), _STEPS("max_steps", max_steps)
     source = agent.resolved(env, min(settings.n_envs, episodes))
+    source.give_hints()
     if source.stepped is not None:
         check_not_trained_in(agent, source.stepped)  # before there is anything to close: it is in use
     try:

@@ -421,6 +421,7 @@ class AgentState:
             self.environment is None or self.environment.is_numbered,
             obeys_masks,
             self._tried if self.has_told_masks else None,
+            self._row if self._is_at_hand else None,
         )
 
     @property
@@ -439,9 +440,19 @@ class AgentState:
 
     def _rows(self, states: np.ndarray) -> np.ndarray:
         """Return the values of these states, float64 (B, actions of the environment), in a new array."""
-        if self.shape.is_one_table and not (self.large is not None and self.large.is_divided):
+        if self._is_at_hand:
             return self.values[states, : self.n_actions].astype(np.float64)
         return self.shape.mean_of(self.rows_of(states)[0][:, :, : self.n_actions]).astype(np.float64)
+
+    def _row(self, state: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return values and visits of a state, views, where the table `_is_at_hand`."""
+        values, counts = self._fresh_table()
+        return values[state, : self.n_actions], counts[state, : self.n_actions]
+
+    @property
+    def _is_at_hand(self) -> bool:
+        """Whether there is one table, and all of it is here."""
+        return self.shape.is_one_table and not (self.large is not None and self.large.is_divided)
 
     # Settings, and what is kept
 

@@ -33,6 +33,8 @@ class Lookup:
     obeys_masks: bool = True  # of Dict observations
     #: Whether an action of a state may be chosen where no mask says so, bool (B, actions); None: all may.
     tried: Callable[[np.ndarray], np.ndarray] | None = None
+    #: Values and visits of one state, views of shape (actions,), where they stand in one table that is here.
+    row: Callable[[int], tuple[np.ndarray, np.ndarray]] | None = None
 
     def action_values(self, observation: Any, action_mask: Any = None) -> np.ndarray:
         """Return the value of each action, -inf where it is illegal, float64 (A,) or (B, A)."""
@@ -51,11 +53,42 @@ class Lookup:
 
     def choose(self, observation: Any, action_mask: Any = None) -> Any:
         """Return the first of the best legal actions, as the environment takes it, or a batch of them."""
-        states, is_batch = self._states(observation)
-        best = self._legal_values(states, is_batch, observation, action_mask).argmax(axis=1)
+        one = self._best_of_one(observation) if action_mask is None else None
+        if one is None:
+            states, is_batch = self._states(observation)
+            best = self._legal_values(states, is_batch, observation, action_mask).argmax(axis=1)
+            if is_batch:
+                return best if self.actions is None else self.actions.decode_batch(best)
+            one = int(best[0])
         if self.actions is None:
-            return best.astype(np.int64, copy=False) if is_batch else int(best[0])
-        return self.actions.decode_batch(best) if is_batch else self.actions.decode(int(best[0]))
+            return one
+        return np.int64(one) if self.actions.is_plain else self.actions.decode(one)
+
+    def _best_of_one(self, observation: Any) -> int | None:
+        """Return the first of the best legal actions of one observation, where few looks tell it, else None.
+
+        The first of the best actions is that of the best legal ones as well, where it is legal.
+        """
+        if self.row is None or isinstance(observation, list):
+            return None
+        first = observation[0] if isinstance(observation, tuple) and observation else observation
+        if isinstance(first, dict) and (first is not observation or MASK_KEY in first):
+            return None
+        state: int | None = None
+        if self.observations is not None:
+            state = self.observations.index_of(observation)
+        elif isinstance(observation, (int, np.integer)) and type(observation) is not bool:
+            state = int(observation)
+        if state is None or not 0 <= state < self.n_states:
+            return None
+        values, visits = self.row(state)
+        best = int(values.argmax())
+        if self.legal is None:
+            return best if self.tried is None or visits[best] > 0 else None
+        if state < len(self.legal) and not self.legal[state, best]:
+            legal = self.legal[state, : values.size]
+            return int(np.where(legal, values, -np.inf).argmax()) if legal.any() else best
+        return best
 
     def _states(self, observation: Any) -> tuple[np.ndarray, bool]:
         """Return the states, int64 (B,), and whether there was a batch of observations."""

@@ -16,7 +16,7 @@ from dist_classicrl.checkpoint.writer import Writer
 
 logger = logging.getLogger(__name__)
 
-_agents: dict[str, int] = {}  # how many agents of this process are saved in a folder
+_agents: dict[str, list[str]] = {}  # what the agents of this process learn that are saved in a folder
 
 
 class PlaceName(NamedTuple):
@@ -75,10 +75,12 @@ class Places:
     def __iter__(self) -> Iterator[Place]:
         return iter(self._own.values())
 
-    def of(self, plan: CheckpointPlan) -> Place:
+    def of(self, plan: CheckpointPlan, experiment: str = "") -> Place:
         """Return the agent's place for a plan.
 
-        The agents of a script are numbered in the order in which they first train with a folder.
+        The agents of a script are numbered in the order in which they first train with a folder. Where an
+        earlier one began the same `experiment`, which says all that decides what is learned, or somebody
+        types at a prompt, a warning says that this one does not go on from there.
         """
         folder = plan.checkpoint_dir
         place = self._own.get(folder)
@@ -88,16 +90,21 @@ class Places:
             return place
         if folder in self._told:  # another rank served until now
             return self.take_over(plan, self._told[folder], claim=False)
-        number = _agents.get(folder, 0)
-        if number > 0 and hasattr(sys, "ps1"):
+        earlier = _agents.get(folder, [])
+        number = len(earlier)
+        if earlier and (hasattr(sys, "ps1") or experiment in filter(None, earlier)):
             logger.warning(
-                "%s of this session trained with %s before this one, which has a subfolder of its "
-                "own. To go on from what an earlier one saved, call its train() again, or restart the "
-                "session.",
+                "%s of this process trained with %s before this one, which has a subfolder of its own, "
+                "agent-%d, and does not go on from what an earlier one saved. To go on from there, call the "
+                "train() of that one again: in a notebook, make it once, "
+                'by if "agent" not in globals():, or restart the process.',
                 counted(number, "agent"),
                 folder,
+                number,
             )
-        return self._make(plan, PlaceName(number, self.run))
+        place = self._make(plan, PlaceName(number, self.run))
+        _agents[folder][number] = experiment
+        return place
 
     def note(self, plan: CheckpointPlan, name: PlaceName) -> None:
         """Note where the server saves the agent, for this rank to go on there if it has to."""
@@ -132,4 +139,5 @@ class Places:
 
 
 def _count(plan: CheckpointPlan, name: PlaceName) -> None:
-    _agents[plan.checkpoint_dir] = max(_agents.get(plan.checkpoint_dir, 0), name.number + 1)
+    agents = _agents.setdefault(plan.checkpoint_dir, [])
+    agents += [""] * (name.number + 1 - len(agents))

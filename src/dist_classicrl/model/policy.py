@@ -99,6 +99,7 @@ class Policy:
             self.is_numbered,
             self.obeys_masks,
             self._tried if self.has_told_masks else None,
+            lambda state: (self.q[state], self.visits[state]),
         )
 
     def _tried(self, states: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from dist_classicrl._arguments import named_arguments
 from dist_classicrl._words import counted
 from dist_classicrl.checks import as_float, is_real
 from dist_classicrl.errors import MissingExtraError, StudyError
@@ -115,6 +116,7 @@ class Comparison:
         )
 
 
+@named_arguments("compare")
 def compare(
     scores: Scores,
     first: str,

@@ -74,7 +74,7 @@ def fields_of_instance(env: Any, use_action_mask: bool) -> dict[str, Any]:
         raise EnvError(
             f"{type(base).__module__}.{type(base).__qualname__} has no known model; those that have are "
             "Gymnasium's own FrozenLakeEnv, TaxiEnv and CliffWalkingEnv, subclasses excepted, and the "
-            "problems of dist_classicrl.environments.registry()"
+            f"problems of dist_classicrl.environments.registry(){_own_tables(base)}"
         )
     _require_plain_spaces(env, base)
     fields = fields_of_dict(base.P, int(base.action_space.n), mask)
@@ -87,6 +87,17 @@ def fields_of_instance(env: Any, use_action_mask: bool) -> dict[str, Any]:
         "name": base.spec.id if base.spec is not None else type(base).__name__,
         "grid_shape": grid_shape,
     }
+
+
+def _own_tables(base: Any) -> str:
+    """Return what to do with an environment that has tables in the form of Gymnasium's; "" for others."""
+    if not isinstance(getattr(base, "P", None), Mapping):
+        return ""
+    start = "env.unwrapped.initial_state_distrib" if hasattr(base, "initial_state_distrib") else "..."
+    return (
+        ". It has a P of its own: if that is what its step does, write "
+        f"TabularMDP.from_dict(env.unwrapped.P, start_prob={start})"
+    )
 
 
 def unwrap_unchanged(env: Any) -> tuple[Any, list[int]]:
@@ -113,6 +124,29 @@ def unwrap_unchanged(env: Any) -> tuple[Any, list[int]]:
                 "are TimeLimit, OrderEnforcing, PassiveEnvChecker and RecordEpisodeStatistics"
             )
         env = env.env
+
+
+def unheard(env: Any, is_kept: bool) -> list[str]:
+    """Return what stays idle of an environment in place of which compiled code runs, a clause each.
+
+    `is_kept`: somebody has it, and may read what it keeps.
+    """
+    from gymnasium import Wrapper, wrappers
+
+    found = []
+    while isinstance(env, Wrapper):
+        if is_kept and isinstance(env, wrappers.RecordEpisodeStatistics):
+            found.append(
+                "its RecordEpisodeStatistics hears of no episode, and return_queue stays empty. Read the "
+                "result, such as result.mean_return, or write train(callbacks=MetricsCallback(folder))"
+            )
+        env = env.env
+    if getattr(env, "render_mode", None) == "human":
+        found.append(
+            "nothing is drawn, which render_mode='human' asks for. Step it with agent.policy to see what was "
+            "learned"
+        )
+    return found
 
 
 def _require_plain_spaces(env: Any, base: Any) -> None:
