@@ -732,7 +732,7 @@ def test_an_evaluation_has_an_end_and_takes_nothing_away(
     words = ("endless:Endless", "--total-steps", total_steps, "--n-envs", 2, "--out", "x")
     assert train(*words) == 0
     said = capsys.readouterr().out
-    assert f"not known: {why}" in said and "dist-classicrl evaluate x" in said
+    assert f"not known: {why}" in said and " evaluate x`" in said
     assert steps_of(place / "x") == total_steps and load("x").agent.steps == total_steps
     assert signal.getsignal(signal.SIGALRM) == before
 

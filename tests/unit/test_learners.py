@@ -158,10 +158,11 @@ class Moody(gymnasium.Env):
         return self.shown(), reward, over and self.at % 2 == 1, truncated, self.info()
 
 
-def learned_of(env, algorithm, cut_at, monkeypatch, plays):
+def learned_of(env, algorithm, cut_at, monkeypatch, plays, batch_size=8):
     """Learn in an environment as one that plays, or step by step; return all that came of it."""
+    epsilon = Linear(0.9, 0.1, 150)
     settings = Settings(
-        algorithm=algorithm, learning_rate=PerVisit(0.7), epsilon=Linear(0.9, 0.1, 150), batch_size=8
+        algorithm=algorithm, learning_rate=PerVisit(0.7), epsilon=epsilon, batch_size=batch_size
     )
     if not plays:
         monkeypatch.setattr(LoopedEnvs, "plays", False)
@@ -310,6 +311,89 @@ def test_rules_that_note_masks_hear_of_each(monkeypatch):
         learned_of(Moody("with a mask"), "dyna_q", (), monkeypatch, plays) for plays in (True, False)
     )
     assert one == other and not played and not stepped
+
+
+class Short(Moody):
+    """Its episodes are a step or two, so that a first mask soon comes with a reset."""
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 1 + self.left % 2
+        return self.shown(), self.info()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["dyna_q", "prioritized_sweeping"])
+def test_rules_with_a_model_know_of_the_first_mask_before_they_learn_the_step(algorithm, monkeypatch):
+    for masks_from in range(-25, -3):
+        (played, one), (_, other) = (
+            learned_of(Short("number", masks_from), algorithm, (), monkeypatch, plays, 1)
+            for plays in (True, False)
+        )
+        assert one == other and any(played)
+
+
+def learn_after(env, error, steps):
+    """Learn until an error comes, and so many steps more; return the learner and its stream."""
+    learner = learner_of(env, Settings(epsilon=Linear(0.9, 0.1, 5), batch_size=8))
+    stream = Stream(KEY, 0)
+    with pytest.raises(error):
+        learner.learn(0, stream, 60)
+    for some in steps:
+        learner.learn(0, stream, some)
+    return learner, stream
+
+
+class RaisesInReset(Ticker):
+    """Its second episode cannot begin at first."""
+
+    resets = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.resets += 1
+        if self.resets == 2:
+            raise OSError
+        return super().reset(seed=seed)
+
+
+def test_a_lease_after_an_error_is_learned_as_it_was_asked_for():
+    # The batch is full with the step that ends the episode, and the line of epsilon ends within it.
+    learner, stream = learn_after(RaisesInReset(0, 8), OSError, (1, 7, 20))
+    assert stream.used == learner.table.updates[0] == 28
+
+
+class WrongFirst(Ticker):
+    """Only action 0 is legal from the sixth step on; the mask of that is another."""
+
+    observation_space = spaces.Discrete(5)
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, first):
+        super().__init__(0, 4)
+        self.first, self.illegal = first, []
+
+    def step(self, action):
+        if self.at > 6 and self.at % 4 and action:  # with a reset comes no mask
+            self.illegal.append(self.at)
+        _, *rest, _ = super().step(action)
+        mask = self.first if self.at == 6 else [1, 0, 0]
+        return self.at % 5, *rest, {"action_mask": np.array(mask, np.int8)} if self.at >= 6 else {}
+
+
+@pytest.mark.parametrize("first", [[1, 2, 0], [0, 0, 0]])
+def test_masks_hold_after_a_first_one_that_was_wrong(first):
+    env = WrongFirst(first)
+    learn_after(env, ActionMaskError, (40,))
+    assert env.at > 40 and not env.illegal
+
+
+def test_masks_are_those_of_where_the_environment_stands_after_an_error():
+    for breaks_at in range(9, 30):
+        learner, _ = learn_after(Moody("number", 0, breaks_at, "raises"), OSError, ())
+        env = learner._batches[0]._env
+        place = int(env.states[0])
+        legal = [True, True, True] if place == 5 else [True, place % 2 == 1, False]
+        assert env.masks[0].tolist() == legal
 
 
 class OneLegalAction(gymnasium.Env):

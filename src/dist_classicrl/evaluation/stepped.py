@@ -17,9 +17,8 @@ from dist_classicrl.environments.stepped.base import (
     WRONG,
     WRONG_MASK,
     Counted,
-    settle_one,
 )
-from dist_classicrl.learning.loops import ACT, BEGUN, PLAYED, STEPPED, can_act, choose_actions, takes_mask
+from dist_classicrl.learning.loops import ACT, BEGUN, PLAYED, STEPPED, can_act, choose_actions, take_play
 from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.rules.q_learning import RULE, QLearning
 from dist_classicrl.tables.line_table import LineTable
@@ -71,14 +70,10 @@ def play_on(played: Any, what: int, next_state: int, reward: float, terminated: 
     played = taken(played)
     counted, progress = played.counted, played.progress
     came = GOES_ON
-    masks = played.next_masks if what == PLAYED else played.masks
-    if what >= PLAYED and not takes_mask(played.given_mask, masks):
-        return WRONG_MASK
-    if what == BEGUN:
-        counted.states[0] = next_state
-    elif what == PLAYED:
-        came = settle_one(counted, next_state, reward, terminated, truncated)
-        if came == WRONG:
+    if what >= PLAYED:
+        given, masks, next_masks = played.given_mask, played.masks, played.next_masks
+        came = take_play(what, counted, given, masks, next_masks, next_state, reward, terminated, truncated)
+        if came == WRONG or came == WRONG_MASK:
             return came
     if what == STEPPED or what == PLAYED:
         progress[DRAWS] += played.actions.size
@@ -86,11 +81,10 @@ def play_on(played: Any, what: int, next_state: int, reward: float, terminated: 
         if what == STEPPED or came == ENDED:
             return came
     is_done = progress[DONE] == played.returns.size or progress[HAS_TO_RESET] != 0
-    if what != ACT and (is_done or not can_act(masks)):
+    if what != ACT and (is_done or not can_act(played.masks)):
         return came
-    choose_actions(
-        Q_LEARNING, played.context, played.rows, masks, 0.0, played.key, progress[DRAWS], played.actions
-    )
+    rows, masks = played.rows, played.masks
+    choose_actions(Q_LEARNING, played.context, rows, masks, 0.0, played.key, progress[DRAWS], played.actions)
     return played.actions[0]
 
 

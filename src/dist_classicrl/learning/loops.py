@@ -345,8 +345,27 @@ class Stepping(NamedTuple):
 ACT = 0  # choose the actions of where the environments stand
 LEARN = 1  # learn what is due
 STEPPED = 2  # take a step of the environments into the batch, and learn what is due
-PLAYED = 3  # settle a step of the only environment first, and choose the next action afterwards
-BEGUN = 4  # begin an episode of the only environment where it was reset to, and choose the first action
+PLAYED = 3  # settle a step of the only environment first; choose the next action, if no episode has ended
+BEGUN = 4  # begin the next episode, learn what is due, and choose the first action
+
+
+@jit_inline
+def take_play(what, counted, given_mask, masks, next_masks, next_state, reward, terminated, truncated):
+    """Take what the only environment gave in a step that was PLAYED, or by a reset where one has BEGUN.
+
+    Return what `settle_one` does; or WRONG_MASK, and then nothing was taken.
+    """
+    if what == BEGUN:
+        if not _takes_mask(given_mask, masks):
+            return WRONG_MASK
+        counted.states[0] = next_state
+        return GOES_ON
+    if not _takes_mask(given_mask, next_masks):
+        return WRONG_MASK
+    came = settle_one(counted, next_state, reward, terminated, truncated)
+    if came != WRONG:
+        _pass_mask(next_masks, masks)
+    return came
 
 
 @jit
@@ -361,14 +380,19 @@ def go_on(stepping, what, next_state, reward, terminated, truncated):
     stepping = taken(stepping)
     context, counted, batch, whole = stepping.context, stepping.counted, stepping.batch, stepping.whole
     came = GOES_ON
-    masks = stepping.next_masks if what == PLAYED else stepping.masks
-    if what >= PLAYED and not takes_mask(stepping.given_mask, masks):
-        return WRONG_MASK
-    if what == BEGUN:
-        counted.states[0] = next_state
-    elif what == PLAYED:
-        came = settle_one(counted, next_state, reward, terminated, truncated)
-        if came == WRONG:
+    if what >= PLAYED:
+        came = take_play(
+            what,
+            counted,
+            stepping.given_mask,
+            stepping.masks,
+            stepping.next_masks,
+            next_state,
+            reward,
+            terminated,
+            truncated,
+        )
+        if came == WRONG or came == WRONG_MASK:
             return came
         if came == ENDED:
             stepping.totals[0] += 1.0
@@ -386,7 +410,7 @@ def go_on(stepping, what, next_state, reward, terminated, truncated):
         )
         whole[DRAWS] += stepping.actions.size
         whole[HELD] = note_steps(batch, context.masks, whole[HELD], given, stepping.next_masks)
-    if what != ACT and what != BEGUN:
+    if what != ACT and came != ENDED:
         first = 0
         while True:
             steps = _due(stepping.batch_size, whole[HELD] - first, whole)
@@ -401,16 +425,16 @@ def go_on(stepping, what, next_state, reward, terminated, truncated):
             whole[ON_LINE] -= steps
         if first > 0:
             whole[HELD] = _keep_from(first, whole[HELD], batch, context.masks)
-        if what != PLAYED or came == ENDED:
-            return came
-    if what != ACT and (whole[LEFT] == 0 or whole[ON_LINE] == 0 or not can_act(masks)):
+    if came == ENDED or what == LEARN or what == STEPPED:
+        return came
+    if what != ACT and (whole[LEFT] == 0 or whole[ON_LINE] == 0 or not can_act(stepping.masks)):
         return came
     epsilon = on_line(_stretch_of(stepping.stream, whole, stepping.lines, 0).epsilon, 0)
     choose_actions(
         stepping.rule,
         context,
         counted.states,
-        masks,
+        stepping.masks,
         epsilon,
         stepping.key,
         whole[DRAWS],
@@ -463,9 +487,15 @@ def _stretch_of(stream, whole, lines, steps):
 
 
 @jit_inline
-def takes_mask(given, masks):
-    """Do what `take_mask` does, where there are masks."""
+def _takes_mask(given, masks):
     return True if given is None else take_mask(given, masks)
+
+
+@jit_inline
+def _pass_mask(next_masks, masks):
+    if masks is not None:
+        for action in range(masks.shape[1]):
+            masks[0, action] = next_masks[0, action]
 
 
 @jit_inline

@@ -120,6 +120,13 @@ class _Walkers:
         else:
             self._compile()
 
+    def _follow_changes(self) -> None:
+        """Compile for what has changed: the first masks, or the number of workers."""
+        if self._env.next_masks is not self._stepping.next_masks:
+            self._follow_masks()
+        elif self._stepping.context.step_sizes is not self._rates.table:
+            self._compile()
+
     def _follow_masks(self) -> None:
         self._has_masks = True
         if self._replay is not None:
@@ -159,14 +166,13 @@ class _Walkers:
 
     def learn(self, stream: Stream, steps: int) -> None:
         """Learn `steps` transitions of `stream`, in batches of `batch_size`; the last may be cut."""
-        if self._stepping.context.step_sizes is not self._rates.table:  # there are more workers now, or fewer
-            self._compile()
+        self._follow_changes()
         whole, begin = self._whole, stream.used
-        whole[LEFT], whole[USED], whole[ON_LINE] = steps, begin, 0
+        whole[LEFT], whole[USED], whole[ON_LINE], whole[DUE] = steps, begin, 0, 0
         self._stream[0] = stream.key
         try:
             self._learn_due(stream)
-            while whole[LEFT]:
+            while whole[LEFT] > 0:
                 held = whole[HELD]
                 if (held or whole[USED] > begin) and stream.is_cut():
                     whole[DUE] = whole[LEFT] = held
@@ -180,7 +186,7 @@ class _Walkers:
     def _learn_due(self, stream: Stream) -> None:
         """Learn what is due where lines have ended, and follow the next ones."""
         whole = self._whole
-        while whole[LEFT] and not whole[ON_LINE]:
+        while whole[LEFT] > 0 and not whole[ON_LINE]:
             stream.used = int(whole[USED])
             line = stream.stretch(self._rates)
             for place, at, rate in ((0, STEP_SIZE_AT, line.step_size), (1, EPSILON_AT, line.epsilon)):
@@ -202,9 +208,9 @@ class _Walkers:
             env.step(self._actions)
             if masks is not None:
                 self._memory.note_masks(env.before[env.valid], masks[env.valid])
-        if env.next_masks is not self._stepping.next_masks:  # its first, perhaps as an episode begins
-            self._follow_masks()
+        self._follow_changes()
         if is_noted:
+            self._learn()
             return
         self._learn_step()
         if env.episode_returns:

@@ -82,15 +82,16 @@ GOES_ON, ENDED, WRONG, WRONG_MASK = -1, -2, -3, -4
 
 @jit
 def take_mask(given: np.ndarray, masks: np.ndarray) -> bool:
-    """Write the mask that a single environment gave; return whether it has 0 and 1 only.
+    """Write the mask that a single environment gave, if it has 0 and 1 only; return whether it has.
 
     `given` has the shape (A,), int64, and `masks` (1, A), bool.
     """
-    is_right = True
+    for action in range(given.size):
+        if not 0 <= given[action] <= 1:
+            return False
     for action in range(given.size):
         masks[0, action] = given[action] == 1
-        is_right &= 0 <= given[action] <= 1
-    return is_right
+    return True
 
 
 @jit
