@@ -90,7 +90,7 @@ class Bandit(gymnasium.Env):
 
     def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
         """Pull an arm."""
-        return 0, 0.1 * action, True, False, {}
+        return 0, 0.1 * int(action), True, False, {}
 
 
 class VectorWalk(gymnasium.vector.VectorEnv):

@@ -19,6 +19,7 @@ from dist_classicrl.errors import ActionMaskError, EnvError, RewardError
 
 RESET, STEP = "observation, info", "observation, reward, terminated, truncated, info"
 _NAMES = {names.count(",") + 1: names for names in (RESET, STEP)}
+_COUNTS = {names: count for count, names in _NAMES.items()}
 _OF_WRAPPERS = ("gymnasium.core", "gymnasium.vector.", "gymnasium.wrappers.")  # modules of Gymnasium
 
 # What steps give as a rule. Of whatever else there is, arrays of NumPy say what it is, and take longer.
@@ -360,7 +361,7 @@ def unpacked(result: Any, names: str, e: int | None = None) -> Any:
 
     `e` is the number of the environment, None for a vector environment.
     """
-    is_tuple = isinstance(result, (tuple, list)) and len(result) == names.count(",") + 1
+    is_tuple = isinstance(result, (tuple, list)) and len(result) == _COUNTS[names]
     if is_tuple and isinstance(result[-1], dict):
         return result
     raise not_returned(result, names, e)
