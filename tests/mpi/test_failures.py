@@ -183,10 +183,10 @@ def test_while_large_messages_are_on_their_way(
     check_trains(world, agent, model, 400_000)
 
 
-@pytest.mark.parametrize(
-    "kind, raised", [(KeyboardInterrupt, KeyboardInterrupt), (SystemExit, ExitCalledError)]
-)
-def test_leaving_at_the_construction_of_an_environment(world, make_agent, lake, kind, raised):
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_leaving_at_the_construction_of_an_environment(world, make_agent, lake, kind):
+    raised = ExitCalledError if kind is SystemExit and world.size > 1 else kind  # others are to hear of it
+
     def env():
         if world.rank == world.size - 1:
             raise kind("enough")
