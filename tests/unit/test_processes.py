@@ -62,6 +62,29 @@ def test_the_first_process_may_clean_up_before_it_is_killed():
     assert (job.output, job.returncode, job.timed_out) == ("cleaned\n", 9, True)
 
 
+# A child that its parent kills at the end, and that takes a while to go, for the memory that it has.
+LARGE_CHILD = """
+import os, signal, sys, time
+child = os.fork()
+if not child:
+    memory = b"x" * (1 << 29)
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+signal.signal(signal.SIGTERM, lambda *_: (os.kill(child, signal.SIGKILL), os._exit(9)))
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+@needs_proc
+def test_a_process_that_the_first_one_has_killed_is_waited_for():
+    for seconds in (1.5, 10, 60):  # a busy machine may take longer than that to start them
+        job = run_job([sys.executable, "-c", LARGE_CHILD], timeout=seconds)
+        if job.output:
+            break
+    assert (job.returncode, is_running(int(job.output))) == (9, False)
+
+
 @needs_proc
 def test_only_processes_of_the_job_are_found(monkeypatch):
     monkeypatch.setenv(JOB_VARIABLE, "another")

@@ -196,6 +196,8 @@ def end_job(process: subprocess.Popen[bytes], job: str) -> None:
     Signals to this process wait meanwhile: a second Ctrl-C must not leave the job running.
     """
     with postponed():
+        # Those that the first process kills itself end without an environment, in which they would be found.
+        known = set(processes_of(job))
         if process.poll() is None:
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
@@ -206,7 +208,7 @@ def end_job(process: subprocess.Popen[bytes], job: str) -> None:
         killed = _kill(job)
         with suppress(subprocess.TimeoutExpired):
             process.wait(_GRACE_SECONDS)
-        _wait_for(killed)
+        _wait_for(known | killed)
 
 
 def kill_job(job: str) -> None:
