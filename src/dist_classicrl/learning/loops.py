@@ -113,18 +113,6 @@ class Batch(NamedTuple):
     truncated: np.ndarray  # bool; these bootstrap from their next state
 
 
-class Given(NamedTuple):
-    """What one step of E environments gives: each array has the shape (E,)."""
-
-    valid: np.ndarray  # bool
-    states: np.ndarray  # int64, as the next two; where the environments were before the step
-    actions: np.ndarray
-    next_states: np.ndarray
-    rewards: np.ndarray  # float64
-    terminated: np.ndarray  # bool, as the next
-    truncated: np.ndarray
-
-
 class Logged(NamedTuple):
     """Logged transitions, B of them, each by itself: each array has the shape (B,)."""
 
@@ -282,24 +270,24 @@ def choose_actions(rule, context, states, masks, epsilon, key, offset, actions):
 
 
 @jit
-def note_steps(batch, masks, first, given, next_masks):
+def note_steps(batch, masks, first, counted, actions, next_masks):
     """Write what one step of E environments gave to `batch` from entry `first` on; return how many it holds.
 
-    Left out is what is not valid. `next_masks`, None or bool of shape (E, A), are the legal actions of the
-    next states, which go to `masks`, shape (B, A).
+    `counted` has the step, of `actions`, int64 of shape (E,); left out is what is not valid. `next_masks`,
+    None or bool of shape (E, A), are the legal actions of the next states, which go to `masks`, shape (B, A).
     """
     n = first
-    for e in range(given.valid.size):
-        if not given.valid[e]:
+    for e in range(counted.valid.size):
+        if not counted.valid[e]:
             continue
         batch.walkers[n] = e
-        batch.states[n] = given.states[e]
-        batch.actions[n] = given.actions[e]
-        batch.next_states[n] = given.next_states[e]
-        batch.rewards[n] = given.rewards[e]
-        batch.terminated[n] = given.terminated[e]
+        batch.states[n] = counted.before[e]
+        batch.actions[n] = actions[e]
+        batch.next_states[n] = counted.next_states[e]
+        batch.rewards[n] = counted.rewards[e]
+        batch.terminated[n] = counted.terminated[e]
         # Of a time limit that runs out where an episode terminates Gymnasium says both: nothing is cut off.
-        batch.truncated[n] = given.truncated[e] and not given.terminated[e]
+        batch.truncated[n] = counted.truncated[e] and not counted.terminated[e]
         if next_masks is not None:
             for action in range(next_masks.shape[1]):
                 masks[n, action] = next_masks[e, action]
@@ -399,17 +387,9 @@ def go_on(stepping, what, next_state, reward, terminated, truncated):
             stepping.totals[1] += counted.ended_returns[0]
             stepping.totals[2] += counted.ended_lengths[0]
     if what == STEPPED or what == PLAYED:
-        given = Given(
-            counted.valid,
-            counted.before,
-            stepping.actions,
-            counted.next_states,
-            counted.rewards,
-            counted.terminated,
-            counted.truncated,
-        )
-        whole[DRAWS] += stepping.actions.size
-        whole[HELD] = note_steps(batch, context.masks, whole[HELD], given, stepping.next_masks)
+        held, actions = whole[HELD], stepping.actions
+        whole[DRAWS] += actions.size
+        whole[HELD] = note_steps(batch, context.masks, held, counted, actions, stepping.next_masks)
     if what != ACT and came != ENDED:
         first = 0
         while True:
