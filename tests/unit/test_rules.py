@@ -1,6 +1,7 @@
 """The catalog of learning rules, and what a rule's declaration says of the tables that it needs."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -39,7 +40,7 @@ def check(parameters):
 
 
 def made(name="own", parameters=Watkins, **more):
-    return LearningRule(name, parameters, learn=None, truth=None, **more)
+    return LearningRule(name, parameters, **{"learn": Q_LEARNING.learn, **more})
 
 
 @pytest.fixture
@@ -138,6 +139,70 @@ def test_a_rule_that_is_written_anew_takes_the_place_of_the_old_one(own):
     new = rules.register(made(parameters=Again))
     assert rules.registered("own") is new and rules.of_class(Watkins) is None
     rules.unregister(new)
+
+
+@pytest.mark.parametrize(
+    "field, given, told",
+    [
+        ("tables", (), 'tables must be a tuple of different names, one or more, such as ("q",), got ()'),
+        ("tables", "q", "got 'q'"),
+        ("tables", ("q", "q"), "got ('q', 'q')"),
+        ("learn", None, "learn must be a function of 5 arguments, got None"),
+        ("learn", lambda context: 0, "learn must be a function of 5 arguments, got <function"),
+        ("truth", 5, "truth must be a function of 3 arguments or None, got 5"),
+        ("preference", lambda state: 0.0, "preference must be a function of 4 arguments or None, got"),
+        ("waits", 5, "waits must be a function of 1 argument or None, got 5"),
+        ("check", 5, "check must be a function of 1 argument or None, got 5"),
+        ("check_source", 5, "check_source must be a function of 2 arguments or None, got 5"),
+        ("memory", 5, "memory must be a function of 1 argument, got 5"),
+        ("model", None, "model must be a function of 3 arguments, got None"),
+        ("can_replay", "no", "can_replay must be True or False, got 'no'"),
+        ("shared", 5, "shared must be a tuple of Shared(name, merge)"),
+        ("shared", (Shared("gain", "mean"),), "each merge one of 'affine', 'sum', 'owner', got (Shared("),
+        ("shared", (Shared("gain", "sum"), Shared("gain", "sum")), "with different names"),
+        (
+            "shared",
+            (Shared("gain", "sum", -1),),
+            "shared as 'gain' must be a whole number of at least 0, got -1",
+        ),
+        (
+            "defaults",
+            {"foo": 1},
+            "defaults must be a dict that has learning_rate or epsilon alone, got {'foo'",
+        ),
+        ("choices", {"y": ("a", "b")}, "choices must be a dict with a tuple of words for names of hyper-"),
+        ("choices", {"steps": ...}, "got {'steps': Ellipsis}"),
+        (
+            "memory",
+            lambda p: (-1, 0),
+            "for Watkins(trace_decay=0.9, steps=2) must be a whole number of at least 0",
+        ),
+        ("memory", lambda p: 3, "must be two numbers, (whole, real), got 3"),
+        ("model", lambda p, states, actions: 0.5, "The model of the rule 'own' for Watkins("),
+        ("waits", lambda p: None, "What waits by the rule 'own' for Watkins("),
+    ],
+)
+def test_a_rule_with_a_field_that_is_none_cannot_be_registered(field, given, told):
+    with pytest.raises(SettingsError, match=re.escape(told)):
+        rules.register(made(**{field: given}))
+    assert rules.registered("own") is None and rules.of_class(Watkins) is None
+
+
+@pytest.mark.parametrize("given", ["own", None, LearningRule, Watkins])
+def test_what_is_no_rule_cannot_be_registered(given):
+    with pytest.raises(SettingsError, match="register takes a LearningRule, got .* Write register"):
+        rules.register(given)
+
+
+def test_counts_are_looked_at_for_each_choice_of_hyper_parameters():
+    rule = rules.register(made(memory=lambda parameters: (parameters.steps, 0)))
+    try:
+        with pytest.raises(
+            SettingsError, match=r"for Watkins\(trace_decay=0.9, steps=-2\) must be .* got -2"
+        ):
+            Settings(algorithm=Watkins(steps=-2))
+    finally:
+        rules.unregister(rule)
 
 
 @pytest.mark.parametrize("rule", [made(name=7), made(name=""), made(parameters=None), made(parameters=dict)])

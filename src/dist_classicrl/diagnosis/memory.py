@@ -94,8 +94,8 @@ def replay_bytes(settings: Settings) -> int:
 def rule_bytes(shape: TableShape, settings: Settings, walkers: int) -> int:
     """Return what a learner of so many walkers remembers by its rule: see `RuleMemory`."""
     rule, parameters = find(settings.algorithm)
-    each = sum(rule.memory(parameters)) + rule.n_owned(parameters, *shape.of_table)
-    return 8 * (walkers * each + rule.model(parameters, *shape.of_table))
+    each = sum(rule.remembered(parameters)) + rule.n_owned(parameters, *shape.of_table)
+    return 8 * (walkers * each + rule.modeled(parameters, *shape.of_table))
 
 
 def _learner_bytes(plan: TrainingPlan) -> int:

@@ -29,8 +29,8 @@ def declared(
     size = parameters, n_states, n_actions
     found: dict[str, Sequence[Range] | None] = {}
     kinds = (
-        (_WHOLE, "whole numbers", rule.whole_ranges, rule.memory(parameters)[0]),
-        (_MODEL, "numbers of its model", rule.model_ranges, rule.model(*size)),
+        (_WHOLE, "whole numbers", rule.whole_ranges, rule.remembered(parameters)[0]),
+        (_MODEL, "numbers of its model", rule.model_ranges, rule.modeled(*size)),
     )
     for name, words, ranges, needed in kinds:
         found[name] = None if ranges is None else ranges(*size)
@@ -75,13 +75,13 @@ class RuleMemory:
         self._behavior = behavior
         self._rule, self._parameters, self._size = rule, parameters, table.shape.of_table
         declared(rule, parameters, *self._size)
-        whole, real = rule.memory(parameters)
+        whole, real = rule.remembered(parameters)
         owned = rule.n_owned(parameters, *table.shape.of_table)
         arrays = (
             np.zeros((walkers, whole), np.int64),
             np.zeros((walkers, real)),
             np.zeros((walkers, owned)),
-            np.zeros(rule.model(parameters, *table.shape.of_table)),
+            np.zeros(rule.modeled(parameters, *table.shape.of_table)),
         )
         self._arrays: State = dict(zip(RULE_ARRAYS, arrays, strict=True))
 

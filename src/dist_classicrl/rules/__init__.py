@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dist_classicrl._lazy import lazy_names
-from dist_classicrl._words import nearest
-from dist_classicrl.checks import as_float, is_flag, is_real, is_whole
+from dist_classicrl._words import counted, nearest
+from dist_classicrl.checks import as_float, is_flag, is_real, is_whole, takes
 from dist_classicrl.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -90,8 +90,9 @@ class Shared:
     size: int | Callable[[Any, int, int], int] = 1
 
     def count(self, parameters: Any, n_states: int, n_actions: int) -> int:
-        """Return how many numbers these are in a problem of this size."""
-        return self.size if isinstance(self.size, int) else int(self.size(parameters, n_states, n_actions))
+        """Return how many numbers these are in a problem of this size; SettingsError where it says none."""
+        size = self.size(parameters, n_states, n_actions) if callable(self.size) else self.size
+        return _counted(f"The size of what is shared as {self.name!r}", size)
 
 
 @dataclass(frozen=True)
@@ -241,6 +242,49 @@ class LearningRule:
         """Return how many of the shared numbers each walker keeps for itself."""
         return sum(one.count(parameters, n_states, n_actions) for one in self.shared if one.merge == "owner")
 
+    def remembered(self, parameters: Any) -> tuple[int, int]:
+        """Return how many whole and real numbers a walker carries along; SettingsError where it is not so."""
+        given = self.memory(parameters)
+        who = f"The memory of the rule {self.name!r} for {parameters}"
+        if not isinstance(given, tuple) or len(given) != 2:
+            raise SettingsError(f"{who} must be two numbers, (whole, real), got {given!r}.")
+        return _counted(who, given[0]), _counted(who, given[1])
+
+    def modeled(self, parameters: Any, n_states: int, n_actions: int) -> int:
+        """Return how many numbers each worker keeps of the environment; SettingsError where it is not so."""
+        given = self.model(parameters, n_states, n_actions)
+        return _counted(f"The model of the rule {self.name!r} for {parameters}", given)
+
+    def waiting(self, parameters: Any) -> int:
+        """Return how many steps wait at most, 0 without `waits`; SettingsError where it is not so."""
+        given = 0 if self.waits is None else self.waits(parameters)
+        return _counted(f"What waits by the rule {self.name!r} for {parameters}", given)
+
+
+def _counted(who: str, given: Any) -> int:
+    if not is_whole(given) or given < 0:
+        raise SettingsError(f"{who} must be a whole number of at least 0, got {given!r}.")
+    return int(given)
+
+
+_FUNCTIONS = {
+    "learn": 5,
+    "truth": 3,
+    "on_action": 6,
+    "on_target": 7,
+    "preference": 4,
+    "is_by_value": 3,
+    "memory": 1,
+    "model": 3,
+    "check": 1,
+    "check_source": 2,
+    "waits": 1,
+    "whole_ranges": 3,
+    "model_ranges": 3,
+    "note_masks": 4,
+    "check_model": 4,
+}
+"""Fields of a `LearningRule` that are functions, and how many arguments they are called with."""
 
 _known: dict[str, LearningRule] = {}
 _stand_ins: dict[Any, LearningRule] = {}
@@ -269,9 +313,14 @@ def register(rule: LearningRule) -> LearningRule:
     Raises
     ------
     SettingsError
-        If the name or the class belongs to another rule, or is none, or a hyper-parameter has no default that
-        is a number or a flag.
+        If the name or the class belongs to another rule, or is none, a hyper-parameter has no default that is
+        a number or a flag, or another field is not what `LearningRule` says.
     """
+    if not isinstance(rule, LearningRule):
+        raise SettingsError(
+            f"register takes a LearningRule, got {rule!r}. Write register(LearningRule(name, parameters, "
+            "learn))."
+        )
     kind = rule.parameters
     is_named_tuple = isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
     if not (isinstance(rule.name, str) and rule.name and is_named_tuple):
@@ -279,6 +328,8 @@ def register(rule: LearningRule) -> LearningRule:
             f"The rule {rule.name!r} of {kind!r} cannot be registered: it needs a name, as text, and as "
             "parameters a class made with typing.NamedTuple."
         )
+    if wrong := _wrong_field(rule):
+        raise SettingsError(f"The rule {rule.name!r} cannot be registered: {wrong}.")
     is_ours = kind.__module__.split(".")[0] == __name__.split(".")[0]
     old = _known.get(rule.name, rule)
     is_anew = old.parameters is not kind and _place(old.parameters) == _place(kind)
@@ -301,9 +352,57 @@ def register(rule: LearningRule) -> LearningRule:
             f"The rule {rule.name!r} cannot be registered: in {rule.parameters.__name__} "
             f"{', '.join(lacking)} must have a default that is a number, True or False."
         )
+    _check_counts(rule, kind())
     compared_by_class(kind)
     _known[rule.name] = rule
     return rule
+
+
+def _wrong_field(rule: LearningRule) -> str:
+    """Return which field of a rule is not what it has to be, and what that is; nothing where all are."""
+
+    def is_names(given: Any) -> bool:
+        is_text = isinstance(given, tuple) and all(isinstance(name, str) and name for name in given)
+        return is_text and 0 < len(given) == len(set(given))
+
+    for name, count in _FUNCTIONS.items():
+        given = getattr(rule, name)
+        may_lack = name not in ("learn", "memory", "model")
+        if not (given is None and may_lack or callable(given) and takes(given, count)):
+            otherwise = " or None" * may_lack
+            return f"{name} must be a function of {counted(count, 'argument')}{otherwise}, got {given!r}"
+    for name in ("can_replay", "is_reproducible", "can_travel"):
+        if not is_flag(getattr(rule, name)):
+            return f"{name} must be True or False, got {getattr(rule, name)!r}"
+    if not is_names(rule.tables):
+        return f'tables must be a tuple of different names, one or more, such as ("q",), got {rule.tables!r}'
+    merges = ("affine", "sum", "owner")
+    are_shared = isinstance(rule.shared, tuple) and all(
+        isinstance(one, Shared) and isinstance(one.merge, str) and one.merge in merges for one in rule.shared
+    )
+    if not are_shared or rule.shared and not is_names(tuple(one.name for one in rule.shared)):
+        return (
+            'shared must be a tuple of Shared(name, merge) with different names, such as (Shared("gain", '
+            f'"affine"),), each merge one of {", ".join(map(repr, merges))}, got {rule.shared!r}'
+        )
+    if not isinstance(rule.defaults, Mapping) or not {"learning_rate", "epsilon"}.issuperset(rule.defaults):
+        return f"defaults must be a dict that has learning_rate or epsilon alone, got {rule.defaults!r}"
+    words = rule.choices
+    if not isinstance(words, Mapping) or not all(one in rule.usual and is_names(words[one]) for one in words):
+        return (
+            "choices must be a dict with a tuple of words for names of hyper-parameters, such as "
+            f'{{"kind": ("first", "second")}}, got {words!r}'
+        )
+    return ""
+
+
+def _check_counts(rule: LearningRule, parameters: Any) -> None:
+    """Raise SettingsError unless what a rule remembers with these hyper-parameters are so many numbers."""
+    rule.remembered(parameters)
+    rule.waiting(parameters)
+    rule.modeled(parameters, 1, 1)
+    for one in rule.shared:
+        one.count(parameters, 1, 1)
 
 
 def compared_by_class(kind: type[_Kind]) -> type[_Kind]:
@@ -403,6 +502,7 @@ def checked(rule: LearningRule, parameters: Any) -> Any:
     parameters = rule.parameters(*values)
     if rule.check is not None:
         rule.check(parameters)
+    _check_counts(rule, parameters)
     return parameters
 
 

@@ -86,7 +86,7 @@ def why_not_simulated(source: Source, settings: Settings) -> str | None:
 
 def _why_not_rule(rule: LearningRule, parameters: Any) -> str | None:
     """Return why a rule cannot learn on a card: each walker has to move entries towards targets."""
-    if rule.model(parameters, 1, 1):
+    if rule.modeled(parameters, 1, 1):
         return (
             "keeps a model of the environment, of which each walker would need one, as each run of "
             "learn_runs has"
@@ -100,7 +100,7 @@ def _why_not_rule(rule: LearningRule, parameters: Any) -> str | None:
         return "moves all actions of a state at once, and walkers write letters to single entries"
     if rule.waits is None and (rule.on_action is not None or not rule.can_travel):
         return "does not declare that each call moves one entry, or how many steps wait (can_travel, waits)"
-    waits = 0 if rule.waits is None else rule.waits(parameters)
+    waits = rule.waiting(parameters)
     if waits > MOST_WAITING:
         return f"lets {waits:,} steps wait, and at most {MOST_WAITING} may in the memory of each walker"
     return None
@@ -108,7 +108,7 @@ def _why_not_rule(rule: LearningRule, parameters: Any) -> str | None:
 
 def letters_of(rule: LearningRule, parameters: Any) -> int:
     """Return how many entries a step of one walker can want moved."""
-    return 1 if rule.waits is None else 2 * rule.waits(parameters) + 2
+    return 1 if rule.waits is None else 2 * rule.waiting(parameters) + 2
 
 
 def card_for(

@@ -115,12 +115,12 @@ def check_source(settings: Settings, source: Source) -> None:
 
 def why_none_travels(rule: LearningRule, parameters: Any) -> str | None:
     """Return why walkers cannot travel between the owners of rows with a rule; None where they can."""
-    waits = 0 if rule.waits is None else rule.waits(parameters)
+    waits = rule.waiting(parameters)
     if rule.on_action is not None and rule.waits is None:
         return "learns when the next action is chosen (on_action), where the entry that waits is not"
     if any(one.merge != "affine" for one in rule.shared) or (rule.shared and rule.on_target is None):
         return f"shares {rule.shared[0].name}, which no state owns, and has no on_target that moves it"
-    if rule.model(parameters, 1, 1):
+    if rule.modeled(parameters, 1, 1):
         return "keeps a model of the environment, of which each owner would see a part"
     if rule.waits is not None and len(rule.tables) > 1:
         return "lets steps wait, and has several tables"

@@ -120,10 +120,10 @@ def record_sizes(simulator: CompiledSimulator, rule: LearningRule, parameters: A
     And how many of these a walker causes at most, to one rank, in a superstep.
     """
     key = words_of(simulator.keys)
-    words = MEMORY + simulator.memory_size + sum(rule.memory(parameters)) + key
+    words = MEMORY + simulator.memory_size + sum(rule.remembered(parameters)) + key
     if rule.waits is None:
         return words, 1 if len(rule.tables) == 1 else 2, 2
-    waits = rule.waits(parameters)
+    waits = rule.waiting(parameters)
     return words + waits * max(1, key), LETTER_WORDS + key, waits + 1
 
 
@@ -153,7 +153,7 @@ class Share(MessageSteps):
         #: Its rows.
         self.table: Any = self._own(partition)
         #: What its rule remembers of a walker: how many whole numbers, and real ones.
-        self._remembered = problem.rule.memory(problem.parameters)
+        self._remembered = problem.rule.remembered(problem.parameters)
         context = Context(
             self.table.arrays,
             problem.rates.table,
@@ -169,7 +169,7 @@ class Share(MessageSteps):
         #: Whether its rule shares numbers, whose sums all ranks have to know after each superstep.
         self.shares = problem.shape.n_shared > 0
         #: How many of its steps may wait; None: each is learned at once.
-        self._waits = None if problem.rule.waits is None else problem.rule.waits(problem.parameters)
+        self._waits = None if problem.rule.waits is None else problem.rule.waiting(problem.parameters)
         arrays = self.table.arrays
         outbox: Outbox | Letters
         outbox = Outbox.of(arrays) if self._waits is None else Letters.of(arrays, self._waits)
