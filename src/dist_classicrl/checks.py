@@ -260,10 +260,14 @@ def is_flag(value: Any) -> bool:
     return isinstance(value, np.bool_)
 
 
-def as_array(value: Any) -> np.ndarray:
-    """Return what a user gave as an array; one of objects where it makes none."""
+def as_array(name: str, value: Any, error: type[Exception] = SettingsError) -> np.ndarray:
+    """Return what a user gave as an array, one of objects where it makes none.
+
+    An `error` is raised where a masked array hides some of its numbers.
+    """
     import numpy as np
 
+    check_shown(name, value, error)
     try:
         return np.asarray(value)
     except Exception:  # what is ragged, or pretends to be an array, raises errors of many kinds
@@ -273,13 +277,21 @@ def as_array(value: Any) -> np.ndarray:
 def hidden_numbers(value: Any) -> str:
     """Return, in words, that `value` is a masked array that hides some of its numbers; nothing if not.
 
-    `as_array` would take what is hidden for numbers like the others.
+    NumPy itself takes what is hidden for numbers like the others.
     """
     import numpy as np
 
     if not (isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value)):
         return ""
     return f"is a masked array that hides {np.ma.count_masked(value)} of its numbers"
+
+
+def check_shown(name: str, value: Any, error: type[Exception] = SettingsError) -> None:
+    """Raise an `error` if `value` is a masked array that hides some of its numbers."""
+    if hidden := hidden_numbers(value):
+        raise error(
+            f"{name} {hidden}; give what its .filled(number) returns, with a number to stand for those"
+        )
 
 
 def sum_tolerance(rows: np.ndarray) -> float:

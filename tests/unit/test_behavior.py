@@ -303,7 +303,7 @@ def test_what_is_kept_of_a_behavior_leads_back_to_it(tmp_path):
         ([["a"]], "must have real numbers of shape"),
         ([["0.5", "0.5"]], "got an array of <U3"),
         (np.eye(2, dtype=complex), "got an array of complex128"),
-        ([[1, 0], [1]], "got no such array"),
+        ([[1, 0], [1]], "got an array of object"),
         ([[0.5, 0.6]], r"add up to 1 in each row, got \[0.5 0.6\] for state 0, which add up to 1.1"),
         ([[1.5, -0.5]], "chances of at least 0"),
         ({"name": "policy"}, "behavior is a policy that cannot be read"),

@@ -52,7 +52,7 @@ class Acted(NamedTuple):
 
         SettingsError where they are none, DataError where they lack a state in which somebody acted.
         """
-        array = as_array(given)
+        array = as_array(name, given)
         is_sound = array.ndim == 1 and array.dtype.kind in "iu" and array.size
         if array.ndim == 2 and array.shape[1] == self.n_actions and array.dtype.kind in "fiu":
             is_sound = array.size
@@ -96,7 +96,7 @@ class _Free(NamedTuple):
 def _actions(data: Transitions, states: np.ndarray, policy: Any, behavior: Any) -> int:
     """Return the number of actions, which the arrays say, where one has two dimensions."""
     n_actions = data.n_actions
-    for array in map(as_array, (policy, behavior)):
+    for array in (as_array("policy", policy), as_array("behavior", behavior)):
         if array.ndim == 2:
             n_actions = max(n_actions, array.shape[1])
         elif array.ndim == 1 and array.dtype.kind in "iu" and array.size > states[-1]:

@@ -133,6 +133,8 @@ def estimate_value(
     target = acted.chances("policy", policy)
     evidence, effective = n, float(n)
     if method == "model":
+        if behavior is not None:
+            acted.chances("behavior", behavior)
         value, influence = _by_model(acted, target, discount)
     else:
         ratio = log_ratios(acted, target, behavior)

@@ -62,7 +62,7 @@ class Transitions:
     def __post_init__(self) -> None:
         given = {name: getattr(self, name) for name in NAMES}
         if given["truncated"] is None:
-            given["truncated"] = np.zeros(as_array(given["terminated"]).shape, bool)
+            given["truncated"] = np.zeros(_checked("terminated", given["terminated"]).shape, bool)
         arrays = {name: _checked(name, value) for name, value in given.items()}
         sizes = {name: array.size for name, array in arrays.items()}
         if len(set(sizes.values())) > 1 or not arrays["states"].size:
@@ -242,7 +242,7 @@ def _fields_of(data: Any) -> dict[str, Any] | None:
 def _checked(name: str, value: Any) -> np.ndarray:
     if hidden := hidden_numbers(value):
         raise DataError(f"{name} {hidden}: leave such transitions out")
-    array = as_array(value)
+    array = as_array(name, value)
     kinds, what = {
         "rewards": ("fiu", "numbers"),
         "terminated": ("b", "bool"),

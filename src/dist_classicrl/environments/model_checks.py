@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.checks import WholeNumber, is_real, is_whole
+from dist_classicrl.checks import WholeNumber, check_shown, is_real, is_whole
 from dist_classicrl.environments import reachability
 from dist_classicrl.errors import ActionMaskError, ModelError, RewardError
 
@@ -29,7 +29,8 @@ def positive_int(name: str, value: Any, otherwise: str = "") -> int:
 
 
 def as_array(name: str, value: Any) -> np.ndarray:
-    """Return `value` as an array; ModelError where it is none."""
+    """Return `value` as an array; ModelError where it is none, or hides some of its numbers."""
+    check_shown(name, value, ModelError)
     try:
         return np.asarray(value)
     except Exception as error:  # objects may raise anything

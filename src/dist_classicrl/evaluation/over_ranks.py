@@ -271,7 +271,7 @@ def _agree(rooted: RootedCollectives, own: _Asked, what: str) -> float:
 
 def _actions_of(policy: Any, model: TabularMDP | FunctionMDP, own: range) -> np.ndarray:
     """Return the policy's actions in some states, -1 where none is legal; SettingsError for illegal ones."""
-    given = None if callable(policy) else as_array(policy)
+    given = None if callable(policy) else as_array("policy", policy)
     if given is not None and (given.shape != (model.n_states,) or given.dtype.kind not in "iu"):
         raise SettingsError(
             f"the policy has shape {given.shape} and dtype {given.dtype}; it must be actions, int with shape "
@@ -282,7 +282,7 @@ def _actions_of(policy: Any, model: TabularMDP | FunctionMDP, own: range) -> np.
         part = range(first, min(first + _ASKED_AT_ONCE, own.stop))
         # The function may write to the states that it is given.
         actions = (
-            as_array(policy(np.arange(part.start, part.stop)))
+            as_array("what the policy returned", policy(np.arange(part.start, part.stop)))
             if given is None
             else given[part.start : part.stop]
         )

@@ -246,7 +246,7 @@ class AgentState:
                 "q_table cannot be assigned where states are keys: its rows belong to the states that were "
                 "met. Load a model with load_model, or train."
             )
-        given = as_array(values)
+        given = as_array("q_table", values)
         shape = None if self._shape is None else self._shape.of_table
         if given.ndim != 2 or 0 in given.shape or (shape is not None and given.shape != shape):
             allowed = "two dimensions, none of them empty," if shape is None else f"the shape {shape}"

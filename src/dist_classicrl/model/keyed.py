@@ -86,11 +86,11 @@ class KeyIndex:
             return self._checked_wide(given)
         bounds = bounds_of(self.keys.dtype)
         if isinstance(given, list):  # NumPy would make floats of small and large ones together
-            numbers = [as_array(each)[()] for each in given]
+            numbers = [as_array("observation", each)[()] for each in given]
             if all(_is_whole(each, bounds) for each in numbers):
                 return np.array([int(each) for each in numbers], self.keys.dtype), True
         else:
-            array = as_array(given)
+            array = as_array("observation", given)
             is_batch = array.ndim == 1 and isinstance(given, np.ndarray)
             values = np.atleast_1d(array)
             if values.dtype.kind in "iu" and values.size:

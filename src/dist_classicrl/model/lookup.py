@@ -95,7 +95,7 @@ class Lookup:
         if self.observations is not None:
             states, is_batch = self.observations.encode_any(observation)
         else:
-            given = as_array(observation)
+            given = as_array("observation", observation)
             if given.shape == (0,) and isinstance(observation, list):
                 given = given.astype(np.int64)
             is_batch = given.ndim == 1 and isinstance(observation, _BATCHES) and self.is_numbered
@@ -133,7 +133,7 @@ class Lookup:
         return values
 
     def _checked_mask(self, action_mask: Any, values: np.ndarray) -> np.ndarray:
-        mask = as_array(action_mask)
+        mask = as_array("action_mask", action_mask)
         is_mask = mask.dtype.kind in "biu" and mask.shape == values.shape and mask.any(axis=-1).all()
         if not is_mask or not ((mask == 0) | (mask == 1)).all():
             got = f"{action_mask!r}, " if mask.size <= _SHOWN else ""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.checks import hidden_numbers
+from dist_classicrl.checks import check_shown
 from dist_classicrl.errors import SettingsError
 
 _NAMES = ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8")
@@ -17,10 +17,7 @@ _HINTS = {"detach": ".detach().cpu().numpy()", "get": ".get()"}
 
 def as_array(name: str, array: Any) -> np.ndarray:
     """Return an array_like as an array; SettingsError for what NumPy makes none of, or hides numbers."""
-    if hidden := hidden_numbers(array):
-        raise SettingsError(
-            f"{name} {hidden}; give what its .filled(number) returns, with a number to stand for those"
-        )
+    check_shown(name, array)
     try:
         return np.asarray(array)
     except Exception as error:  # what is ragged, on a card, or keeps gradients: of many kinds

@@ -81,7 +81,7 @@ def map_of(q_table: np.ndarray, env: Any, visits: np.ndarray | None = None) -> G
 
 
 def _checked(name: str, given: Any) -> np.ndarray:
-    array = as_array(given)
+    array = as_array(name, given, PlotError)
     if array.ndim != 2 or array.dtype.kind not in "fiu":
         raise PlotError(
             f"{name} must be numbers of shape (states, actions), as agent.{name} where states are no keys, "

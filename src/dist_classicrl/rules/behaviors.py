@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_classicrl._words import nearest
-from dist_classicrl.checks import as_float, is_real, sum_tolerance
+from dist_classicrl.checks import as_array, as_float, is_real, sum_tolerance
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.rules import compared_by_class
 from dist_classicrl.schedules import Constant, PerVisit, Schedule, as_schedule, from_dict, to_dict
@@ -208,12 +208,10 @@ def _policy_data(probabilities: Any) -> dict[str, Any]:
     """Return chances of actions as plain data: their bytes as text, which keeps every bit."""
     import numpy as np
 
-    try:
-        given = np.asarray(probabilities)
-        array = given.astype(np.float64, order="C") if given.dtype.kind in "biuf" else np.zeros(0)
-        got = f"the shape {given.shape}" if given.dtype.kind in "biuf" else f"an array of {given.dtype}"
-    except (OverflowError, TypeError, ValueError):
-        array, got = np.zeros(0), "no such array"
+    given = as_array("behavior", probabilities)
+    is_real = given.dtype.kind in "biuf"
+    array = given.astype(np.float64, order="C") if is_real else np.zeros(0)
+    got = f"the shape {given.shape}" if is_real else f"an array of {given.dtype}"
     if array.ndim != 2 or array.size == 0:
         an_action_each = " An array of an action for each state is np.eye(actions)[it]."
         raise SettingsError(

@@ -16,7 +16,7 @@ import numpy as np
 
 from dist_classicrl._arguments import named_arguments
 from dist_classicrl._words import counted
-from dist_classicrl.checks import as_float, is_real
+from dist_classicrl.checks import as_float, check_shown, is_real
 from dist_classicrl.errors import MissingExtraError, StudyError
 
 Scores = Mapping[str, Mapping[str, Any]]
@@ -467,9 +467,10 @@ def check_mapping(scores: Any) -> None:
 
 def as_numbers(values: Any, what: str) -> np.ndarray:
     """Return `values` as an array of float64, or raise `StudyError`."""
+    check_shown(what, values, StudyError)
     try:
         return np.asarray(values, float)
-    except (TypeError, ValueError) as error:
+    except (OverflowError, TypeError, ValueError) as error:
         raise StudyError(f"{what} must be numbers, in rows of the same length: {error}.") from error
 
 

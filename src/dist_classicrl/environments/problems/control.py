@@ -56,7 +56,7 @@ def _game(
     step: object,
     max_episode_steps: int | None,
 ) -> CompiledSimulator:
-    is_list = as_array(bins).shape == (len(ranges),)
+    is_list = as_array("bins", bins).shape == (len(ranges),)
     if not is_list or not all(is_whole(n) and 1 <= n < 1_000 for n in bins):
         raise SettingsError(
             f"bins must be {len(ranges)} whole numbers from 1 to 999, one for each of the quantities that "

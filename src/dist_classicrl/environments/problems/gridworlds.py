@@ -215,6 +215,6 @@ def _wind_of(wind: Sequence[int] | None, rows: int, columns: int) -> np.ndarray:
     """Return the wind in each column; none blows over more cells than the board is high."""
     if wind is None:
         return np.zeros(columns, np.int64)
-    if as_array(wind).shape != (columns,) or not all(map(is_whole, wind)):
+    if as_array("wind", wind).shape != (columns,) or not all(map(is_whole, wind)):
         raise SettingsError(f"wind must be a whole number for each of the {columns} columns, got {wind!r}.")
     return np.array([max(-rows, min(int(speed), rows)) for speed in wind])

@@ -7,7 +7,7 @@ from math import comb
 
 import numpy as np
 
-from dist_classicrl.checks import WholeNumber, checked_positive
+from dist_classicrl.checks import WholeNumber, check_shown, checked_positive
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.problems.outcomes import (
     AMOUNT,
@@ -212,6 +212,7 @@ def _total(names: tuple[str, str], rates: list[float]) -> float:
 
 def _numbers(name: str, values: Sequence[float]) -> np.ndarray:
     """Return a sequence of finite numbers as float64."""
+    check_shown(name, values)
     try:
         given = np.array(values, dtype=float)
     except (TypeError, ValueError, OverflowError):

@@ -27,7 +27,7 @@ class Rows:
             outside = [state for state in (*asked[:1], *asked[-1:]) if not 0 <= state < n_states]
             self.first, self.n = asked.start, len(asked)
         else:
-            given = as_array(asked)
+            given = as_array("states", asked, ModelError)
             if given.ndim != 1 or (given.dtype.kind not in "iu" and given.size):
                 raise ModelError(
                     f"states are an array of shape {given.shape} and type {given.dtype}; give a range, or "

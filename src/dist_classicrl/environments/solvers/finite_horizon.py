@@ -53,7 +53,7 @@ def solve(
 
 
 def _checked_values(given: Any, n_states: int) -> np.ndarray:
-    found = as_array(given)
+    found = as_array("final_values", given)
     if found.shape != (n_states,) or found.dtype.kind not in "fiu" or not np.isfinite(found).all():
         raise SettingsError(
             f"final_values has shape {found.shape} and dtype {found.dtype}; it must be one finite number for "

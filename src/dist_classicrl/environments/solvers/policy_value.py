@@ -225,7 +225,7 @@ def checked_policy(model: Pairs, policy: Any, states: Sequence[int] | np.ndarray
 
     `states` are the numbers by which errors call them, where these are others than 0 to S - 1.
     """
-    given = as_array(policy)
+    given = as_array("policy", policy)
     S, A = model.n_states, model.n_actions
     names = range(S) if states is None else states
     legal = model.legal_pairs()
