@@ -446,7 +446,7 @@ class Settings(Checked):
     def from_dict(cls, data: dict[str, Any]) -> Settings:
         """Return the settings that `to_dict` described; SettingsError for other names or values."""
         known = sorted(cls.__dataclass_fields__)
-        unknown = sorted(set(data).difference(known))
+        unknown = sorted(map(str, set(data).difference(known)))
         if unknown:
             told = (
                 f"{name}, which is called {OURS[name]} here" if OURS.get(name) in known else name

@@ -39,6 +39,7 @@ from dist_classicrl.sweep.choosing.search import variants
 from dist_classicrl.sweep.comparison import interquartile_mean
 from dist_classicrl.sweep.folder import Member, StudyFolder, written
 from dist_classicrl.sweep.kept.records import is_record
+from dist_classicrl.sweep.new_seeds import compare_on_new_seeds
 from dist_classicrl.sweep.plan import Plan
 from dist_classicrl.sweep.progress import SweepProgress
 from dist_classicrl.sweep.study import score_of
@@ -177,6 +178,10 @@ def test_more_runs_than_a_study_may_have_are_counted_and_not_listed(tmp_path, ch
         ({"vary": {"learning_rat": [1]}}, "learning_rat"),
         ({"vary": {"learning_rate": [0.1, 2.0]}}, "learning_rate"),
         ({"settings": {"learning_rate": 0.2}}, "settings and in vary"),
+        ({"settings": {1: 2}}, "unknown settings 1; known are"),
+        ({"settings": {1: 2}, "vary": {1: [2]}}, "1 stands in settings and in vary"),
+        ({"search_seed": "abc"}, "search_seed='abc' belongs to search=\"random\".*Leave it out"),
+        ({"search_seed": 3}, "search_seed=3 belongs to"),
         ({"early_stopping": 3}, "SuccessiveHalving"),
         ({"early_stopping": SuccessiveHalving(3, 8)}, "Give 2,187 steps or more, or fewer rungs"),
     ],
@@ -184,6 +189,39 @@ def test_more_runs_than_a_study_may_have_are_counted_and_not_listed(tmp_path, ch
 def test_a_study_that_cannot_be_is_refused_before_anything_is_made(tmp_path, changes, word):
     with pytest.raises(StudyError, match=word):
         a_sweep(tmp_path / "study", **changes)
+    assert not (tmp_path / "study").exists()
+
+
+@pytest.mark.parametrize(
+    "how, told",
+    [
+        ({"processes": 0}, "processes must be a whole number of 1 or more, got 0"),
+        ({"progress": 5}, "progress must be a function that takes a SweepProgress, or None, got 5"),
+        ({"progress": lambda: None}, "progress must be a function that takes a SweepProgress"),
+        ({"retry_failed": "no"}, "retry_failed must be True or False, got 'no'"),
+        ({"retry_failed": 0}, "retry_failed must be True or False, got 0"),
+    ],
+)
+def test_how_a_study_is_made_is_looked_at_before_anything_is_made(tmp_path, how, told):
+    for make in (a_sweep(tmp_path / "study").run, partial(compare_on_new_seeds, a_sweep(tmp_path / "study"))):
+        with pytest.raises(StudyError, match=told):
+            make(**how)
+    assert not (tmp_path / "study").exists()
+
+
+@pytest.mark.parametrize(
+    "given, told",
+    [
+        (("studies/lake",), "is made by the Sweep of the study, got 'studies/lake'"),
+        ((None, 5), "names must be a list of settings as Study.name_of has them, or None, got 5"),
+        ((None, "learning_rate=0.1"), "names must be a list .* got 'learning_rate=0.1'"),
+        ((None, [1, 2]), "names must be a list"),
+    ],
+)
+def test_what_is_compared_on_new_seeds_is_looked_at_first(tmp_path, given, told):
+    sweep = given[0] or a_sweep(tmp_path / "study")
+    with pytest.raises(StudyError, match=told):
+        compare_on_new_seeds(sweep, *given[1:])
     assert not (tmp_path / "study").exists()
 
 

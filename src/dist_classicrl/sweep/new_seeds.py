@@ -12,8 +12,8 @@ from dist_classicrl.errors import StudyError
 from dist_classicrl.sweep.comparison import LEVEL, PERMUTATIONS
 from dist_classicrl.sweep.folder import make_once
 from dist_classicrl.sweep.plan import Plan
-from dist_classicrl.sweep.progress import SweepProgress
-from dist_classicrl.sweep.sequential import AdaStop, Verdict
+from dist_classicrl.sweep.progress import SweepProgress, check_call
+from dist_classicrl.sweep.sequential import AdaStop, Verdict, is_names
 from dist_classicrl.sweep.study import Study, check_one_scale
 from dist_classicrl.sweep.sweep import Sweep
 
@@ -55,8 +55,17 @@ def compare_on_new_seeds(
     ------
     StudyError
         If a name is unknown, so few seeds can show nothing, the comparison was begun with other numbers, a
-        run fails, or scores of several environments are returns.
+        run fails, scores of several environments are returns, or an argument is none of those above.
     """
+    if not isinstance(sweep, Sweep):
+        raise StudyError(
+            f"A comparison on new seeds is made by the Sweep of the study, got {sweep!r}. Give that."
+        )
+    if names is not None and not is_names(names):
+        raise StudyError(
+            f"names must be a list of settings as Study.name_of has them, or None, got {names!r}."
+        )
+    check_call(processes, progress, retry_failed)
     sweep.begin()
     study = Study(sweep.folder)
     variants = {study.name_of(number): number for number in study.variants()}

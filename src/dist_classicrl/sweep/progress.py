@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from dist_classicrl.checks import is_flag, is_whole, takes_one
+from dist_classicrl.errors import StudyError
 from dist_classicrl.sweep.folder import StudyFolder
 from dist_classicrl.sweep.plan import Plan
 
@@ -32,6 +34,18 @@ class SweepProgress:
     steps_per_second: float
     seconds: float
     seconds_left: float
+
+
+def check_call(processes: Any, progress: Any, retry_failed: Any) -> None:
+    """Raise `StudyError` unless these are arguments of `Sweep.run`."""
+    if processes is not None and not (is_whole(processes) and processes >= 1):
+        raise StudyError(f"processes must be a whole number of 1 or more, got {processes!r}.")
+    if progress is not None and not (callable(progress) and takes_one(progress)):
+        raise StudyError(
+            f"progress must be a function that takes a SweepProgress, or None, got {progress!r}."
+        )
+    if not is_flag(retry_failed):
+        raise StudyError(f"retry_failed must be True or False, got {retry_failed!r}.")
 
 
 class ShownSweep:

@@ -64,6 +64,12 @@ class Verdict:
         return f"the {self.better}" if self.better in _TWO else str(self.better)
 
 
+def is_names(given: Any) -> bool:
+    """Whether this is a sequence of names."""
+    is_row = isinstance(given, Sequence) and not isinstance(given, str)
+    return is_row and all(isinstance(name, str) for name in given)
+
+
 class AdaStop:
     """A comparison of all pairs of several variants in stages, each of so many seeds.
 
@@ -118,8 +124,8 @@ class AdaStop:
                 f"With {permutations:,} permutations no difference can be found at level {level}. Give at "
                 f"least {math.ceil(1 / level) - 1:,}, or a larger level."
             )
-        names = () if isinstance(variants, str) or not isinstance(variants, Sequence) else tuple(variants)
-        if len(names) < 2 or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        names = tuple(variants) if is_names(variants) else ()
+        if len(names) < 2 or len(set(names)) < len(names):
             raise StudyError(f"Comparing needs the names of two variants or more, got {variants!r}.")
         self.variants, self.stages, self.seeds_per_stage, self.level = names, stages, seeds_per_stage, level
         self._seed, self._permutations = seed, permutations
@@ -141,8 +147,10 @@ class AdaStop:
         """Raise `StudyError` if in so many tasks no scores whatever could show that variants differ.
 
         That is where scores which do not even overlap come about in more than `level` of all ways to deal
-        them out. `add` does it as well, which knows the tasks of the first stage.
+        them out, or `tasks` is no whole number of 1 or more. `add` does it as well, which knows the tasks of
+        the first stage.
         """
+        check_count("tasks", tasks, 1)
         n = len(self.variants)
         if enough := self._lacks(n, len(self.verdicts), tasks):
             raise StudyError(

@@ -43,7 +43,7 @@ from dist_classicrl.sweep.plan import (
     checked_settings,
     described,
 )
-from dist_classicrl.sweep.progress import ShownSweep, SweepProgress
+from dist_classicrl.sweep.progress import ShownSweep, SweepProgress, check_call
 from dist_classicrl.sweep.study import Study, score_of
 from dist_classicrl.sweep.trial import looked_at
 
@@ -148,7 +148,7 @@ class Sweep:
             if told is not None and not isinstance(told, Mapping):
                 raise StudyError(f"{name} must be a dict of settings by name, got {told!r}.")
         common, varied = dict(settings or {}), dict(vary or {})
-        both = sorted(set(common) & set(varied))
+        both = sorted(map(str, set(common) & set(varied)))
         if both:
             raise StudyError(
                 f"{', '.join(both)} stands in settings and in vary. Leave it out of one of them."
@@ -291,7 +291,8 @@ class Sweep:
         Raises
         ------
         StudyError
-            If the folder holds another study, or one whose seeds cannot be these, or cannot be written to.
+            If the folder holds another study, or one whose seeds cannot be these, or cannot be written to;
+            or an argument is none of those above.
         SettingsError
             If `stop_signals` holds what is no signal, or none that can stop a sweep.
         SweepStopped
@@ -299,9 +300,8 @@ class Sweep:
             Ctrl-C it is a KeyboardInterrupt. Either way the runs under way are lost, but for their
             checkpoints.
         """
+        check_call(processes, progress, retry_failed)
         count = (1 if is_one_of_several() else usable_cores()) if processes is None else processes
-        if not is_whole(count) or count < 1:
-            raise StudyError(f"processes must be a whole number of 1 or more, got {processes!r}.")
         if self._devices == {"cuda"} and count > 1:
             logger.info(
                 "This process makes all runs, since a forked one cannot use a card. Start ranks to use "

@@ -107,7 +107,7 @@ def n_tried(vary: Mapping[str, Any], search: str, n_variants: int | None, seed: 
     """Return how many settings `variants` returns, however many that are; StudyError as there."""
     check_space(vary)
     if search == "grid":
-        check_grid(vary, n_variants)
+        check_grid(vary, n_variants, seed)
         return math.prod(map(len, vary.values()))
     if search != "random":
         raise StudyError(f'search must be "grid", "random" or "tpe", got {search!r}.')
@@ -136,18 +136,19 @@ def check_draws(n_variants: int | None, seed: int) -> None:
         raise StudyError(f"The seed of a random search is a whole number of 0 or more, got {seed!r}.")
 
 
-def check_grid(vary: Mapping[str, Any], n_variants: int | None) -> None:
-    """Raise `StudyError` if a grid has a `Range`, or is to have a number of settings of its own."""
+def check_grid(vary: Mapping[str, Any], n_variants: int | None, seed: int) -> None:
+    """Raise `StudyError` if a grid has a `Range`, or something is said of draws, of which it has none."""
     ranges = [name for name, values in vary.items() if isinstance(values, Range)]
     if ranges:
         raise StudyError(
             f"A grid cannot go through all numbers of {vary[ranges[0]]} for {ranges[0]}. Give a list of "
             'values, or write search="random" and n_variants.'
         )
-    if n_variants is not None:
-        raise StudyError(
-            f'n_variants={n_variants!r} belongs to search="random": a grid has all combinations.'
-        )
+    for name, given, usual in (("n_variants", n_variants, None), ("search_seed", seed, 0)):
+        if given is not usual and not (is_whole(given) and given == usual):
+            raise StudyError(
+                f'{name}={given!r} belongs to search="random": a grid has all combinations. Leave it out.'
+            )
 
 
 def _drawn(values: Any, rng: np.random.Generator) -> Any:
