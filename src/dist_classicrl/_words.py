@@ -46,5 +46,5 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def closest(word: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
     """Return what is most like `word`, of what is like it at least so much, from 0 to 1."""
-    matches = get_close_matches(word, list(known), n=1, cutoff=likeness)
+    matches = get_close_matches(word, list(known), n=1, cutoff=likeness) if isinstance(word, str) else []
     return matches[0] if matches else None

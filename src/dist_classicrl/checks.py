@@ -11,7 +11,7 @@ import math
 import numbers
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields
 from importlib.util import find_spec
@@ -193,6 +193,11 @@ def takes(function: Any, arguments: int) -> bool:
     return True
 
 
+def is_row(value: Any) -> bool:
+    """Whether `value` can be gone through; an array without dimensions only calls itself iterable."""
+    return isinstance(value, Iterable) and getattr(value, "ndim", None) != 0
+
+
 def is_whole(value: Any) -> bool:
     """Whether `value` is a whole number of Python's or NumPy's, which counts its own among `numbers`."""
     return type(value) is int or isinstance(value, numbers.Integral) and not isinstance(value, bool)
@@ -249,6 +254,20 @@ def checked_path(name: str, value: Any) -> str:
     if not isinstance(text, str) or not text or not is_file_name(text):
         raise SettingsError(f"{name} must be a path, as text or pathlib.Path, got {value!r}.")
     return os.path.expanduser(text)
+
+
+def checked_file(called: str, path: Any, example: str) -> str:
+    """Return the path of a file that the function `called` is to write; SettingsError for a folder.
+
+    `example` is what such a file may be called.
+    """
+    target = checked_path("path", path)
+    if os.path.isdir(target):
+        raise SettingsError(
+            f"{called} writes a file, and {target} is a folder. Write "
+            f"{called}({os.path.join(target, example)!r})."
+        )
+    return target
 
 
 def is_flag(value: Any) -> bool:

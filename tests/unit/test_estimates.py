@@ -172,6 +172,8 @@ def test_probabilities_of_short_floats_add_up_to_1_within_their_rounding(dtype):
     assert DistAsyncQLearning(behavior=kept).settings.behavior == kept
     with pytest.raises(SettingsError, match="add up to 1"):
         estimate_value(episodes, thirds * dtype(1.01), 0.9)
+    with pytest.raises(SettingsError, match="behavior has shape .. and dtype <U3; it must be actions"):
+        estimate_value(episodes, thirds, 0.9, "model", behavior="abc")
     with pytest.raises(SettingsError, match="add up to 1"):
         DistAsyncQLearning(behavior=thirds * dtype(1.01))
 

@@ -433,6 +433,8 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     assert path.read_text() == before and list(tmp_path.iterdir()) == [path]
     with pytest.raises(ExportError, match="is there already"):
         export(state_of(agent), path, env)
+    with pytest.raises(ExportError, match="There is no format 5 of exports. The formats are npz"):
+        export(state_of(agent), path, env, kind=5)
 
 
 def counted_from_zero(n=6, actions=2):

@@ -289,6 +289,10 @@ def test_transitions_are_read_from_all_that_holds_them(given, tmp_path):
     parts = 2 if isinstance(given, list) and len(given) == 2 else 1
     assert data.starts.tolist() == [0, 2][:parts] and data.truncated.sum() == parts - 1
     saved = Transitions.of(data.save(tmp_path / "logged.npz"))
+    with pytest.raises(
+        SettingsError, match=r"save writes a file, and .* is a folder. Write save\('.*transitions.npz'"
+    ):
+        data.save(tmp_path)
     assert saved.fingerprint() == data.fingerprint()
 
 
@@ -326,6 +330,7 @@ def test_an_episode_ends_where_the_next_transition_is_elsewhere():
         ([STEPS, [(0, 1)]], DataError, "episode 1 cannot be read"),
         ([{"states": [0]}], DataError, "lack .* terminated[.] Give a((?!Give).)*$"),
         ([STEPS, [(0, 1, np.inf, 0, False)]], RewardError, "episode 1: the reward of transition 0 is inf"),
+        (np.array(3), DataError, "transitions are ndarray. Give a dict"),
         (1_000_000, DataError, r"transitions are int.*train\(env"),
         ([SimpleNamespace(**{**vars(EPISODE), "observations": np.zeros((4, 2))})], DataError, "observations"),
     ],

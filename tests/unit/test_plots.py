@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from matplotlib.colors import to_rgb, to_rgba
 
-from dist_classicrl import DistAsyncQLearning
+from dist_classicrl import DistAsyncQLearning, plotting
 from dist_classicrl._student import t_quantile
 from dist_classicrl.callbacks import EvalCallback, MetricsCallback
 from dist_classicrl.cli.commands.plot import command
@@ -538,3 +538,48 @@ def test_what_is_no_run_is_refused_with_what_to_write(metrics, draw):
 def test_what_is_no_path_is_refused(use, path):
     with pytest.raises(SettingsError, match="must be a path"):
         use(path)
+
+
+LINE = ([1, 2], [0, 1], [2, 3])
+
+
+@pytest.mark.parametrize(
+    "draw, told",
+    [
+        (lambda: plotting.plot_groups([1]), r"groups must be a dict by name, got \[1\]"),
+        (lambda: plotting.plot_groups({"a": 5}), "Each group needs a run"),
+        (lambda: plotting.plot_learning_curves([1, 2], [LINE]), "curves must be a dict by name"),
+        (lambda: plotting.plot_learning_curves([1, 2], {"a": 5}), "'a' has arrays of shapes .*Give three"),
+        (lambda: plotting.plot_learning_curves([1, 2], {"a": "xyz"}), "What 'a' has must be numbers"),
+        (
+            lambda: plotting.plot_learning_curves([1, 2], {"a": (["x"], [0], [1])}),
+            "What 'a' has must be numbers",
+        ),
+        (lambda: plotting.plot_learning_curves("x", {"a": LINE}), "horizontal axis must be numbers"),
+        (lambda: plotting.plot_learning_curves([1, 2], {"a": LINE}, title=5), "title must be text, got 5"),
+        (lambda: plotting.plot_profiles([1, 2], None), "profiles must be a dict by name, got None"),
+        (lambda: plotting.plot_sensitivity([1], {}), "settings must be a dict by name"),
+        (lambda: plotting.plot_sensitivity({"a": ("xy", *LINE)}, None), "explained must be a dict by name"),
+        (lambda: plotting.plot_sensitivity({"a": (["x", "y"], *LINE)}, {"a": "x"}), "'a' has no share"),
+        (lambda: plotting.plot_sensitivity({"a": 5}, {"a": 0.5}), "'a' has arrays of shapes"),
+        (lambda: plotting.plot_comparison([1]), "figures must be a dict by name"),
+        (lambda: plotting.plot_comparison({"a": [1]}), r"nothing to draw in \[1\]. Give a dict"),
+        (lambda: plotting.plot_comparison({"a": {"v": (1, 0, 2)}}, marks=5), "marks must be a dict by name"),
+        (
+            lambda: plotting.plot_comparison({"a": {"v": (1, 0, 2)}}, {"a": "x"}),
+            "mark of 'a' must be a number",
+        ),
+        (lambda: plotting.plot_curves(None, x=5), "x must be 'steps' or 'time', or both, got 5"),
+        (lambda: plotting.plot_curves(None, x=[["steps"]]), "x must be 'steps' or 'time'"),
+        (lambda: plotting.plot_curves(None, greedy=None), "greedy must be what read_evaluations"),
+        (lambda: plotting.plot_several_runs(None, None), "got 0 and 0 names"),
+        (lambda: plotting.plot_timeline(None), "must be what read_metrics"),
+        (lambda: plotting.plot_map(None), "grid_map must be what map_of"),
+        (lambda: plotting.plot_map(plotting.GridMap), "grid_map must be what map_of"),
+        (lambda: plotting.plot_scaling(None), "report must be a ScalingReport, got None"),
+        (lambda: plotting.save("figure", "x.png"), "What is saved is a figure, .* got 'figure'"),
+    ],
+)
+def test_what_cannot_be_drawn_by_any_function_is_refused(draw, told):
+    with pytest.raises(PlotError, match=told):
+        draw()

@@ -265,6 +265,8 @@ def test_undiscounted_states_that_no_episode_comes_to_need_no_value(monkeypatch,
     # 0 costs 1 and ends, or leads to 1, which costs 1 for ever.
     P = {0: [[(1.0, 0, -1.0, True)], [(1.0, 1, -1.0, False)]], 1: [[(1.0, 1, -1.0, False)]] * 2}
     model = TabularMDP.from_dict(P, [1.0, 0.0])
+    with pytest.raises(SettingsError, match="from_start must be True or False, got 'no'"):
+        model.policy_value(np.array([0, 0]), 1.0, from_start="no")
     v = model.policy_value(np.array([0, 0]), 1.0, from_start=True)
     np.testing.assert_array_equal(v, [-1.0, 0.0])
     with pytest.raises(ConvergenceError, match="no value in state 1"):

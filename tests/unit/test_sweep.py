@@ -989,6 +989,14 @@ def test_a_table_names_the_package_that_it_lacks(whole, tmp_path, monkeypatch, p
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "path, told", [(None, "path must be a path"), (".", "writes a file, and .* is a folder")]
+)
+def test_a_table_is_written_to_a_file(whole, path, told):
+    with pytest.raises(SettingsError, match=told):
+        whole.to_parquet(path)
+
+
 def test_rows_are_the_callers_own_and_follow_the_records(whole, tmp_path):
     whole.rows()[0]["score"] = "mine"
     assert whole.rows()[0]["score"] != "mine"

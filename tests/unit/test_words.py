@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from learned_runs import make_run, run_command
 
-from dist_classicrl._words import counted, shown_name, why_not_compiled
+from dist_classicrl._words import closest, counted, nearest, shown_name, why_not_compiled
 from dist_classicrl.cli.main import main
 from dist_classicrl.diagnosis import cores
 from dist_classicrl.diagnosis.plan import TrainingPlan
@@ -23,6 +23,11 @@ from dist_classicrl.settings import Settings
 )
 def test_one_is_no_plural(number, said):
     assert counted(number, "worker") == said
+
+
+def test_what_is_no_word_is_like_no_other():
+    assert closest("tabel", ["table"]) == "table" and nearest("tabel", ["table"]) == " Did you mean 'table'?"
+    assert closest(5, ["table"]) is None and nearest(None, ["table"]) == ""
 
 
 def test_a_name_that_is_no_utf_8_can_be_shown():

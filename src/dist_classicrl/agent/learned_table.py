@@ -11,7 +11,7 @@ import numpy as np
 from dist_classicrl._arguments import named_arguments
 from dist_classicrl._html import facts_of
 from dist_classicrl._urls import without_password
-from dist_classicrl.checks import checked_path
+from dist_classicrl.checks import checked_file, checked_path
 from dist_classicrl.environments.identity import Identity
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.evaluation import LONGEST_EPISODE
@@ -321,9 +321,4 @@ class LearnedTable:
             from dist_classicrl.agent.divided_model import save_divided
 
             return save_divided(target, self._state)
-        if os.path.isdir(target):
-            raise SettingsError(
-                f"save_model writes a file, and {target} is a folder. Write "
-                f"save_model({os.path.join(target, 'model.npz')!r})."
-            )
-        return model_file.write(target, self._state.to_model())
+        return model_file.write(checked_file("save_model", target, "model.npz"), self._state.to_model())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl._files import open_regular, whole_file
-from dist_classicrl.checks import as_array, checked_path, hidden_numbers
+from dist_classicrl.checks import as_array, checked_file, checked_path, hidden_numbers, is_row
 from dist_classicrl.errors import DataError, OutsideSpaceError, RewardError, SettingsError
 
 #: The arrays of a transition; the last one may be missing.
@@ -111,7 +111,7 @@ class Transitions:
             return cls(**_read(Path(checked_path("transitions", data))))
         if hasattr(data, "iterate_episodes"):
             return cls.of(data.iterate_episodes())
-        if isinstance(data, Iterable):
+        if is_row(data):
             return cls._joined([cls._of_episode(number, each) for number, each in enumerate(data)])
         raise DataError(f"transitions are {type(data).__name__}. {_GIVE} {_TRAIN}")
 
@@ -218,7 +218,7 @@ class Transitions:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the arrays to an .npz file, whole or not at all, and return its path."""
-        target = Path(checked_path("path", path))
+        target = Path(checked_file("save", path, "transitions.npz"))
         with whole_file(target) as file:
             np.savez_compressed(file, **{name: getattr(self, name) for name in NAMES})
         return target

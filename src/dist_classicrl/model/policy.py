@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl._html import facts_of
+from dist_classicrl.checks import as_array
 from dist_classicrl.environments.labels import Labels, labels_of
 from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.environments.stepped.spaces import SpaceIndex
@@ -56,7 +57,7 @@ class Policy:
     def __post_init__(self) -> None:
         for name in ("q", "visits", "legal"):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, _read_only(getattr(self, name)))
+                object.__setattr__(self, name, _read_only(as_array(name, getattr(self, name))))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), tuple(getattr(self, each.name) for each in fields(self))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import textwrap
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from dist_classicrl.checks import checked_path
+from dist_classicrl.checks import check_shown, checked_path
 from dist_classicrl.errors import MissingExtraError, PlotError
 
 if TYPE_CHECKING:
@@ -64,14 +65,37 @@ _STYLE: dict[Any, Any] = {
 }
 
 
+_ARGUMENTS = {
+    **dict.fromkeys(
+        ("explained", "figures", "groups", "curves", "marks", "profiles", "settings"),
+        ("a dict by name", "items"),
+    ),
+    "greedy": ("what read_evaluations(folder) returns", "best"),
+    "grid_map": ("what map_of(q_table, env) returns", "grid"),
+    "report": ("a ScalingReport", "baseline"),
+    "score": ("text", "strip"),
+    "title": ("text", "strip"),
+}
+"""What arguments of these names have to be, in words, and an attribute that every such object has."""
+
+
 def styled(draw: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Let `draw` run with the look of this package, and leave the caller's settings as they were."""
+    """Let `draw` run with the look of this package, and leave the caller's settings as they were.
+
+    `PlotError` where one of its arguments is not what it has to be.
+    """
+    known = inspect.signature(draw)
 
     @wraps(draw)
     def in_style(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         require_matplotlib()
         import matplotlib
 
+        for name, given in known.bind(*args, **kwargs).arguments.items():
+            what, has = _ARGUMENTS.get(name, ("", ""))
+            is_left_out = given is known.parameters[name].default
+            if what and not is_left_out and (isinstance(given, type) or not hasattr(given, has)):
+                raise PlotError(f"{name} must be {what}, got {given!r:.200}.")
         with matplotlib.rc_context(_STYLE):
             return draw(*args, **kwargs)
 
@@ -107,9 +131,13 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
     Raises
     ------
     PlotError
-        If the suffix is not one of `FORMATS`, or the file cannot be written.
+        If the suffix is not one of `FORMATS`, `figure` is none, or the file cannot be written.
     """
     target = check_target(path)
+    if not hasattr(figure, "savefig"):
+        raise PlotError(
+            f"What is saved is a figure, as the functions that plot return it, got {figure!r:.200}."
+        )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(target)
@@ -127,6 +155,23 @@ def check_target(path: str | os.PathLike[str]) -> Path:
             f"Give, for instance, {target.with_suffix('.png') if target.name else 'plot.png'}."
         )
     return target
+
+
+def as_numbers(name: str, values: Any) -> np.ndarray:
+    """Return `values` as an array of float64; PlotError where they are no numbers."""
+    check_shown(name, values, PlotError)
+    try:
+        return np.asarray(values, float)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise PlotError(f"{name} must be numbers, in rows of the same length: {error}.") from error
+
+
+def check_metrics(metrics: Any, name: str) -> None:
+    """Raise `PlotError` unless these are the records of a run."""
+    if not hasattr(metrics, "columns"):
+        raise PlotError(
+            f"The records of {name} must be what read_metrics(folder) returns, got {type(metrics).__name__}."
+        )
 
 
 def drawable(values: Any) -> np.ndarray:

@@ -119,10 +119,10 @@ def plot_curves(
 
 def axes_of(x: str | Sequence[str]) -> tuple[str, ...]:
     """Return the horizontal axes that are asked for, each once."""
-    wanted = (x,) if isinstance(x, str) else tuple(dict.fromkeys(x))
-    if not wanted or any(name not in AXES for name in wanted):
+    wanted = (x,) if isinstance(x, str) else tuple(x) if isinstance(x, Sequence) else ()
+    if not wanted or not all(isinstance(name, str) and name in AXES for name in wanted):
         raise PlotError(f"x must be {' or '.join(map(repr, AXES))}, or both, got {x!r}.")
-    return wanted
+    return tuple(dict.fromkeys(wanted))
 
 
 def curves_of(metrics: Metrics, x: Sequence[str], name: str, greedy: Greedy = NOTHING) -> Curves:
@@ -154,10 +154,7 @@ def curves_of(metrics: Metrics, x: Sequence[str], name: str, greedy: Greedy = NO
 
 def _check_records(metrics: Metrics, name: str) -> None:
     """Raise `PlotError` where there is no report, or nothing to draw in any."""
-    if not hasattr(metrics, "columns"):
-        raise PlotError(
-            f"The records of {name} must be what read_metrics(folder) returns, got {type(metrics).__name__}."
-        )
+    canvas.check_metrics(metrics, name)
     if not len(metrics):
         raise PlotError(
             f"The records of {name} hold no report of progress, so there is nothing to draw. Train longer "

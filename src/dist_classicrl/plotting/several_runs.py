@@ -114,9 +114,10 @@ def plot_several_runs(
         If there are fewer than two runs, or two of the same name, the records of one are empty, or there is
         no range that all of them cover.
     """
-    if len(runs) < 2 or len(names) != len(runs):
+    n_runs, n_names = (len(each) if isinstance(each, Sequence) else 0 for each in (runs, names))
+    if n_runs < 2 or n_names != n_runs:
         raise PlotError(
-            f"Several runs, each with a name, are compared; got {len(runs)} and {len(names)} names. "
+            f"Several runs, each with a name, are compared; got {n_runs} and {n_names} names. "
             "Use plot_curves for one."
         )
     wanted = axes_of(x)
@@ -167,7 +168,7 @@ def plot_groups(
     PlotError
         If there is no run, or the records of one are empty.
     """
-    if not groups or not all(groups.values()):
+    if not groups or not all(isinstance(runs, Sequence) and runs for runs in groups.values()):
         raise PlotError("Each group needs a run at least, and there must be one group. Give some.")
     for runs in groups.values():
         for run in runs:
@@ -176,7 +177,7 @@ def plot_groups(
                     f"A run of a group is a RunRecords, got {type(run).__name__}. Write "
                     "RunRecords(read_metrics(folder), name)."
                 )
-    if average not in INTERVALS:
+    if not isinstance(average, str) or average not in INTERVALS:
         raise PlotError(f"average must be {' or '.join(map(repr, INTERVALS))}, got {average!r}.")
     wanted = axes_of(x)
     compared = {name: _compared(runs, wanted, average, is_strict=False) for name, runs in groups.items()}

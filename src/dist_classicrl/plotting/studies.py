@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dist_classicrl.checks import is_real, is_row
 from dist_classicrl.errors import PlotError
 from dist_classicrl.plotting import canvas
 
@@ -94,11 +95,12 @@ def plot_sensitivity(
     figure = canvas.new_figure(_PANEL * rows + 0.6)
     canvas.write_title(figure, title)
     panels = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel()
-    for axes, (name, (values, *interval)) in zip(panels, settings.items(), strict=False):
-        if name not in explained:
+    for axes, (name, given) in zip(panels, settings.items(), strict=False):
+        if not is_real(explained.get(name)):
             raise PlotError(f"Setting {name!r} has no share of the variance. Give one in explained.")
-        places = np.arange(len(values))
-        middle, low, high = _arrays(name, tuple(interval), places.shape)
+        values, *interval = _row(given) or [()]
+        places = np.arange(len(_row(values)))
+        middle, low, high = _arrays(name, interval, places.shape)
         axes.errorbar(places, middle, _arms(middle, low, high), fmt="o-", color=canvas.BLUE, capsize=4)
         axes.set_xticks(places, list(values), rotation=20 if len(values) > 3 else 0)
         axes.set_title(f"{name}: {explained[name]:.0%} of the variance")
@@ -143,6 +145,8 @@ def plot_comparison(
             axes.barh(place, high - low, left=low, height=0.6, color=color, alpha=0.5)
             axes.vlines(middle, place - 0.3, place + 0.3, color=canvas.BLACK, lw=2)
         if marks is not None and name in marks:
+            if not is_real(marks[name]):
+                raise PlotError(f"The mark of {name!r} must be a number, got {marks[name]!r:.200}.")
             axes.axvline(marks[name], color=canvas.GRAY, ls="--", lw=1)
         axes.use_sticky_edges = False  # which would end the axis where the first bar begins
         axes.autoscale_view()
@@ -155,7 +159,7 @@ def plot_comparison(
 
 def _bands(x: Any, curves: Mapping[str, Interval], title: str) -> tuple[Figure, Axes]:
     _check_any(curves)
-    places = np.asarray(x, float)
+    places = canvas.as_numbers("The places on the horizontal axis", x)
     figure = canvas.new_figure(_PANEL + 1.6)
     canvas.write_title(figure, title)
     axes = figure.subplots()
@@ -170,12 +174,17 @@ def _bands(x: Any, curves: Mapping[str, Interval], title: str) -> tuple[Figure, 
 
 
 def _check_any(what: Mapping[str, Any]) -> None:
-    if not what:
-        raise PlotError("There is nothing to draw. Give one entry at least.")
+    if not isinstance(what, Mapping) or not what:
+        raise PlotError(f"There is nothing to draw in {what!r:.200}. Give a dict with one entry at least.")
 
 
-def _arrays(name: str, interval: tuple[Any, ...], shape: tuple[int, ...]) -> list[np.ndarray]:
-    arrays = [np.asarray(each, float) for each in interval]
+def _row(given: Any) -> list[Any]:
+    """Return what is in a row, nothing of what is none."""
+    return list(given) if is_row(given) else []
+
+
+def _arrays(name: str, interval: Any, shape: tuple[int, ...]) -> list[np.ndarray]:
+    arrays = [canvas.as_numbers(f"What {name!r} has", each) for each in _row(interval)]
     if len(arrays) != 3 or any(each.shape != shape for each in arrays):
         raise PlotError(
             f"{name!r} has arrays of shapes {[each.shape for each in arrays]}. Give three of shape {shape}: "

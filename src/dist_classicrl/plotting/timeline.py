@@ -92,6 +92,7 @@ def plot_timeline(metrics: Metrics, title: str = "") -> tuple[Figure, Timeline]:
 
 def timeline_of(metrics: Metrics, name: str) -> Timeline:
     """Return what `plot_timeline` draws."""
+    canvas.check_metrics(metrics, name or "the run")
     ends = metrics["time"]
     begins = np.concatenate(([0.0], ends[:-1]))
     learned = {}

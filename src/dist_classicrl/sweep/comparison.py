@@ -7,7 +7,7 @@ the Edge of the Statistical Precipice" (2021). A higher score is a better one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 
 from dist_classicrl._arguments import named_arguments
 from dist_classicrl._words import counted
-from dist_classicrl.checks import as_float, check_shown, is_real
+from dist_classicrl.checks import as_float, check_shown, is_real, is_row, is_whole
 from dist_classicrl.errors import MissingExtraError, StudyError
 
 Scores = Mapping[str, Mapping[str, Any]]
@@ -238,9 +238,9 @@ def compare_all(
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return p-values after Holm's correction: the k-th smallest of m is multiplied by m - k + 1.
 
-    None gets smaller than one that was smaller before, and none greater than 1.
+    None gets smaller than one that was smaller before, and none greater than 1. StudyError for no numbers.
     """
-    given = np.asarray(p_values, float)
+    given = _in_rows(p_values, "P-values", most=1)
     order = np.argsort(given)
     scaled = np.minimum(1.0, given[order] * np.arange(len(given), 0, -1))
     adjusted = np.empty(len(given))
@@ -253,12 +253,12 @@ def interquartile_mean(values: Any, axis: int = -1) -> Any:
 
     This is scipy's ``trim_mean(values, 0.25)``, as rliable has it.
     """
-    return stats().trim_mean(values, 0.25, axis=axis)
+    return stats().trim_mean(_in_rows(values, "Values"), 0.25, axis=axis)
 
 
 def optimality_gap(values: Any, axis: int = -1) -> Any:
     """Return how far normalized scores stay below 1, on average: scores above 1 make up for nothing."""
-    return np.maximum(0.0, 1.0 - np.asarray(values)).mean(axis=axis)
+    return np.maximum(0.0, 1.0 - _in_rows(values, "Scores")).mean(axis=axis)
 
 
 def least_p_value(sizes: Sequence[tuple[int, int]], permutations: int) -> float:
@@ -398,8 +398,9 @@ def normalized(scores: Scores, bounds: Mapping[str, tuple[float, float]]) -> dic
     Raises
     ------
     StudyError
-        If a task has no bounds, or its optimum is not above its random policy.
+        If a task has no bounds, or its optimum is not above its random policy; or scores are no numbers.
     """
+    check_mapping(scores)
     if not isinstance(bounds, Mapping):
         raise StudyError(
             f"bounds must be a dict of tasks, got {type(bounds).__name__}. Write bounds={{task: (score of a "
@@ -412,7 +413,7 @@ def normalized(scores: Scores, bounds: Mapping[str, tuple[float, float]]) -> dic
                 f"Task {task!r} has no bounds, which are there for {list(bounds)}. Write "
                 f"bounds={{{task!r}: (score of a random policy, score of an optimal one), ...}}."
             )
-        ends = tuple(bounds[task]) if isinstance(bounds[task], Iterable) else ()
+        ends = tuple(bounds[task]) if is_row(bounds[task]) else ()
         is_pair = len(ends) == 2 and all(is_real(end) and math.isfinite(as_float(end)) for end in ends)
         if not is_pair or not ends[0] < ends[1]:
             raise StudyError(
@@ -421,7 +422,8 @@ def normalized(scores: Scores, bounds: Mapping[str, tuple[float, float]]) -> dic
             )
         random, optimal = map(float, ends)
         made[task] = {
-            name: (np.asarray(each, float) - random) / (optimal - random) for name, each in variants.items()
+            name: (as_numbers(each, f"Scores of {name!r} in {task!r}") - random) / (optimal - random)
+            for name, each in variants.items()
         }
     return made
 
@@ -446,8 +448,7 @@ def checked_scores(
         if lacking:
             raise StudyError(
                 f"Variant {name!r} has no scores in {lacking}. Give its scores in all tasks, or leave out "
-                f"the tasks "
-                "that it was not trained in."
+                "the tasks that it was not trained in."
             )
         for task, variants in scores.items():
             values = checked_values(variants[name], f"Scores of {name!r} in {task!r}")
@@ -474,6 +475,14 @@ def as_numbers(values: Any, what: str) -> np.ndarray:
         raise StudyError(f"{what} must be numbers, in rows of the same length: {error}.") from error
 
 
+def _in_rows(values: Any, what: str, most: float = math.inf) -> np.ndarray:
+    """Return numbers as an array of at least one dimension, and at `most` so many."""
+    array = as_numbers(values, what)
+    if not 1 <= array.ndim <= most:
+        raise StudyError(f"{what} must be numbers in a row, as a list, got {values!r}.")
+    return array
+
+
 def checked_values(values: Any, what: str) -> np.ndarray:
     """Return `values` as a 1-D array of at least 2 finite numbers, or raise `StudyError`."""
     array = as_numbers(values, what)
@@ -481,24 +490,24 @@ def checked_values(values: Any, what: str) -> np.ndarray:
         raise StudyError(f"{what} have shape {array.shape}. Give one number per seed, as a list.")
     if array.size < FEWEST:
         raise StudyError(
-            f"{what} are of {array.size} seed{'s' * (array.size != 1)}, and {FEWEST} are the fewest that "
-            f"say how "
-            "runs differ. Run more seeds; 10 tell more."
+            f"{what} are of {counted(array.size, 'seed')}, and {FEWEST} are the fewest that say how runs "
+            "differ. Run more seeds; 10 tell more."
         )
     if not np.isfinite(array).all():
         raise StudyError(
             f"{what} hold NaN or infinity, at seed number {int(np.argmin(np.isfinite(array)))}. Give the "
-            f"score that "
-            "a failed run counts as, such as that of a random policy; leaving it out would flatter the "
-            "variant."
+            "score that a failed run counts as, such as that of a random policy; leaving it out would "
+            "flatter the variant."
         )
     return array
 
 
 def check_count(name: str, count: int, least: int) -> None:
-    """Raise `StudyError` if `count` is not a whole number of at least `least`."""
-    if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < least:
+    """Raise `StudyError` if `count` is not a whole number of at least `least`, below 2**63."""
+    if not is_whole(count) or count < least:
         raise StudyError(f"{name} must be a whole number of at least {least:,}, got {count!r}.")
+    if count >= 2**63:
+        raise StudyError(f"{name} must be below 2**63, got a larger number.")
 
 
 def check_level(level: float) -> None:
@@ -514,8 +523,7 @@ def stats() -> Any:
     except ImportError as error:
         raise MissingExtraError(
             f"Comparing trainings needs scipy, which cannot be imported ({error}). It comes with the extra "
-            f"sweep: pip "
-            "install '.[sweep]' in a clone of this project, or pip install scipy."
+            "sweep: pip install '.[sweep]' in a clone of this project, or pip install scipy."
         ) from error
     return scipy.stats
 

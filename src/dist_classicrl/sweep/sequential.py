@@ -311,8 +311,7 @@ class AdaStop:
             if len(checked[task]) != self.seeds_per_stage:
                 raise StudyError(
                     f"{what} are of {len(checked[task])} seeds, and a stage has {self.seeds_per_stage}. "
-                    f"Give as many "
-                    "as were said beforehand: the boundaries hold for those."
+                    "Give as many as were said beforehand: the boundaries hold for those."
                 )
         if not checked:
             raise StudyError(f"Variant {name!r} has no scores. Give those of one task at least.")

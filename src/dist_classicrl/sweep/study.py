@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_classicrl._files import whole_file
-from dist_classicrl.checks import checked_path, require_package
+from dist_classicrl.checks import checked_file, checked_path, require_package
 from dist_classicrl.errors import StudyError
 from dist_classicrl.sweep.choosing.halving import SuccessiveHalving
 from dist_classicrl.sweep.folder import PLAN, StudyFolder, written
@@ -361,12 +361,13 @@ class Study:
 
     def to_parquet(self, path: str | os.PathLike[str]) -> Path:
         """Write `frame` to a Parquet file; MissingExtraError where pandas or pyarrow is not installed."""
+        target = Path(checked_file("to_parquet", path, "study.parquet"))
         require_package("pyarrow", "A Parquet file", "sweep")
         buffer = io.BytesIO()
         self.frame().to_parquet(buffer, index=False, engine="pyarrow")
-        with whole_file(path) as file:
+        with whole_file(target) as file:
             file.write(buffer.getvalue())
-        return Path(path)
+        return target
 
 
 def is_study(folder: str | os.PathLike[str]) -> bool:

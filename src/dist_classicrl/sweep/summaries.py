@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dist_classicrl.checks import as_float, is_real
+from dist_classicrl.checks import as_float, is_real, is_row
 from dist_classicrl.errors import StudyError
 from dist_classicrl.plotting.intervals import t_interval
 from dist_classicrl.sweep.comparison import (
@@ -96,7 +96,7 @@ def curve_with_interval(
     if values.ndim != 2 or len(values) < FEWEST or not values.shape[1]:
         raise StudyError(
             f"Curves have shape {values.shape}. Give an array of shape (seeds, points), with {FEWEST} seeds "
-            f"at least."
+            "at least."
         )
     if not np.isfinite(values).all():
         raise StudyError(
@@ -183,16 +183,14 @@ def sensitivity(settings: Mapping[str, Sequence[Any]], scores: Any, bins: int = 
         )
     found = {}
     for name, given in settings.items():
-        # An array of no dimensions is Iterable, and cannot be gone through.
-        is_row = isinstance(given, Iterable) and getattr(given, "ndim", 1) > 0
-        if not is_row or not all(map(_is_value, given := list(given))):
+        if not is_row(given) or not all(map(_is_value, given := list(given))):
             raise StudyError(
                 f"The values of setting {name!r} must be words or finite numbers, one per run, got {given!r}."
             )
         if len(given) != len(values):
             raise StudyError(
                 f"Setting {name!r} has {len(given)} values, and there are {len(values)} scores. Give one "
-                f"per run."
+                "per run."
             )
         labels, group = _groups(given, bins)
         found[name] = _sensitivity(labels, group, values)

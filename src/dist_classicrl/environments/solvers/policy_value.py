@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl._jit import jit
-from dist_classicrl.checks import as_array, sum_tolerance
+from dist_classicrl.checks import YesOrNo, as_array, sum_tolerance
 from dist_classicrl.environments import reachability
 from dist_classicrl.environments.finite_model import ArrayModel, Pairs
 from dist_classicrl.environments.solution import check_finite
@@ -56,6 +56,7 @@ def policy_value(
         The discount factor is 1 and rewards go on for ever.
     """
     discount = checked_discount(discount_factor)
+    from_start = YesOrNo()("from_start", from_start)
     with np.errstate(over="ignore", invalid="ignore"):  # it is said below
         chain = chain_of(model, checked_policy(model, policy))
         v = _value(chain, discount, model.start_prob > 0.0 if from_start else None)
