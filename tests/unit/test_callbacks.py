@@ -20,13 +20,16 @@ from dist_classicrl.agent.agent import state_of
 from dist_classicrl.callbacks import (
     BaseCallback,
     CallbackList,
+    ConvertCallback,
     EvalCallback,
     EveryNTimesteps,
     MetricsCallback,
+    MlflowCallback,
     StopTrainingOnNoModelImprovement,
     StopTrainingOnNoReturnImprovement,
     StopTrainingOnReturn,
     StopTrainingOnRewardThreshold,
+    WandbCallback,
     callback_list,
 )
 from dist_classicrl.engines.outcome import Tally
@@ -211,6 +214,8 @@ def test_what_is_recorded_is_a_number():
     for wrong in ("abc", [1.0, 2.0], None, 10**400):
         with pytest.raises(SettingsError, match=r"record\('loss', ...\) takes a number, got"):
             callback.record("loss", wrong)
+    with pytest.raises(SettingsError, match="record takes a name, as text, and a number, got 5 as the name"):
+        callback.record(5, 1.0)
     callback.record("found", np.bool_(True))
     assert callback.recorded == {"found": (0, 1.0)}
 
@@ -920,7 +925,7 @@ def test_a_list_takes_functions_and_says_what_it_does_not_take():
         "FrozenLake-v1", total_steps=500, callbacks=CallbackList([lambda told: heard.append(told)])
     )
     assert heard
-    for wrong in (3, None, "x", {}, EveryNTimesteps(5, print)):
+    for wrong in (3, None, "x", {}, np.array(3), EveryNTimesteps(5, print)):
         with pytest.raises(SettingsError, match=r"takes a list of callbacks, got .*CallbackList\(\[...\]\)"):
             CallbackList(wrong)
     with pytest.raises(SettingsError, match="A callback must be"):
@@ -1011,3 +1016,41 @@ def test_an_environment_that_the_training_steps_through_is_not_played_in(wrapped
         agent.train(SteppedLake, 100, new_env=True, callbacks=EvalCallback(other, max_steps=5, eval_freq=50))
     compiled = gymnasium.make("FrozenLake-v1")
     DistAsyncQLearning(seed=1).train(compiled, 100, callbacks=EvalCallback(compiled, eval_freq=50))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda verbose: EvalCallback("FrozenLake-v1", verbose=verbose),
+        lambda verbose: StopTrainingOnReturn(0.5, verbose=verbose),
+        lambda verbose: MetricsCallback("runs", verbose),
+        lambda verbose: ConvertCallback(print, verbose),
+        BaseCallback,
+    ],
+)
+def test_how_much_a_callback_says_is_looked_at_when_it_is_made(make):
+    for wrong in (None, "x", np.array([1, 2]), -1, 0.5):
+        with pytest.raises(SettingsError, match="^verbose must be True or False, or 1 or 0, got"):
+            make(wrong)
+    assert [make(given).verbose for given in (False, True, np.bool_(True), 2)] == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "make, told",
+    [
+        (lambda: ConvertCallback(5), "A callback must be .*, got 5"),
+        (lambda: ConvertCallback(lambda: None), "must take one argument, a dict with self"),
+        (lambda: ConvertCallback(EvalCallback), r"the class EvalCallback. Write EvalCallback\(...\)"),
+        (lambda: EvalCallback("Taxi-v4", n_eval_episodes=2**31), r"n_eval_episodes must be below 2\*\*31"),
+        (lambda: EvalCallback("Taxi-v4", max_steps=2**62), r"max_steps must be below 2\*\*62"),
+        (lambda: EvalCallback("Taxi-v4", seed=2**63), r"seed must be below 2\*\*63"),
+        (lambda: WandbCallback(5), "project must be text, or None, got 5"),
+        (lambda: WandbCallback(name=["x"]), r"name must be text, or None, got \['x'\]"),
+        (lambda: WandbCallback(run_id=5), "run_id must be text, or None, got 5"),
+        (lambda: MlflowCallback(5), "experiment must be text, or None, got 5"),
+        (lambda: MlflowCallback(tracking_uri=5), "tracking_uri must be text, or None, got 5"),
+    ],
+)
+def test_a_callback_that_could_not_do_its_work_is_not_made(make, told):
+    with pytest.raises(SettingsError, match=told):
+        make()

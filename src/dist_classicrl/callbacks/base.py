@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dist_classicrl.checks import is_whole, takes_one
+from dist_classicrl.checks import is_flag, is_row, is_whole, takes_one
 from dist_classicrl.errors import SettingsError, UnknownAttributeError
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ class BaseCallback:
     Parameters
     ----------
     verbose : int
-        0: silent; 1: what the callback decides is logged.
+        0: silent; 1: what the callback decides is logged. `SettingsError` for what is neither a whole number
+        of 0 or more nor True or False.
 
     Attributes
     ----------
@@ -61,7 +62,9 @@ class BaseCallback:
     only_own_steps = False
 
     def __init__(self, verbose: int = 0) -> None:
-        self.verbose = verbose
+        if not is_flag(verbose) and not (is_whole(verbose) and verbose >= 0):
+            raise SettingsError(f"verbose must be True or False, or 1 or 0, got {verbose!r}.")
+        self.verbose = int(verbose)
         self.model: Any = None
         self.num_timesteps = self.reported_timesteps = 0
         self.n_calls = 0
@@ -144,8 +147,10 @@ class BaseCallback:
     def record(self, name: str, value: float) -> None:
         """Record a number as of now, for `TensorBoardCallback` and the trackers to write.
 
-        A `SettingsError` is raised if it is none.
+        A `SettingsError` is raised if it is none, or the name is no text.
         """
+        if not isinstance(name, str):
+            raise SettingsError(f"record takes a name, as text, and a number, got {name!r} as the name.")
         try:
             number = float(value)
         except (TypeError, ValueError, OverflowError) as error:
@@ -305,7 +310,7 @@ class CallbackList(BaseCallback):
 
     def __init__(self, callbacks: Sequence[CallbackLike]) -> None:
         super().__init__()
-        if isinstance(callbacks, (str, Mapping)) or not isinstance(callbacks, Iterable):
+        if isinstance(callbacks, (str, Mapping)) or not is_row(callbacks):
             raise SettingsError(
                 f"CallbackList takes a list of callbacks, got {callbacks!r}. Write CallbackList([...])."
             )
@@ -342,10 +347,26 @@ class ConvertCallback(BaseCallback):
     callback : callable
         Called at each report with a dict: "self" is the agent, "progress" the report, "num_timesteps" the
         steps of all ranks in all calls. The training ends in order where it returns False.
+
+    Raises
+    ------
+    SettingsError
+        If it is no function of one argument.
     """
 
     def __init__(self, callback: Callable[[dict[str, Any]], Any], verbose: int = 0) -> None:
         super().__init__(verbose)
+        if isinstance(callback, type):
+            is_ours = issubclass(callback, BaseCallback)
+            allowed = f"Write {callback.__name__}(...), with ()." if is_ours else _ALLOWED
+            raise SettingsError(f"callbacks got the class {callback.__name__}. {allowed}")
+        if not callable(callback):
+            raise SettingsError(f"{_ALLOWED[:-1]}, got {callback!r}.")
+        if not takes_one(callback):
+            raise SettingsError(
+                f"The callback {callback!r} must take one argument, a dict with self, progress and "
+                "num_timesteps."
+            )
         self.callback = callback
 
     def _on_step(self) -> bool:
@@ -384,15 +405,4 @@ _ALLOWED = "A callback must be a BaseCallback, or a function of one argument, or
 
 
 def _callback(given: Any) -> BaseCallback:
-    if isinstance(given, BaseCallback):
-        return given
-    if isinstance(given, type):
-        allowed = f"Write {given.__name__}(...), with ()." if issubclass(given, BaseCallback) else _ALLOWED
-        raise SettingsError(f"callbacks got the class {given.__name__}. {allowed}")
-    if not callable(given):
-        raise SettingsError(f"{_ALLOWED[:-1]}, got {given!r}.")
-    if not takes_one(given):
-        raise SettingsError(
-            f"The callback {given!r} must take one argument, a dict with self, progress and num_timesteps."
-        )
-    return ConvertCallback(given)
+    return given if isinstance(given, BaseCallback) else ConvertCallback(given)

@@ -21,7 +21,7 @@ from dist_classicrl.callbacks.tables import whole_table
 from dist_classicrl.checks import checked_path, checked_whole
 from dist_classicrl.environments.finite_model import FiniteModel
 from dist_classicrl.errors import ConvergenceError, EvaluationStopped, SettingsError
-from dist_classicrl.evaluation import LONGEST_EPISODE
+from dist_classicrl.evaluation import EPISODES, LONGEST_EPISODE, SEED, STEPS
 from dist_classicrl.monitoring.files import set_aside
 
 if TYPE_CHECKING:
@@ -117,11 +117,11 @@ class EvalCallback(EventCallback):
         super().__init__(callback_after_eval, verbose)
         self.callback_on_new_best = one_callback(callback_on_new_best)
         self.eval_env = eval_env
-        self.n_eval_episodes = checked_whole("n_eval_episodes", n_eval_episodes, 1)
+        self.n_eval_episodes = EPISODES("n_eval_episodes", n_eval_episodes)
         self.eval_freq = checked_whole("eval_freq", eval_freq, 1)
-        self.max_steps = checked_whole("max_steps", max_steps, 1)
+        self.max_steps = STEPS("max_steps", max_steps)
         self.exact_states = checked_whole("exact_states", exact_states, 0)
-        self.seed = None if seed is None else checked_whole("seed", seed, 0, "None")
+        self.seed = None if seed is None else SEED("seed", seed)
         log_path = None if log_path is None else checked_path("log_path", log_path)
         if best_model_save_path is not None:
             best_model_save_path = checked_path("best_model_save_path", best_model_save_path)

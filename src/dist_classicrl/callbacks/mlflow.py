@@ -54,7 +54,13 @@ class MlflowCallback(TrackingCallback):
     ------
     MissingExtraError
         If neither the package mlflow nor mlflow-skinny is installed.
+    SettingsError
+        If an argument is none of those above.
     """
+
+    experiment: str | None
+    name: str | None
+    tracking_uri: str | None
 
     _service = "MLflow"
     _remedy = "Give MlflowCallback a tracking_uri that can be reached, such as 'sqlite:///mlflow.db'."
@@ -67,9 +73,8 @@ class MlflowCallback(TrackingCallback):
         run_id: str | None = None,
         verbose: int = 0,
     ) -> None:
-        super().__init__(run_id, verbose)
+        super().__init__(verbose, run_id=run_id, experiment=experiment, name=name, tracking_uri=tracking_uri)
         require_package("mlflow", "MlflowCallback", "mlflow", "mlflow-skinny")
-        self.experiment, self.name, self.tracking_uri = experiment, name, tracking_uri
         self._client: Any = None
         self._refused: set[str] = set()  # names
 

@@ -8,12 +8,16 @@ from typing import Any
 from dist_classicrl._version import __version__
 from dist_classicrl.callbacks.files import refuse_or_warn
 from dist_classicrl.callbacks.scalars import ScalarsCallback
+from dist_classicrl.errors import SettingsError
 
 logger = logging.getLogger(__name__)
 
 
 class TrackingCallback(ScalarsCallback):
     """Opens a run when the training begins, writes to it, and closes it however the training ends.
+
+    `words` are what a service is told, and `run_id` among them: attributes of these names; SettingsError for
+    what is neither text nor None.
 
     A service that does not answer costs a warning and what was to be written. It is tried again at the next
     report, and after each failure in a row at twice as many reports, since it may take long to fail.
@@ -22,9 +26,14 @@ class TrackingCallback(ScalarsCallback):
     _service: str
     _remedy: str
 
-    def __init__(self, run_id: str | None, verbose: int) -> None:
+    run_id: str | None
+
+    def __init__(self, verbose: int, **words: str | None) -> None:
         super().__init__(verbose)
-        self.run_id = run_id
+        for name, word in words.items():
+            if word is not None and not isinstance(word, str):
+                raise SettingsError(f"{name} must be text, or None, got {word!r}.")
+            setattr(self, name, word)
         self._run: Any = None
         self._has_ended = False
         self._pause = self._passed_over = 0  # what is passed over after a failure, and what still is

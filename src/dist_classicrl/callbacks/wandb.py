@@ -39,7 +39,12 @@ class WandbCallback(TrackingCallback):
     ------
     MissingExtraError
         If the package wandb is not installed.
+    SettingsError
+        If an argument is none of those above.
     """
+
+    project: str | None
+    name: str | None
 
     _service = "Weights & Biases"
     _remedy = "Write wandb login, or set WANDB_MODE=offline, and see that its folder can be written to."
@@ -52,9 +57,8 @@ class WandbCallback(TrackingCallback):
         run_id: str | None = None,
         verbose: int = 0,
     ) -> None:
-        super().__init__(run_id, verbose)
+        super().__init__(verbose, run_id=run_id, project=project, name=name)
         require_package("wandb", "WandbCallback", "wandb")
-        self.project, self.name = project, name
         self.folder = None if folder is None else checked_path("folder", folder)
 
     def _errors(self) -> tuple[type[Exception], ...]:

@@ -11,13 +11,13 @@ import numpy as np
 from dist_classicrl._jit import jit_for
 from dist_classicrl._random import fresh_seed, stream_key
 from dist_classicrl._words import counted
-from dist_classicrl.checks import WholeNumber, YesOrNo
+from dist_classicrl.checks import YesOrNo
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.environments.simulate import CAME, CompiledSimulator
 from dist_classicrl.environments.state_keys import name_of_kind, words_of
 from dist_classicrl.environments.trial import compiling, run_game
 from dist_classicrl.errors import DivergenceError, EvaluationStopped, SettingsError
-from dist_classicrl.evaluation import LONGEST_EPISODE
+from dist_classicrl.evaluation import EPISODES, LONGEST_EPISODE, SEED, STEPS
 from dist_classicrl.evaluation.divided import AskedRows, play_divided
 from dist_classicrl.evaluation.greedy import play_greedily
 from dist_classicrl.evaluation.returns import deviation_of, error_of_mean, mean_of
@@ -32,8 +32,6 @@ from dist_classicrl.tables.local import LocalTable
 
 if TYPE_CHECKING:
     from dist_classicrl.environments.stepped.base import SteppedEnv
-
-_SEED, _EPISODES, _STEPS = WholeNumber(0, "None", 63), WholeNumber(1, bits=31), WholeNumber(1, bits=62)
 
 
 def _never() -> bool:
@@ -143,9 +141,9 @@ def evaluate(
     settings, large = agent.settings, agent.large
     is_divided = large is not None and large.is_divided
     q_table = agent.table[0] if is_divided else agent.q_table
-    seed = agent.seed if seed is None else _SEED("seed", seed)
+    seed = agent.seed if seed is None else SEED("seed", seed)
     seed = fresh_seed() if seed is None else seed
-    episodes, max_steps = _EPISODES("episodes", episodes), _STEPS("max_steps", max_steps)
+    episodes, max_steps = EPISODES("episodes", episodes), STEPS("max_steps", max_steps)
     source = agent.resolved(env, min(settings.n_envs, episodes))
     source.give_hints()
     if source.stepped is not None:
