@@ -418,6 +418,30 @@ def test_a_training_loads_neither_linear_algebra_nor_what_it_does_not_use():
     assert done.stdout.splitlines() == ["False False", "[[8.0, 8.0], [8.0, 8.0]] [[0.5, 1.5], [1.5, 4.5]]"]
 
 
+NOTHING_COMPILED = """
+from dist_classicrl import DistAsyncQLearning, TabularMDP
+from dist_classicrl.errors import SettingsError
+
+line, agent = TabularMDP(1, 1, [0, 1], [1.0], [0], [1.0], [True], [1.0]), DistAsyncQLearning(seed=1)
+told = []
+for env in (line, "dist_classicrl/CartPole-v0", "dist_classicrl/LostSales-v0"):
+    try:
+        agent.train(env, total_steps=10)
+    except SettingsError as error:
+        told.append(str(error))
+assert len(told) == 3 and all("unset NUMBA_DISABLE_JIT" in each for each in told), told
+assert line.solve(0.5).q.tolist() == [[1.0]]  # what needs no kernel of tables is done
+"""
+
+
+def test_where_nothing_is_compiled_a_training_says_what_to_unset():
+    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", NOTHING_COMPILED], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("name", [*rules.BUILT_IN, "tables.blocks"])
 def test_what_is_kept_is_of_kernels_as_they_are_written_now(name, tmp_path, monkeypatch):
     monkeypatch.setattr(machine_code, "_PACKAGE", tmp_path)

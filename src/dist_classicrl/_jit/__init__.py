@@ -28,6 +28,7 @@ from numba.core.typing.templates import builtin_registry
 from dist_classicrl._jit.compiler import KernelCompiler
 from dist_classicrl._jit.identity import identity_of
 from dist_classicrl._jit.machine_code import OF_USERS, kept
+from dist_classicrl.errors import SettingsError
 
 # Nobody calls these functions by a pointer, for which numba would compile an entry of its own.
 _OPTIONS: dict[str, Any] = {
@@ -126,6 +127,9 @@ def picked(function_of: Callable[[Any], Any], inline: bool = True) -> Any:
     """
 
     def decorate(stub: Callable[..., Any]) -> Callable[..., Any]:
+        if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+            return lambda *arguments: check_compiles()
+
         # Without types, as the lambda: numba wants both to have the same signature.
         def pick(*arguments):  # type: ignore[no-untyped-def]
             function = function_of(arguments[0])
@@ -138,6 +142,15 @@ def picked(function_of: Callable[[Any], Any], inline: bool = True) -> Any:
         return stub
 
     return decorate
+
+
+def check_compiles() -> None:
+    """Raise SettingsError where numba is told to compile nothing."""
+    if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+        raise SettingsError(
+            "NUMBA_DISABLE_JIT is set, so that nothing is compiled, and tables are learned and played by "
+            "compiled code alone. Unset it before Python starts: unset NUMBA_DISABLE_JIT."
+        )
 
 
 def _call_it_directly(stub: Callable[..., Any], function_of: Callable[[Any], Any]) -> None:

@@ -15,7 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import types
 
-from dist_classicrl._jit import as_called_by_kernels, class_of_its_own, is_of_package, jit_inline, overloads
+from dist_classicrl._jit import (
+    as_called_by_kernels,
+    check_compiles,
+    class_of_its_own,
+    is_of_package,
+    jit_inline,
+    overloads,
+)
 from dist_classicrl.checks import WholeNumber, YesOrNo
 from dist_classicrl.environments.finite_model import ArrayModel, FiniteModel
 from dist_classicrl.environments.key_types import key_type
@@ -237,6 +244,7 @@ class CompiledSimulator:
         functions: dict[str, Any] = {"reset": reset, "step": step}
         if keyed and legal is not None:
             functions["legal"] = legal
+        check_compiles()
         for role, function in functions.items():
             if not hasattr(function, "py_func"):
                 raise ModelError(

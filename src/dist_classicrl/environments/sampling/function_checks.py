@@ -8,7 +8,7 @@ import numpy as np
 from numba import types
 from numba.core.errors import NumbaError
 
-from dist_classicrl._jit import result_type
+from dist_classicrl._jit import check_compiles, result_type
 from dist_classicrl._words import why_not_compiled
 from dist_classicrl.environments.key_types import data_type
 from dist_classicrl.environments.model_checks import PROBABILITY_TOLERANCE
@@ -56,6 +56,7 @@ def check_start(name: str, data: Any, start: Any) -> None:
 
 
 def _returned(name: str, role: str, function: Any, data: Any, *arguments: Any) -> Any:
+    check_compiles()
     if not hasattr(function, "py_func"):
         raise ModelError(
             f"{name}: {role} must be compiled with numba.njit, got {function!r}. Put @numba.njit above it."
