@@ -282,6 +282,30 @@ def test_what_mpirun_says_twice_before_any_rank_is_a_refusal(supervise, tmp_path
     assert len(starts(tmp_path)) == times
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "script, times",
+    [
+        ("exit 16", 2),
+        ("exit $((15 + attempt))", 4),
+        ("touch $place/mpi-runs; exit 16", 4),
+        ("exit 9", 4),  # of MPICH's mpirun, and
+        ("exit 137", 4),  # of Open MPI's, where a rank was killed
+        ("kill -9 $$", 4),
+    ],
+)
+def test_an_mpi_that_ends_all_ranks_as_it_starts_twice_alike_is_of_another_kind(
+    supervise, tmp_path, script, times
+):
+    starting = f"echo $attempt >> {tmp_path}/starts; touch $place/alive $place/mpi-starts; {script}"
+    try:
+        assert supervise(starting) and times == 4
+    except LauncherError as error:
+        assert times == 2 and "mpirun returned 16 twice" in str(error)
+        assert str(tmp_path / "mpirun") in str(error) and "dist-classicrl doctor" in str(error)
+    assert len(starts(tmp_path)) == times
+
+
 def test_a_job_whose_output_nobody_reads_is_not_started_again(supervise, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(restart, "is_output_closed", lambda: True)
     assert supervise(f"echo $attempt >> {tmp_path}/starts; kill -PIPE $$") == 128 + signal.SIGPIPE

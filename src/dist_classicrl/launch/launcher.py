@@ -1,4 +1,4 @@
-"""The `mpirun` that fits the MPI library that mpi4py loads, and the environment in which it works."""
+"""The `mpirun` that jobs are started with, and the environment in which it works."""
 
 from __future__ import annotations
 
@@ -58,10 +58,11 @@ class Launcher:
 
 
 def find_launcher() -> Launcher:
-    """Find the launcher of the MPI library that mpi4py loads; LauncherError if there is none.
+    """Find the launcher that jobs are started with; LauncherError if there is none.
 
     It is the one of this Python environment if there is one, as mpi4py looks for its library there first;
-    otherwise the first on `PATH`.
+    otherwise the first on `PATH`. Whether the library that mpi4py then loads is of the same MPI is not
+    looked at here: `dist-classicrl doctor` does that.
     """
     own_programs = os.path.join(sys.prefix, "bin")
     for name in ("mpirun", "mpiexec"):

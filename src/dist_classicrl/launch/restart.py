@@ -78,8 +78,8 @@ class Supervisor:
     def run(self) -> int:
         """Start the job, again if it dies, and return the exit status.
 
-        LauncherError if mpirun cannot be started or starts no rank, or there is no place to watch the ranks
-        from.
+        LauncherError if mpirun cannot be started or starts no rank, MPI does not start on any, or there is no
+        place to watch the ranks from.
         """
         # A signal that this process ignores, as under nohup, must not stop the job either.
         with (
@@ -117,7 +117,7 @@ class Supervisor:
                 if not is_told or number > 1 or self._verbose:
                     say(f"After {attempt.seconds:.1f} s: {attempt.text}.")
                 return attempt.code
-            if number > 1 and not attempt.had_ranks and attempt.is_like(attempts[-2]):
+            if number > 1 and attempt.lacked and attempt.is_like(attempts[-2]):
                 raise LauncherError(_no_start(attempt, plan))
             if number > max_restarts:
                 return _give_up(attempts)
@@ -272,10 +272,20 @@ class Supervisor:
             return Attempt(ranks, seconds, code, False, text)
         if is_output_closed():
             return Attempt(ranks, seconds, code or 1, False, f"{shown}, as {_NOBODY_READS}")
-        # A signal that ended mpirun may not come again; an mpirun that refuses its options will do so again.
-        is_refusal = trouble is None and status is not None and status > 0
-        had_ranks = not is_refusal or record.has_ranks
-        return Attempt(ranks, seconds, code or 1, True, shown, had_ranks)
+        lacked = "" if trouble is not None or status is None or status <= 0 else _lacked(record, status)
+        return Attempt(ranks, seconds, code or 1, True, shown, lacked)
+
+
+def _lacked(record: ExitRecord, status: int) -> str:
+    """Return what a job had not come to, where that will be so again: "ranks", "MPI", or nothing.
+
+    A signal that ended mpirun, or a rank, may not come again; options that mpirun refuses, and a library of
+    another MPI, will be there again.
+    """
+    if not record.has_ranks:
+        return "ranks"
+    was_killed = status in (signal.SIGKILL, 128 + signal.SIGKILL)  # as MPICH and Open MPI tell of a rank
+    return "MPI" if record.is_starting_mpi and not was_killed else ""
 
 
 def _keep(record: ExitRecord) -> None:
@@ -305,6 +315,12 @@ def _end_with_this_process() -> Callable[[], None] | None:
 
 
 def _no_start(attempt: Attempt, plan: LaunchPlan) -> str:
+    if attempt.lacked == "MPI":
+        return (
+            f"MPI has not started on any rank: {attempt.text} twice, and what the ranks said stands above. "
+            f"Often mpi4py loads the library of another MPI than that of {plan.launcher}: "
+            "`dist-classicrl doctor` compares the two, and says what to do."
+        )
     words = shlex.join(plan.mpirun_words)
     further = f" --mpirun-options={words!r} was given." if words else ""
     if plan.network:

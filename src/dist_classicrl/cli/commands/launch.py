@@ -13,10 +13,10 @@ from dist_classicrl.launch.restart import Supervisor
 _HELP = """\
 Start a script on many ranks and see it through.
 
-It is started with the mpirun of the MPI that mpi4py uses, goes on after a
-death where that MPI can, and is started again from its last checkpoint when
-it dies as a whole. Options come before the script; what follows is the
-script's.
+It is started with the mpirun of this Python environment, or else the first
+on PATH, goes on after a death where that MPI can, and is started again from
+its last checkpoint when it dies as a whole. Options come before the script;
+what follows is the script's.
 
 \b
   python -m dist_classicrl launch -n 16 --hostfile hosts train.py --checkpoint-dir saved
