@@ -510,8 +510,9 @@ def start_launch(tmp_path):
     """Give a function that starts the command with a made-up mpirun, and waits until that runs."""
     started = []
 
-    def start(script, *options):
-        fake(tmp_path, f'[ "$1" = --version ] && echo HYDRA && exit\ntouch {tmp_path}/on-$attempt\n{script}')
+    def start(script, *options, says="HYDRA"):
+        version = f'[ "$1" = --version ] && echo "{says}" && exit'
+        fake(tmp_path, f"{version}\ntouch {tmp_path}/on-$attempt\n{script}")
         (tmp_path / "train.py").touch()
         process = subprocess.Popen(
             [sys.executable, "-c", LAUNCH, "launch", "-n", "2", *options, "train.py"],
@@ -548,23 +549,39 @@ touch $place/alive ready; while :; do sleep 0.05; done
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "number, heard, status",
+    "says, number, heard, status",
     [
-        (signal.SIGUSR1, "USR1", 75),
-        (signal.SIGUSR2, "USR2", 75),
-        (signal.SIGTERM, "USR1", 75),
-        (signal.SIGHUP, "USR1", 75),
-        (signal.SIGINT, "USR1", 130),
+        ("HYDRA", signal.SIGUSR1, "USR1", 75),
+        ("HYDRA", signal.SIGUSR2, "USR1", 75),  # Hydra ends of USR2
+        ("Open MPI 4.1", signal.SIGUSR2, "USR2", 75),
+        ("HYDRA", signal.SIGTERM, "USR1", 75),
+        ("HYDRA", signal.SIGHUP, "USR1", 75),
+        ("HYDRA", signal.SIGINT, "USR1", 130),
     ],
 )
-def test_signals_reach_mpirun_in_a_form_that_lets_ranks_save(start_launch, tmp_path, number, heard, status):
-    process = start_launch(STOPS_IN_ORDER)
+def test_signals_reach_mpirun_in_a_form_that_lets_ranks_save(
+    start_launch, tmp_path, says, number, heard, status
+):
+    process = start_launch(STOPS_IN_ORDER, says=says)
     wait_for(tmp_path / "ready")
     process.send_signal(number)
     said = process.communicate(timeout=120)[1]
     assert (process.returncode, (tmp_path / "heard").read_text().split()) == (status, [heard])
     name = "Ctrl-C" if number == signal.SIGINT else number.name
-    assert (f"{name}: the ranks are asked to stop" in said) == (not number.name.startswith("SIGUSR"))
+    assert (f"{name}: the ranks are asked to stop" in said) == (number.name != f"SIG{heard}")
+
+
+@pytest.mark.slow
+@needs_proc
+@pytest.mark.parametrize("number, status", [(signal.SIGUSR1, 75), (signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_signals_reach_what_an_mpirun_that_is_a_script_has_started(start_launch, tmp_path, number, status):
+    (tmp_path / "mpiexec.hydra").symlink_to("/bin/sh")  # as Intel's mpirun does, which hands nothing on
+    (tmp_path / "job").write_text(f"{FUNCTIONS}\n{STOPS_IN_ORDER}")
+    process = start_launch(f"{tmp_path}/mpiexec.hydra {tmp_path}/job; exit $?", says="Intel(R) MPI 2021.18")
+    wait_for(tmp_path / "ready")
+    process.send_signal(number)
+    process.communicate(timeout=120)
+    assert (process.returncode, (tmp_path / "heard").read_text().split()) == (status, ["USR1"])
 
 
 def again_until_it_ends(process, number):
@@ -629,7 +646,7 @@ def test_a_job_that_does_not_stop_is_ended(start_launch, tmp_path):
 @pytest.mark.slow
 def test_a_signal_that_stops_nothing_is_forgotten(start_launch, tmp_path):
     script = (
-        "[ $attempt = 2 ] && { done_; exit; }; trap : USR2; touch $place/alive ready\n"
+        "[ $attempt = 2 ] && { done_; exit; }; trap : USR1; touch $place/alive ready\n"
         "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do touch $place/alive; sleep 0.2; done; exit 1"
     )
     process = start_launch(script, "--silence", "1", "--restart-delay", "0")
