@@ -777,8 +777,9 @@ def test_a_missing_agent_reaches_only_this_host():
     assert hosts_that_answer(hosts, "/nonexistent/ssh", 1.0, lambda: False) == hosts[:1]
 
 
-def test_hosts_of_a_job_are_kept_where_no_other_can_be_asked(monkeypatch, agent):
-    monkeypatch.setenv("PBS_NODEFILE", "/nodes")
+@pytest.mark.parametrize("name", ["PBS_NODEFILE", "PE_HOSTFILE"])
+def test_hosts_of_a_job_are_kept_where_no_other_can_be_asked(monkeypatch, agent, name):
+    monkeypatch.setenv(name, "/nodes")
     hosts = [Host("localhost", 1), Host("dead", 1), Host("live", 1)]
     assert hosts_that_answer(hosts, "/nonexistent/ssh", 1.0, lambda: False) == hosts
     assert hosts_that_answer(hosts, agent, 30.0, lambda: False) == [hosts[0], hosts[2]]

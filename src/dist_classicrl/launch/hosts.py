@@ -20,9 +20,10 @@ from dist_classicrl.process.jobs import run_job
 _SLURM_SECONDS = 10.0
 _SRUN = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--quiet", "--nodelist")
 _LOCAL = ("localhost", "127.0.0.1", "::1")
-_HOSTS_OF_JOB = (  # what SLURM, PBS and LSF set in a job, where mpirun finds its hosts
+_HOSTS_OF_JOB = (  # what SLURM, PBS, LSF and SGE set in a job, where mpirun finds its hosts
     *("SLURM_JOB_NODELIST", "SLURM_NODELIST", "PBS_NODEFILE"),
     *("LSB_HOSTS", "LSB_MCPU_HOSTS", "LSB_DJOB_HOSTFILE"),
+    "PE_HOSTFILE",
 )
 
 
@@ -177,7 +178,7 @@ def slurm_tasks() -> int | None:
 
 
 def has_hosts_of_job() -> bool:
-    """Return whether this process is in a job to which SLURM, PBS or LSF has given hosts."""
+    """Return whether this process is in a job to which SLURM, PBS, LSF or SGE has given hosts."""
     return slurm_tasks() is not None or any(os.environ.get(name) for name in _HOSTS_OF_JOB)
 
 
