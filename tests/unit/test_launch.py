@@ -428,13 +428,17 @@ def test_shared_memory_that_no_process_has_mapped_is_removed(tmp_path, monkeypat
         return path
 
     gone = [segment(f"sm_segment.{short}.{own}.1.0"), segment(f"vader_segment.{HERE}.{own}.1.1")]
-    used = segment(f"sm_segment.{short}.{own}.2.0")
+    gone.append(segment("mpich_shm_3eaa8235_0"))
+    used = [segment(f"sm_segment.{short}.{own}.2.0"), segment("mpich_shm_3eaa8236_0")]
     stay = [segment(f"sm_segment.another.{own}.1.0"), segment(f"sm_segment.{short}.{own + 1}.1.0")]
     stay.append(segment("mine"))
-    with open(used, "r+b") as file, mmap.mmap(file.fileno(), 4096):
+    with contextlib.ExitStack() as mapped:
+        for path in used:
+            file = mapped.enter_context(open(path, "r+b"))
+            mapped.enter_context(mmap.mmap(file.fileno(), 4096))
         segments.remove_unused_segments()
         assert not any(path.exists() for path in gone)
-        assert sorted(tmp_path.iterdir()) == sorted([*stay, used])
+        assert sorted(tmp_path.iterdir()) == sorted([*stay, *used])
     segments.remove_unused_segments()
     assert sorted(tmp_path.iterdir()) == sorted(stay)
 
