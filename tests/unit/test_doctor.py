@@ -351,6 +351,14 @@ def test_ranks_that_are_bound_to_the_same_core_are_found(monkeypatch):
     free = [rank_report(rank, use=range(4)) for rank in range(4)]
     assert status_of(cores.examine_threads(PLAN, own))["binding"] == "ok"
     assert status_of(cores.examine_threads(PLAN, free))["binding"] == "ok"
+    for cores_of, said in (
+        ([[0], [1], [2]], "of 3 ranks, 3 bound to a single core, 3 to one of its own"),
+        ([[0], [1], [0]], "of 3 ranks, 3 bound to a single core, 1 to one of its own"),  # as of Intel MPI
+        ([[0], [0]], "of 2 ranks, 2 bound to a single core, 0 to one of its own"),
+        ([[0], [1], [0, 1]], "of 3 ranks, 2 bound to a single core, 0 to one of its own"),
+    ):
+        reports = [rank_report(rank, use=use) for rank, use in enumerate(cores_of)]
+        assert said in list(cores.examine_threads(PLAN, reports))[1].found
     assert status_of(cores.examine_threads(PLAN, [*same, rank_report(4, use=[0])]))["binding"] == "warning"
     monkeypatch.setattr(cores, "usable_cores", lambda: 8)
     here = [{**report, "host": socket.gethostname()} for report in same]

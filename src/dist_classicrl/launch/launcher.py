@@ -31,15 +31,17 @@ _IDENTITY_PREFIXES = (
     "MPI_LOCAL",
 )
 
-_SWITCHED_ON = (
+_SETTINGS = {
     # Containers run as root. Open MPI asks for both.
-    "OMPI_ALLOW_RUN_AS_ROOT",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM",
-    "PRTE_ALLOW_RUN_AS_ROOT",
-    "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM",
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_ALLOW_RUN_AS_ROOT": "1",
+    "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     # A rank that waits in MPI gives its core to one that works.
-    "OMPI_MCA_mpi_yield_when_idle",
-)
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    # Intel MPI binds ranks unless it is told otherwise, also two to one core.
+    "I_MPI_PIN": "0",
+}
 
 _VERSION_SECONDS = 30.0
 
@@ -113,4 +115,4 @@ def launch_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     if rank_of_environment(base) is not None:
         # A job started from a rank must not take itself for that rank.
         environment = {name: value for name, value in base.items() if not name.startswith(_IDENTITY_PREFIXES)}
-    return {**dict.fromkeys(_SWITCHED_ON, "1"), **environment}
+    return {**_SETTINGS, **environment}
