@@ -848,8 +848,11 @@ def test_an_open_mpi_that_cannot_survive_is_started_without(tmp_path, answer, wo
 
 @pytest.fixture
 def launch(tmp_path, monkeypatch):
-    """Give a function that runs the command with an mpirun of MPICH that would mark its work as done."""
-    mpirun = fake(tmp_path, '[ "$1" = --version ] && echo HYDRA && exit; done_')
+    """Give a function that runs the command with an mpirun of MPICH that would mark its work as done.
+
+    It is of what the variable SAYS says, where that is set.
+    """
+    mpirun = fake(tmp_path, '[ "$1" = --version ] && echo ${SAYS:-HYDRA} && exit; done_')
     monkeypatch.setattr(sys, "prefix", "/nonexistent")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv("SLURM_NTASKS", raising=False)
@@ -870,9 +873,12 @@ def test_a_module_can_be_run_in_place_of_a_script(launch, capsys):
     assert capsys.readouterr().out.endswith("program -m package.train -n 7\n")
 
 
-def test_words_for_mpirun_are_passed_on(launch, capsys):
+def test_words_for_mpirun_are_passed_on(launch, monkeypatch, capsys):
+    launch("--dry-run", "-n", 3, "--mpirun-options=--x 'y z'", "train.py")
+    assert " -n 3 --x 'y z' " in capsys.readouterr().out
+    monkeypatch.setenv("SAYS", "Open MPI 4.1")
     launch("--dry-run", "-n", 3, "--mca", "a", "b", "--mpirun-options=--x 'y z'", "train.py")
-    assert " -n 3 --mca a b --x 'y z' " in capsys.readouterr().out
+    assert " --mca a b --x 'y z' " in capsys.readouterr().out
     launch("--dry-run", "-n", 3, "--mpirun-options=--map-by node", "train.py")
     assert capsys.readouterr().out.count("--map-by") == 1
 
@@ -887,9 +893,29 @@ def test_the_number_of_ranks_is_that_of_the_hostfile_or_of_slurm(launch, tmp_pat
 
 
 @pytest.mark.parametrize(
+    "says, given, written",
+    [
+        ("HYDRA", "a slots=3\nb slots=4\n", "a:3\nb:4\n"),
+        ("HYDRA", "a:3\nb:4\n", None),
+        ("Open MPI 4.1", "a slots=3\n", None),
+        ("Open MPI 4.1", "a\na\nb\n", "a slots=2\nb slots=1\n"),
+    ],
+)
+def test_a_hostfile_that_mpirun_gets_in_another_form_is_shown(
+    launch, tmp_path, monkeypatch, capsys, says, given, written
+):
+    monkeypatch.setenv("SAYS", says)
+    path = hostfile(tmp_path, given)
+    assert launch("--dry-run", "-n", 3, "--hostfile", path, "train.py")[1] == 0
+    text = f"In place of {path} this mpirun gets a file with these lines:\n{written}" if written else ""
+    assert capsys.readouterr().err == text
+
+
+@pytest.mark.parametrize(
     "words, match",
     [
         (["-n", "2"], "script is missing"),
+        (["-n", "2", "--mca", "btl", "tcp,self", "train.py"], "--mca btl tcp,self: MPICH or kin"),
         (["-n", "2", "-m"], "script is missing"),
         (["-n", "2", "absent.py"], "no script 'absent.py'"),
         (["train.py"], "How many ranks"),
@@ -918,7 +944,8 @@ def test_the_command_shows_what_it_starts_if_asked(launch, capfd):
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_m_begins_the_script_wherever_the_options_end(launch, capsys, place):
+def test_m_begins_the_script_wherever_the_options_end(launch, monkeypatch, capsys, place):
+    monkeypatch.setenv("SAYS", "Open MPI 4.1")
     options = [["--mca", "a", "-m"], ["--grace=2"], ["-n", "3"]]
     words = [word for option in options[place:] for word in option]
     launch("--dry-run", "-n", 2, *words, "-m", "package.train", "-m", "x")

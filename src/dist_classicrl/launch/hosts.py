@@ -99,7 +99,12 @@ def _host(text: str, where: str) -> Host:
 
 
 def write_hostfile(path: Path, hosts: Sequence[Host], family: str) -> None:
-    """Write a hostfile for the launchers of a `family`, as in `Launcher.family`.
+    """Write a hostfile, of what `hostfile_text` returns."""
+    path.write_text(hostfile_text(hosts, family), encoding="utf-8")
+
+
+def hostfile_text(hosts: Sequence[Host], family: str) -> str:
+    """Return a hostfile for the launchers of a `family`, as in `Launcher.family`.
 
     LauncherError if it has no word for something that is to be in it.
     """
@@ -116,7 +121,7 @@ def write_hostfile(path: Path, hosts: Sequence[Host], family: str) -> None:
         + ("" if host.max_slots is None else f" max_slots={host.max_slots}")
         for host in hosts
     ]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return "\n".join(lines) + "\n"
 
 
 def ranks_on(hosts: Sequence[Host], all_hosts: Sequence[Host], n_ranks: int) -> int:

@@ -86,5 +86,8 @@ def command(verbose: bool, dry_run: bool, script: tuple[str, ...], **options: An
     plan = launch.launch_plan(asked, launch.checked_script(script))
     if dry_run:
         click.echo(plan.shown())
+        if (text := plan.written_hostfile()) is not None:
+            said = f"In place of {asked.hostfile} this mpirun gets a file with these lines:\n{text}"
+            click.echo(said, err=True, nl=False)
         return 0
     return Supervisor(plan, verbose).run()
