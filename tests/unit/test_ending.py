@@ -374,3 +374,40 @@ def test_the_advice_names_the_command():
 )
 def test_who_survives_or_is_alone_gets_no_advice(environ):
     assert survival_advice(environ=environ) is None
+
+
+# A rank of MPICH's mpirun that fails, and reads itself what its mpirun would.
+OF_HYDRA = """
+import atexit, os, socket
+ours, theirs = socket.socketpair()
+theirs.setblocking(False)
+file = open("a file of its own", "w+")
+def tell():
+    try:
+        print(theirs.recv(99).decode(), end="")
+    except BlockingIOError:
+        print(file.seek(0, 2), "bytes in the file")
+atexit.register(tell)
+os.environ["PMI_FD"] = str(ours.fileno())
+from dist_classicrl import DistAsyncQLearning
+{before}
+raise ValueError("no data here")
+"""
+HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "3", "MPI_LOCALRANKID": "1"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "before, env, said",
+    [
+        ("", HYDRA, "cmd=abort exitcode=1\n"),
+        ("", {"PMI_RANK": "1", "PMI_SIZE": "3"}, "0 bytes in the file\n"),  # of SLURM
+        (MPI + "mpi.COMM_WORLD = types.SimpleNamespace(Get_size=lambda: 1)", HYDRA, "0 bytes in the file\n"),
+        ('os.environ["PMI_FD"] = str(file.fileno())', HYDRA, "0 bytes in the file\n"),
+    ],
+    ids=["rank", "slurm", "MPI has begun", "a file"],
+)
+def test_a_failure_before_mpi_ends_the_job_also_where_mpirun_would_wait(run, before, env, said):
+    done = run(OF_HYDRA.format(before=before), words=(), launched=False, env=env)
+    assert (done.returncode, done.stdout) == (1, said)
+    assert "ValueError: no data here" in done.stderr

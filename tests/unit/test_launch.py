@@ -282,6 +282,30 @@ def test_what_mpirun_says_twice_before_any_rank_is_a_refusal(supervise, tmp_path
     assert len(starts(tmp_path)) == times
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "script, times",
+    [
+        ("exit 16", 2),
+        ("exit $((15 + attempt))", 4),
+        ("touch $place/mpi-runs; exit 16", 4),
+        ("exit 9", 4),  # of MPICH's mpirun, and
+        ("exit 137", 4),  # of Open MPI's, where a rank was killed
+        ("kill -9 $$", 4),
+    ],
+)
+def test_an_mpi_that_ends_all_ranks_as_it_starts_twice_alike_is_of_another_kind(
+    supervise, tmp_path, script, times
+):
+    starting = f"echo $attempt >> {tmp_path}/starts; touch $place/alive $place/mpi-starts; {script}"
+    try:
+        assert supervise(starting) and times == 4
+    except LauncherError as error:
+        assert times == 2 and "mpirun returned 16 twice" in str(error)
+        assert str(tmp_path / "mpirun") in str(error) and "dist-classicrl doctor" in str(error)
+    assert len(starts(tmp_path)) == times
+
+
 def test_a_job_whose_output_nobody_reads_is_not_started_again(supervise, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(restart, "is_output_closed", lambda: True)
     assert supervise(f"echo $attempt >> {tmp_path}/starts; kill -PIPE $$") == 128 + signal.SIGPIPE
@@ -404,13 +428,17 @@ def test_shared_memory_that_no_process_has_mapped_is_removed(tmp_path, monkeypat
         return path
 
     gone = [segment(f"sm_segment.{short}.{own}.1.0"), segment(f"vader_segment.{HERE}.{own}.1.1")]
-    used = segment(f"sm_segment.{short}.{own}.2.0")
+    gone.append(segment("mpich_shm_3eaa8235_0"))
+    used = [segment(f"sm_segment.{short}.{own}.2.0"), segment("mpich_shm_3eaa8236_0")]
     stay = [segment(f"sm_segment.another.{own}.1.0"), segment(f"sm_segment.{short}.{own + 1}.1.0")]
     stay.append(segment("mine"))
-    with open(used, "r+b") as file, mmap.mmap(file.fileno(), 4096):
+    with contextlib.ExitStack() as mapped:
+        for path in used:
+            file = mapped.enter_context(open(path, "r+b"))
+            mapped.enter_context(mmap.mmap(file.fileno(), 4096))
         segments.remove_unused_segments()
         assert not any(path.exists() for path in gone)
-        assert sorted(tmp_path.iterdir()) == sorted([*stay, used])
+        assert sorted(tmp_path.iterdir()) == sorted([*stay, *used])
     segments.remove_unused_segments()
     assert sorted(tmp_path.iterdir()) == sorted(stay)
 
@@ -486,8 +514,9 @@ def start_launch(tmp_path):
     """Give a function that starts the command with a made-up mpirun, and waits until that runs."""
     started = []
 
-    def start(script, *options):
-        fake(tmp_path, f'[ "$1" = --version ] && echo HYDRA && exit\ntouch {tmp_path}/on-$attempt\n{script}')
+    def start(script, *options, says="HYDRA"):
+        version = f'[ "$1" = --version ] && echo "{says}" && exit'
+        fake(tmp_path, f"{version}\ntouch {tmp_path}/on-$attempt\n{script}")
         (tmp_path / "train.py").touch()
         process = subprocess.Popen(
             [sys.executable, "-c", LAUNCH, "launch", "-n", "2", *options, "train.py"],
@@ -524,23 +553,39 @@ touch $place/alive ready; while :; do sleep 0.05; done
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "number, heard, status",
+    "says, number, heard, status",
     [
-        (signal.SIGUSR1, "USR1", 75),
-        (signal.SIGUSR2, "USR2", 75),
-        (signal.SIGTERM, "USR1", 75),
-        (signal.SIGHUP, "USR1", 75),
-        (signal.SIGINT, "USR1", 130),
+        ("HYDRA", signal.SIGUSR1, "USR1", 75),
+        ("HYDRA", signal.SIGUSR2, "USR1", 75),  # Hydra ends of USR2
+        ("Open MPI 4.1", signal.SIGUSR2, "USR2", 75),
+        ("HYDRA", signal.SIGTERM, "USR1", 75),
+        ("HYDRA", signal.SIGHUP, "USR1", 75),
+        ("HYDRA", signal.SIGINT, "USR1", 130),
     ],
 )
-def test_signals_reach_mpirun_in_a_form_that_lets_ranks_save(start_launch, tmp_path, number, heard, status):
-    process = start_launch(STOPS_IN_ORDER)
+def test_signals_reach_mpirun_in_a_form_that_lets_ranks_save(
+    start_launch, tmp_path, says, number, heard, status
+):
+    process = start_launch(STOPS_IN_ORDER, says=says)
     wait_for(tmp_path / "ready")
     process.send_signal(number)
     said = process.communicate(timeout=120)[1]
     assert (process.returncode, (tmp_path / "heard").read_text().split()) == (status, [heard])
     name = "Ctrl-C" if number == signal.SIGINT else number.name
-    assert (f"{name}: the ranks are asked to stop" in said) == (not number.name.startswith("SIGUSR"))
+    assert (f"{name}: the ranks are asked to stop" in said) == (number.name != f"SIG{heard}")
+
+
+@pytest.mark.slow
+@needs_proc
+@pytest.mark.parametrize("number, status", [(signal.SIGUSR1, 75), (signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_signals_reach_what_an_mpirun_that_is_a_script_has_started(start_launch, tmp_path, number, status):
+    (tmp_path / "mpiexec.hydra").symlink_to("/bin/sh")  # as Intel's mpirun does, which hands nothing on
+    (tmp_path / "job").write_text(f"{FUNCTIONS}\n{STOPS_IN_ORDER}")
+    process = start_launch(f"{tmp_path}/mpiexec.hydra {tmp_path}/job; exit $?", says="Intel(R) MPI 2021.18")
+    wait_for(tmp_path / "ready")
+    process.send_signal(number)
+    process.communicate(timeout=120)
+    assert (process.returncode, (tmp_path / "heard").read_text().split()) == (status, ["USR1"])
 
 
 def again_until_it_ends(process, number):
@@ -605,7 +650,7 @@ def test_a_job_that_does_not_stop_is_ended(start_launch, tmp_path):
 @pytest.mark.slow
 def test_a_signal_that_stops_nothing_is_forgotten(start_launch, tmp_path):
     script = (
-        "[ $attempt = 2 ] && { done_; exit; }; trap : USR2; touch $place/alive ready\n"
+        "[ $attempt = 2 ] && { done_; exit; }; trap : USR1; touch $place/alive ready\n"
         "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do touch $place/alive; sleep 0.2; done; exit 1"
     )
     process = start_launch(script, "--silence", "1", "--restart-delay", "0")
@@ -736,8 +781,9 @@ def test_a_missing_agent_reaches_only_this_host():
     assert hosts_that_answer(hosts, "/nonexistent/ssh", 1.0, lambda: False) == hosts[:1]
 
 
-def test_hosts_of_a_job_are_kept_where_no_other_can_be_asked(monkeypatch, agent):
-    monkeypatch.setenv("PBS_NODEFILE", "/nodes")
+@pytest.mark.parametrize("name", ["PBS_NODEFILE", "PE_HOSTFILE"])
+def test_hosts_of_a_job_are_kept_where_no_other_can_be_asked(monkeypatch, agent, name):
+    monkeypatch.setenv(name, "/nodes")
     hosts = [Host("localhost", 1), Host("dead", 1), Host("live", 1)]
     assert hosts_that_answer(hosts, "/nonexistent/ssh", 1.0, lambda: False) == hosts
     assert hosts_that_answer(hosts, agent, 30.0, lambda: False) == [hosts[0], hosts[2]]
@@ -802,8 +848,11 @@ def test_an_open_mpi_that_cannot_survive_is_started_without(tmp_path, answer, wo
 
 @pytest.fixture
 def launch(tmp_path, monkeypatch):
-    """Give a function that runs the command with an mpirun of MPICH that would mark its work as done."""
-    mpirun = fake(tmp_path, '[ "$1" = --version ] && echo HYDRA && exit; done_')
+    """Give a function that runs the command with an mpirun of MPICH that would mark its work as done.
+
+    It is of what the variable SAYS says, where that is set.
+    """
+    mpirun = fake(tmp_path, '[ "$1" = --version ] && echo ${SAYS:-HYDRA} && exit; done_')
     monkeypatch.setattr(sys, "prefix", "/nonexistent")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv("SLURM_NTASKS", raising=False)
@@ -824,9 +873,12 @@ def test_a_module_can_be_run_in_place_of_a_script(launch, capsys):
     assert capsys.readouterr().out.endswith("program -m package.train -n 7\n")
 
 
-def test_words_for_mpirun_are_passed_on(launch, capsys):
+def test_words_for_mpirun_are_passed_on(launch, monkeypatch, capsys):
+    launch("--dry-run", "-n", 3, "--mpirun-options=--x 'y z'", "train.py")
+    assert " -n 3 --x 'y z' " in capsys.readouterr().out
+    monkeypatch.setenv("SAYS", "Open MPI 4.1")
     launch("--dry-run", "-n", 3, "--mca", "a", "b", "--mpirun-options=--x 'y z'", "train.py")
-    assert " -n 3 --mca a b --x 'y z' " in capsys.readouterr().out
+    assert " --mca a b --x 'y z' " in capsys.readouterr().out
     launch("--dry-run", "-n", 3, "--mpirun-options=--map-by node", "train.py")
     assert capsys.readouterr().out.count("--map-by") == 1
 
@@ -841,9 +893,29 @@ def test_the_number_of_ranks_is_that_of_the_hostfile_or_of_slurm(launch, tmp_pat
 
 
 @pytest.mark.parametrize(
+    "says, given, written",
+    [
+        ("HYDRA", "a slots=3\nb slots=4\n", "a:3\nb:4\n"),
+        ("HYDRA", "a:3\nb:4\n", None),
+        ("Open MPI 4.1", "a slots=3\n", None),
+        ("Open MPI 4.1", "a\na\nb\n", "a slots=2\nb slots=1\n"),
+    ],
+)
+def test_a_hostfile_that_mpirun_gets_in_another_form_is_shown(
+    launch, tmp_path, monkeypatch, capsys, says, given, written
+):
+    monkeypatch.setenv("SAYS", says)
+    path = hostfile(tmp_path, given)
+    assert launch("--dry-run", "-n", 3, "--hostfile", path, "train.py")[1] == 0
+    text = f"In place of {path} this mpirun gets a file with these lines:\n{written}" if written else ""
+    assert capsys.readouterr().err == text
+
+
+@pytest.mark.parametrize(
     "words, match",
     [
         (["-n", "2"], "script is missing"),
+        (["-n", "2", "--mca", "btl", "tcp,self", "train.py"], "--mca btl tcp,self: MPICH or kin"),
         (["-n", "2", "-m"], "script is missing"),
         (["-n", "2", "absent.py"], "no script 'absent.py'"),
         (["train.py"], "How many ranks"),
@@ -872,7 +944,8 @@ def test_the_command_shows_what_it_starts_if_asked(launch, capfd):
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_m_begins_the_script_wherever_the_options_end(launch, capsys, place):
+def test_m_begins_the_script_wherever_the_options_end(launch, monkeypatch, capsys, place):
+    monkeypatch.setenv("SAYS", "Open MPI 4.1")
     options = [["--mca", "a", "-m"], ["--grace=2"], ["-n", "3"]]
     words = [word for option in options[place:] for word in option]
     launch("--dry-run", "-n", 2, *words, "-m", "package.train", "-m", "x")

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 from weakref import WeakSet
@@ -26,6 +28,7 @@ from dist_classicrl.process.signals import is_meant
 _GRACE_SECONDS = 10.0
 # In which a launcher forwards the traceback before it writes, into the same lines, that the job was aborted.
 _FORWARD_SECONDS = 0.1
+_OF_HYDRA = "MPI_LOCALRANKID"  # what the mpirun of MPICH and its kin, and no other, tells its ranks
 
 
 @message(Kind.FAILED)
@@ -157,6 +160,21 @@ def _end_job(error: BaseException, show: Callable[[], Any]) -> None:
         process_exit.limit_seconds()
         MPI.COMM_WORLD.Abort(code)
         os._exit(code)
+    elif _OF_HYDRA in os.environ and not process_exit.mpi_has_begun():
+        _abort_by_pmi(code)
+
+
+def _abort_by_pmi(code: int) -> None:
+    """End the whole job with a status, before MPI has begun on this rank of MPICH's mpirun or its kin.
+
+    Theirs, unlike Open MPI's, does not end a job whose rank ends before that: the others would wait in
+    MPI_Init for ever. It is told what MPI_Abort would tell it, in the words of PMI.
+    """
+    with suppress(KeyError, ValueError, OSError):
+        pmi = int(os.environ["PMI_FD"])
+        if stat.S_ISSOCK(os.fstat(pmi).st_mode):  # not what a child of a rank has under that number
+            time.sleep(_FORWARD_SECONDS)
+            os.write(pmi, f"cmd=abort exitcode={code}\n".encode())
 
 
 def _in_a_line(error: BaseException) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dist_classicrl._hints import launched, promised_size
+from dist_classicrl._hints import how_to_get_mpi, launched, promised_size
 from dist_classicrl.comm.collectives import check_mpi_runs, is_of_mpi, within_one_group
 from dist_classicrl.comm.remote_errors import end_job_on_unhandled_errors
 from dist_classicrl.errors import SettingsError, SingletonError
@@ -72,15 +72,18 @@ def _launched_world(allow_singletons: bool) -> Any | None:
 
         world = MPI.COMM_WORLD
     except (ImportError, RuntimeError) as error:
-        found, cause = f"MPI could not be loaded ({error})", error
+        found, cause = f"MPI could not be loaded ({' '.join(str(error).split())})", error
     else:
         check_mpi_runs()
     promised = promised_size()
     if promised > 1 and not allow_singletons and (world is None or world.Get_size() == 1):
+        cure = (
+            "Start the job with the mpirun that belongs to the MPI library of mpi4py; under SLURM with `srun "
+            "--mpi=pmix` for Open MPI, `srun --mpi=pmi2` for MPICH, or mpirun inside sbatch."
+        )
         raise SingletonError(
             f"The environment promises {promised} ranks, but {found}: each would train by itself, "
-            f"{promised} times over. Start the job with the mpirun that belongs to the MPI library of "
-            "mpi4py; under SLURM with `srun --mpi=pmix` for Open MPI, `srun --mpi=pmi2` for MPICH, or mpirun "
-            "inside sbatch. To train alone all the same, pass allow_singletons=True."
+            f"{promised} times over. {cure if cause is None else how_to_get_mpi()} To train alone all the "
+            "same, pass allow_singletons=True."
         ) from cause
     return world

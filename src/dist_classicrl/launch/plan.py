@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dist_classicrl._files import read_regular
 from dist_classicrl._hints import usable_cores
 from dist_classicrl.errors import LauncherError
 from dist_classicrl.launch import program
@@ -16,6 +17,7 @@ from dist_classicrl.launch.hosts import (
     Host,
     agent_words,
     has_hosts_of_job,
+    hostfile_text,
     ranks_for,
     read_hostfile,
     slurm_tasks,
@@ -119,6 +121,13 @@ class LaunchPlan:
         """Return the command that starts the job, as it is typed into a shell."""
         return shlex.join(self.command(self.ranks, self.options.hostfile))
 
+    def written_hostfile(self) -> str | None:
+        """Return what mpirun gets in place of the hostfile that was given, where that has another text."""
+        if self.hosts is None or self.options.hostfile is None:
+            return None
+        text = hostfile_text(self.hosts, self.launcher.family)
+        return None if text.encode() == read_regular(self.options.hostfile) else text
+
 
 def checked_script(words: Sequence[str]) -> tuple[str, ...]:
     """Return the words of a script, or of `-m` and a module, and its arguments; LauncherError without one."""
@@ -150,6 +159,11 @@ def launch_plan(options: LaunchOptions, words: Sequence[str]) -> LaunchPlan:
     if ranks is None:
         raise LauncherError("How many ranks? Write for instance -n 4: a server and three workers.")
     launcher = find_launcher()
+    if options.mca and launcher.family == "hydra":
+        raise LauncherError(
+            f"--mca {shlex.join(options.mca[0])}: {launcher} has no such parameters, which are Open MPI's. "
+            "Leave it out; further words for this mpirun are written as --mpirun-options=..."
+        )
     parameters = [word for pair in options.mca for word in ("--mca", *pair)]
     network = tuple(network_words(launcher, options.network))
     return LaunchPlan(launcher, ranks, tuple(words), hosts, network, (*parameters, *further), options)

@@ -40,7 +40,14 @@ from dist_classicrl.launch.mpirun import session_variables
 from dist_classicrl.launch.plan import LaunchPlan
 from dist_classicrl.launch.segments import remove_unused_segments
 from dist_classicrl.process.exit_record import LAUNCH_VARIABLE, ExitRecord
-from dist_classicrl.process.jobs import end_job, name_job, start_job
+from dist_classicrl.process.jobs import (
+    all_processes,
+    command_of,
+    end_job,
+    name_job,
+    parent_of,
+    start_job,
+)
 from dist_classicrl.process.signals import handled, signal_name
 from dist_classicrl.process.stop import INTERRUPTED, OF_LAUNCHER, REPEAT_SECONDS
 
@@ -52,6 +59,7 @@ _NOBODY_READS = (
 )
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _ASK_TO_STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_HYDRA = "mpiexec.hydra"  # what the script starts that Intel's mpirun is
 _PROBE_SECONDS = 10.0
 _POLL_SECONDS = 0.05
 _LATE_SECONDS = 1.0
@@ -78,8 +86,8 @@ class Supervisor:
     def run(self) -> int:
         """Start the job, again if it dies, and return the exit status.
 
-        LauncherError if mpirun cannot be started or starts no rank, or there is no place to watch the ranks
-        from.
+        LauncherError if mpirun cannot be started or starts no rank, MPI does not start on any, or there is no
+        place to watch the ranks from.
         """
         # A signal that this process ignores, as under nohup, must not stop the job either.
         with (
@@ -117,7 +125,7 @@ class Supervisor:
                 if not is_told or number > 1 or self._verbose:
                     say(f"After {attempt.seconds:.1f} s: {attempt.text}.")
                 return attempt.code
-            if number > 1 and not attempt.had_ranks and attempt.is_like(attempts[-2]):
+            if number > 1 and attempt.lacked and attempt.is_like(attempts[-2]):
                 raise LauncherError(_no_start(attempt, plan))
             if number > max_restarts:
                 return _give_up(attempts)
@@ -229,21 +237,26 @@ class Supervisor:
 
     def _pass_signals_on(self, process: subprocess.Popen[bytes], record: ExitRecord) -> None:
         """Hand signals to mpirun, which hands them on, in a form that lets the ranks end in order."""
+        # MPICH and its kin hand this one on, and end the job of any other.
+        only = self._plan.launcher.family == "hydra"
         for number, when in self._take():
+            handed = number if number in _PASSED_ON and not only else OF_LAUNCHER
             if self._stop is None:
                 self._stop = number, when
                 if not record.has_ranks:
                     # There is nothing to save, and while mpirun starts its daemons a signal may make it hang.
                     self._ends_at_once = "no rank had begun"
                     return
-                if number not in _PASSED_ON:
+                if handed != number:
                     say(f"{signal_name(number)}: the ranks are asked to stop, as by {OF_LAUNCHER.name}.")
             elif when - self._stop[1] <= REPEAT_SECONDS:
                 continue
             elif number not in _PASSED_ON:
                 self._ends_at_once = "it was ended by a second signal"
                 return
-            process.send_signal(number if number in _PASSED_ON else OF_LAUNCHER)
+            for pid in _receivers(process):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, handed)
 
     def _judge(
         self, status: int | None, trouble: str | None, ranks: int, seconds: float, record: ExitRecord
@@ -272,10 +285,30 @@ class Supervisor:
             return Attempt(ranks, seconds, code, False, text)
         if is_output_closed():
             return Attempt(ranks, seconds, code or 1, False, f"{shown}, as {_NOBODY_READS}")
-        # A signal that ended mpirun may not come again; an mpirun that refuses its options will do so again.
-        is_refusal = trouble is None and status is not None and status > 0
-        had_ranks = not is_refusal or record.has_ranks
-        return Attempt(ranks, seconds, code or 1, True, shown, had_ranks)
+        lacked = "" if trouble is not None or status is None or status <= 0 else _lacked(record, status)
+        return Attempt(ranks, seconds, code or 1, True, shown, lacked)
+
+
+def _lacked(record: ExitRecord, status: int) -> str:
+    """Return what a job had not come to, where that will be so again: "ranks", "MPI", or nothing.
+
+    A signal that ended mpirun, or a rank, may not come again; options that mpirun refuses, and a library of
+    another MPI, will be there again.
+    """
+    if not record.has_ranks:
+        return "ranks"
+    was_killed = status in (signal.SIGKILL, 128 + signal.SIGKILL)  # as MPICH and Open MPI tell of a rank
+    return "MPI" if record.is_starting_mpi and not was_killed else ""
+
+
+def _receivers(process: subprocess.Popen[bytes]) -> list[int]:
+    """Return whom a signal for mpirun is sent to: Intel's is a script, which would end of it."""
+    inner = [
+        pid
+        for pid in all_processes()
+        if parent_of(pid) == process.pid and os.path.basename("".join(command_of(pid)[:1])) == _HYDRA
+    ]
+    return inner or [process.pid]
 
 
 def _keep(record: ExitRecord) -> None:
@@ -305,6 +338,12 @@ def _end_with_this_process() -> Callable[[], None] | None:
 
 
 def _no_start(attempt: Attempt, plan: LaunchPlan) -> str:
+    if attempt.lacked == "MPI":
+        return (
+            f"MPI has not started on any rank: {attempt.text} twice, and what the ranks said stands above. "
+            f"Often mpi4py loads the library of another MPI than that of {plan.launcher}: "
+            "`dist-classicrl doctor` compares the two, and says what to do."
+        )
     words = shlex.join(plan.mpirun_words)
     further = f" --mpirun-options={words!r} was given." if words else ""
     if plan.network:

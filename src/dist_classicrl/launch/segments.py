@@ -1,4 +1,4 @@
-"""The shared memory that ranks of Open MPI leave behind where they are killed together with their mpirun."""
+"""Shared memory that ranks leave: Open MPI's, where mpirun is killed as well, and MPICH's, at any death."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dist_classicrl.process.jobs import all_processes
 
 _PLACE = Path("/dev/shm")
 _KINDS = ("sm_segment", "vader_segment")  # of Open MPI 5 and 4
+_OF_MPICH = "mpich_shm_"  # says neither the host nor the user
 _PAUSE_SECONDS = 0.3  # in which the one that makes a segment has mapped it
 _FIRST_NAMESPACE = "pid:[4026531836]"
 _START_SECONDS = 600.0  # in which all ranks of a job have found its segments
@@ -33,7 +34,7 @@ def remove_unused_segments() -> None:
 def _unused() -> set[Path]:
     host = socket.gethostname()
     names = "|".join(re.escape(name) for name in {host, host.partition(".")[0]})
-    ours = re.compile(rf"({'|'.join(_KINDS)})\.({names})\.{os.geteuid()}\.")
+    ours = re.compile(rf"({'|'.join(_KINDS)})\.({names})\.{os.geteuid()}\.|{_OF_MPICH}")
     found = {}
     newest = time.time() - (0.0 if _sees_all_processes() else _START_SECONDS)
     with suppress(OSError):

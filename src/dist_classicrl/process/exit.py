@@ -205,9 +205,7 @@ def _settle(code: int, kind: str, reason: str) -> None:
         return
     kind = "left" if _process.is_aside else kind
     rank = rank_of_environment() or 0
-    mpi = sys.modules.get("mpi4py.MPI")
-    before_mpi = mpi is None or not mpi.Is_initialized()
-    ending = Ending(rank, code, kind, reason, bool(_headed()), before_mpi)
+    ending = Ending(rank, code, kind, reason, bool(_headed()), not mpi_has_begun())
     _process.ending = ending
     if _process.record is not None:
         with contextlib.suppress(OSError):  # the first beat has told, on each host
@@ -222,8 +220,13 @@ def _headed() -> list[int]:
 
 def mpi_runs() -> bool:
     """Whether MPI was started in this process and is not over."""
+    return mpi_has_begun() and not sys.modules["mpi4py.MPI"].Is_finalized()
+
+
+def mpi_has_begun() -> bool:
+    """Whether MPI was started in this process, be it over or not."""
     mpi = sys.modules.get("mpi4py.MPI")
-    return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
+    return mpi is not None and bool(mpi.Is_initialized())
 
 
 def _end() -> None:

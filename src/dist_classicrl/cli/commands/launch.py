@@ -13,10 +13,10 @@ from dist_classicrl.launch.restart import Supervisor
 _HELP = """\
 Start a script on many ranks and see it through.
 
-It is started with the mpirun of the MPI that mpi4py uses, goes on after a
-death where that MPI can, and is started again from its last checkpoint when
-it dies as a whole. Options come before the script; what follows is the
-script's.
+It is started with the mpirun of this Python environment, or else the first
+on PATH, goes on after a death where that MPI can, and is started again from
+its last checkpoint when it dies as a whole. Options come before the script;
+what follows is the script's.
 
 \b
   python -m dist_classicrl launch -n 16 --hostfile hosts train.py --checkpoint-dir saved
@@ -86,5 +86,8 @@ def command(verbose: bool, dry_run: bool, script: tuple[str, ...], **options: An
     plan = launch.launch_plan(asked, launch.checked_script(script))
     if dry_run:
         click.echo(plan.shown())
+        if (text := plan.written_hostfile()) is not None:
+            said = f"In place of {asked.hostfile} this mpirun gets a file with these lines:\n{text}"
+            click.echo(said, err=True, nl=False)
         return 0
     return Supervisor(plan, verbose).run()
