@@ -385,7 +385,7 @@ class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
             the reproducible mode, and "replicated" elsewhere, or where settings are given that say how copies
             are merged: `sync_frequency`, in the reproducible mode `logical_workers` and else
             `prefetch_factor`, which "sharded" refuses. Tables of a game whose states are keys have no copies:
-            "auto" says there, on one rank as on several, that these three change nothing. An engine of your
+            a warning says there, on one rank as on several, that these three play no part. An engine of your
             own, as `dist_classicrl.engines.engine` describes it, is used as it is.
         walkers : int, optional
             How many episodes are under way at most, in all ranks together, where walkers travel: a power of
