@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from dist_classicrl import DistAsyncQLearning, rules
+from dist_classicrl.data import Transitions
 from dist_classicrl.engines.engine import Layout, engine_for
-from dist_classicrl.engines.idle import idle_in_study, idle_settings, told
+from dist_classicrl.engines.idle import idle_in_learn, idle_in_study, idle_settings, told
 from dist_classicrl.errors import SettingsError, StudyError
 from dist_classicrl.rules import TD, Boltzmann, DynaQ, PrioritizedSweeping, QLambda, SarsaLambda, UCBQLearning
 from dist_classicrl.schedules import PerVisit
@@ -16,6 +17,8 @@ from dist_classicrl.sweep import Sweep
 
 LAKE, COMPILED = "FrozenLake-v1", Layout(is_compiled=True)
 EVENLY = np.full((16, 4), 0.25)
+LOGGED = {"states": [0, 1], "actions": [0, 1], "rewards": [0.0, 1.0], "next_states": [1, 0]}
+LOGGED |= {"terminated": [False, True]}
 
 
 def said(records):
@@ -215,3 +218,31 @@ def test_what_contradicts_itself_is_refused():
     with pytest.raises(SettingsError, match='"sharded" cannot be had with tree_group_size=3: .*=None'):
         engine_for(settings, 3, "sharded")
     assert engine_for(settings, 3, "auto").name == "server"
+
+
+def test_learn_refuses_what_it_cannot_do():
+    with pytest.raises(SettingsError, match="device='cuda' asks for a card, and learn"):
+        DistAsyncQLearning(device="cuda").learn(LOGGED)
+    with pytest.raises(SettingsError, match="of 2 states, and max_states=1 allows no more"):
+        DistAsyncQLearning(max_states=1).learn(LOGGED)
+    with pytest.raises(SettingsError, match="epochs=500 is how often .* Leave it out"):
+        DistAsyncQLearning().learn(LOGGED, epochs=500, method="sweeps")
+    assert DistAsyncQLearning(max_states=2, device="auto").learn(LOGGED, epochs=3).epochs == 3
+    assert DistAsyncQLearning().learn(LOGGED).epochs == 10
+
+
+def test_learn_says_once_what_is_for_training_alone(caplog):
+    agent = DistAsyncQLearning(seed=1, replay_ratio=3.0, exploring_starts=True, topology="tree", epsilon=0.1)
+    for _ in range(2):
+        agent.learn(Transitions(**LOGGED))
+    names = 'exploring_starts=True, replay_ratio=3.0, topology="tree"'
+    unless = "leave that out, unless train() follows."
+    assert said(caplog.records) == [
+        f"{names} play no part in learn(), which needs no environment and no server: {unless}"
+    ]
+    agent = DistAsyncQLearning(seed=1, learning_rate=0.1, timeout=60)
+    agent.learn(LOGGED)
+    assert len(said(caplog.records)) == 1
+    agent.learn(LOGGED, method="sweeps")
+    assert 'learning_rate=0.1 plays no part with method="sweeps"' in said(caplog.records)[1]
+    assert told(Settings(), idle_in_learn(Settings(), "sweeps")) == ""

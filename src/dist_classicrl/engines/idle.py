@@ -1,4 +1,4 @@
-"""Settings that play no part: which they are in a training and in a study, and why.
+"""Settings that play no part: which they are in a training, in a study and in `learn`, and why.
 
 What changes nothing is no error, as who tries another algorithm or behavior keeps the other settings. It is
 said once to whoever has set it, and a study that varies it is refused.
@@ -17,7 +17,15 @@ from dist_classicrl.schedules import Schedule, as_schedule, without_call
 from dist_classicrl.settings import COMMUNICATION, ByRule, Settings, defaults_of_rule, shown
 
 _OUT = "leave that out"
+_IN_LEARN = f"in learn(), which needs no environment and no server: {_OUT}, unless train() follows."
 _IN_STUDY = f"in a study, whose runs learn alone, each in one process: {_OUT}."
+
+#: Settings that `learn` reads, those that choose actions, and those that say what a process may do.
+_OF_LEARN = {
+    *("algorithm", "learning_rate", "discount_factor", "epsilon", "behavior", "initial_value", "seed"),
+    *("dtype", "device", "state_size", "action_size", "max_states", "use_action_mask"),
+    *("timeout", "allow_singletons"),
+}
 
 
 def idle_settings(settings: Settings, engine: Engine, layout: Layout) -> dict[str, str]:
@@ -77,6 +85,17 @@ def idle_in_study(settings: Settings, engine: Engine, layout: Layout) -> dict[st
     if layout.is_compiled and not layout.is_keyed:
         found["max_states"] = f"where states are counted: {_OUT}."
     return found
+
+
+def idle_in_learn(settings: Settings, method: str) -> dict[str, str]:
+    """Return likewise what plays no part in `learn` by this method."""
+    found = _by_choice(settings)
+    if method == "sweeps":
+        found["learning_rate"] = (
+            f'with method="sweeps", which solves for all values: write method="incremental", or {_OUT}.'
+        )
+    others = (each.name for each in fields(Settings) if each.name not in _OF_LEARN)
+    return found | dict.fromkeys(others, _IN_LEARN)
 
 
 def told(settings: Settings, idle: Mapping[str, str]) -> str:
