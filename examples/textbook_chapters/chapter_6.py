@@ -99,7 +99,7 @@ def _twin(is_td: bool, rate: float, runs: int = 200) -> float:
 
 def _walked(model: TabularMDP, rule: TD | MonteCarlo, rate: float, seed: int, ends: np.ndarray) -> np.ndarray:
     agent = DistAsyncQLearning(
-        algorithm=rule, learning_rate=rate, epsilon=0.0, discount_factor=1.0, initial_value=0.5, seed=seed
+        algorithm=rule, learning_rate=rate, discount_factor=1.0, initial_value=0.5, seed=seed
     )
     run = follow(agent, model, 100_000, 5, lambda agent: agent.q_table[:, 0].copy(), episodes=int(ends[-1]))
     return np.concatenate((np.full((1, 5), 0.5), run.at_episodes(ends[1:])))

@@ -213,9 +213,9 @@ def _finer(scale: int) -> tuple[str, ...]:
 
 def _updates(model: TabularMDP, rule: DynaQ | PrioritizedSweeping, shortest: int, seed: int) -> float:
     """Return the updates until the greedy way from the start is a shortest one, or infinity."""
-    agent = DistAsyncQLearning(
-        algorithm=rule, learning_rate=0.5, epsilon=0.3, discount_factor=0.95, seed=seed
-    )
+    agent = DistAsyncQLearning(algorithm=rule, epsilon=0.3, discount_factor=0.95, seed=seed)
+    if isinstance(rule, DynaQ):  # the other has no step size
+        agent.learning_rate = 0.5
     after = model.outcome_next.reshape(model.n_states, model.n_actions, -1)[:, :, 0]
     start = int(model.start_prob.argmax())
     goal = int(model.outcome_next[model.outcome_reward > 0.5][0])

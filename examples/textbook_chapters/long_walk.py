@@ -23,9 +23,7 @@ def _error(rule: TD, rate: float, runs: int) -> float:
     model = problem("RandomWalk")
     errors = []
     for seed in range(runs):
-        agent = DistAsyncQLearning(
-            algorithm=rule, learning_rate=rate, epsilon=0.0, discount_factor=1.0, seed=seed
-        )
+        agent = DistAsyncQLearning(algorithm=rule, learning_rate=rate, discount_factor=1.0, seed=seed)
         run = follow(agent, model, 100_000, 10, lambda agent: _rms(agent.q_table[:, 0]), episodes=10)
         errors.append(run.at_episodes(np.arange(1, 11)).mean())
     return float(np.mean(errors))

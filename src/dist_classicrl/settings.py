@@ -137,7 +137,7 @@ def checked_step_size(name: str, value: Any) -> Schedule:
         low, high = schedule.bounds
         if not (0.0 < low and high <= 1.0):
             raise SettingsError(
-                f"{name} must be above 0 and at most 1, got {_shown(schedule)}. "
+                f"{name} must be above 0 and at most 1, got {shown(schedule)}. "
                 f"Write for instance {name}=0.1, or PerVisit(0.7) of dist_classicrl.schedules."
             )
     return schedule
@@ -154,7 +154,7 @@ def checked_chance(name: str, value: Any) -> Schedule:
     low, high = schedule.bounds
     if not (0.0 <= low and high <= 1.0):
         raise SettingsError(
-            f"{name} must be from 0 to 1, got {_shown(schedule)}. Write for instance {name}=0.1."
+            f"{name} must be from 0 to 1, got {shown(schedule)}. Write for instance {name}=0.1."
         )
     return schedule
 
@@ -175,13 +175,17 @@ def defaults_of_rule(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: own.get(name, value.usual) for name, value in given.items() if isinstance(value, ByRule)}
 
 
-def _shown(schedule: Schedule) -> str:
+def shown(schedule: Schedule) -> str:
+    """Return a schedule as it may be written: a constant one as its number."""
     values = asdict(schedule)
     return repr(values["value"]) if set(values) == {"value"} else repr(schedule)
 
 
 _learning = partial(setting, section="Learning", is_kept=True)
-_talking = partial(setting, section="Communication and lost ranks")
+COMMUNICATION = "Communication and lost ranks"
+"""The section of the settings that are about other ranks."""
+
+_talking = partial(setting, section=COMMUNICATION)
 _SIZE = Or(None, TableSize(1, "None to take it from the environment", bits=62))
 
 
@@ -348,6 +352,16 @@ class Settings(Checked):
                 "use async_updates=True."
             )
         self._check_staleness()
+        if self.on_failure == "replace" and self.max_replacements == 0:
+            raise SettingsError(
+                'on_failure="replace" starts a new process for each worker that is lost, and '
+                'max_replacements=0 allows none. Write max_replacements=1 or more, or on_failure="continue".'
+            )
+        if self.max_states is not None and (self.state_size or 0) > self.max_states:
+            raise SettingsError(
+                f"state_size={self.state_size:,} makes a table of more states than max_states="
+                f"{self.max_states:,} allows. Leave one of them out."
+            )
         if self.tree_group_size is not None and self.topology in ("flat", "decentralized"):
             raise SettingsError(
                 f"tree_group_size={self.tree_group_size} is the size of groups of a tree, and "

@@ -76,3 +76,15 @@ def test_an_error_below_the_server_of_a_host_is_raised_everywhere(world, two_hos
             lambda: BrokenLake(200 if world.rank == culprit else NEVER, ValueError("thin ice")),
             total_steps=NEVER,
         )
+
+
+@pytest.mark.core
+def test_a_tree_on_one_host_is_none_which_rank_0_alone_is_told_once(world, make_agent, lake, caplog):
+    agent = make_agent(topology="tree", logical_workers=2)
+    for _ in range(2):
+        agent.train(lake, total_steps=1_000)
+    said = [each.getMessage() for each in caplog.records if " no part " in each.getMessage()]
+    told = world.allgather(said)
+    assert told[1:] == [[]] * (world.size - 1)
+    (message,) = told[0]
+    assert 'topology="tree" plays no part on one host' in message and "logical_workers=2 plays no" in message

@@ -494,6 +494,9 @@ def test_the_command_draws_what_is_asked_for(run, tmp_path, monkeypatch):
     assert said(run, "--kind", "maps") == f"{run / 'map.png'}: the map of FrozenLake-v1\n"
     assert said(run, "--kind", "curves", "--x", "both") == f"{run / 'curves.png'}: 5 reports\n"
     assert said(run, "--x", "time", "--kind", "curves", "--out", "x.pdf") == "x.pdf: 5 reports\n"
+    for kind, words in (("timeline", ("--x", "time")), ("maps", ("--average", "median"))):
+        status, message = said(run, "--kind", kind, *words)
+        assert status == 2 and f"{words[0]} is about curves, and --kind {kind} draws none" in message
     others = [shutil.copytree(run, tmp_path / name) for name in ("second", "third")]
     assert said(run, *others) == "plot.png: 3 runs, 15 reports\n"
     status, message = said(run, others[0], "--kind", "maps")

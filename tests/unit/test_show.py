@@ -196,6 +196,8 @@ def test_what_is_shortened_says_how_to_see_the_rest(tmp_path, capsys):
         run_command(capsys, "show", path, "--states", "30")[1].splitlines()[-1] == "30 of 30 visited states"
     )
     assert "state 19: " in run_command(capsys, "show", path, "--observation", "19")[1]
+    status, _, err = run_command(capsys, "show", path, "--observation", "19", "--states", "3")
+    assert status == 2 and "--states counts states from the first one on" in err
 
 
 def test_of_boards_only_some_are_shown_which_is_said(tmp_path, capsys):

@@ -119,9 +119,13 @@ def test_each_job_of_an_array_has_a_folder_and_a_seed(script_of):
         '--out "runs/FrozenLake-v1-$SLURM_ARRAY_TASK_ID" --seed "$SLURM_ARRAY_TASK_ID" &'
     )
     assert '    scontrol requeue "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"' in lines
-    own = ["-o", "my runs/${SLURM_ARRAY_TASK_ID}", "--seed", "7"]
+    own = ["-o", "my runs/${SLURM_ARRAY_TASK_ID}", "--seed", "7", "--epsilon", "0.$SLURM_ARRAY_TASK_ID"]
     _, lines = script_of("--ntasks", "2", "--array", "1,3", *TRAIN, *own)
-    assert lines[3].endswith('-o "my runs/${SLURM_ARRAY_TASK_ID}" --seed 7 &')
+    assert lines[3].endswith(
+        '-o "my runs/${SLURM_ARRAY_TASK_ID}" --seed 7 --epsilon "0.$SLURM_ARRAY_TASK_ID" &'
+    )
+    _, lines = script_of("--ntasks", "2", "--array", "1,3", *TRAIN, "--seed", "1$SLURM_ARRAY_TASK_ID")
+    assert '--seed "1$SLURM_ARRAY_TASK_ID"' in lines[3]
 
 
 @pytest.mark.parametrize(
@@ -161,6 +165,11 @@ def test_each_job_of_an_array_has_a_folder_and_a_seed(script_of):
             "--checkpoint-dir 'saved-$SLURM_ARRAY_TASK_ID'",
         ),
         (["--ntasks", "4", "--array", "0-9", *TRAIN, "--log-dir", "x"], "--log-dir 'x-$SLURM_ARRAY_TASK_ID'"),
+        (["--ntasks", "4", "--array", "0-9", *TRAIN, "--seed", "3"], "the same training, with --seed 3"),
+        (
+            ["--ntasks", "4", "--array", "0-9", *TRAIN, "--seed", "3", "--out", "a-$SLURM_ARRAY_TASK_ID"],
+            "Leave it out: each job has its number as its seed",
+        ),
         (["--ntasks", "4", *TRAIN, "--resume", "never"], "--no-requeue"),
         (["--ntasks", "4", *TRAIN, "--time-limit", "10min"], "With --time-limit the job"),
         (["--ntasks", "4", "train"], "What is there to train?"),

@@ -17,13 +17,13 @@ from dist_classicrl.sweep.folder import StudyFolder
 from dist_classicrl.sweep.trial import Laboratory
 
 GARNET = TabularMDP.garnet(n_states=20, n_actions=3, branching=3, seed=1)
-SPACE = {"learning_rate": Range(0.001, 1.0, log=True), "n_envs": Range(1, 40), "epsilon": [0.1, 0.3]}
+SPACE = {"learning_rate": Range(0.001, 1.0, log=True), "buffer_size": Range(1, 40), "epsilon": [0.1, 0.3]}
 TIMES = ("seconds", "train_seconds")
 
 
 def a_sweep(folder, **changes):
     given = {"total_steps": 900, "seeds": 2, "points": 3, "eval_episodes": 2}
-    given |= {"vary": SPACE, "search": "tpe", "n_variants": 14}
+    given |= {"vary": SPACE, "search": "tpe", "n_variants": 14, "settings": {"replay_ratio": 0.5}}
     return Sweep(GARNET, folder=folder, **{**given, **changes})
 
 
@@ -65,7 +65,7 @@ def test_proposals_are_in_the_space_go_where_scores_are_high_and_follow_from_wha
     told = []
     for number in range(40):
         drawn = proposed(SPACE, 5, number, told)
-        assert 0.001 <= drawn["learning_rate"] <= 1.0 and drawn["n_envs"] in range(1, 41)
+        assert 0.001 <= drawn["learning_rate"] <= 1.0 and drawn["buffer_size"] in range(1, 41)
         assert values_of(SPACE, drawn)["epsilon"] == [0.1, 0.3][drawn["epsilon"]]
         score = -abs(math.log10(drawn["learning_rate"]) + 1.0) - drawn["epsilon"]  # best: 0.1, with 0.1
         told.append(Told(drawn, math.nan if number == 3 else None if number == 4 else score))
@@ -82,7 +82,9 @@ def test_a_search_by_scores_is_the_same_when_one_process_makes_it_and_goes_on_wh
     whole = a_sweep(tmp_path / "whole").run(1)
     assert whole.done == 28 and len(whole.variants()) == 14
     names = [whole.name_of(number) for number in whole.variants()]
-    assert all(re.fullmatch(r"learning_rate=0\.0*\d{1,4} n_envs=\d+ epsilon=0\.[13]", name) for name in names)
+    assert all(
+        re.fullmatch(r"learning_rate=0\.0*\d{1,4} buffer_size=\d+ epsilon=0\.[13]", name) for name in names
+    )
     sweep = a_sweep(tmp_path / "killed")
     made = interrupted(monkeypatch, sweep, 13)
     before = decided(sweep.folder)
@@ -101,7 +103,7 @@ def test_each_run_of_a_search_is_what_it_is_in_any_study(tmp_path):
     fixed = {"vary": {}, "search": "grid", "n_variants": None}
     for number in (0, 13):
         settings = json.loads(decided(study.folder)[f"{number}.json"])["settings"]
-        assert settings["discount_factor"] == 0.99 and isinstance(settings["n_envs"], int)
+        assert settings["discount_factor"] == 0.99 and isinstance(settings["buffer_size"], int)
         again = a_sweep(tmp_path / str(number), settings=settings, **fixed).run(1)
         theirs = [row for row in study.rows() if row["variant"] == number]
         for row, other in zip(theirs, again.rows(), strict=True):
@@ -207,16 +209,19 @@ def test_asynchronous_halving_goes_on_when_killed(tmp_path, monkeypatch):
 def test_another_search_in_the_folder_is_refused_with_what_is_other(tmp_path):
     a_sweep(tmp_path).begin()
     grid = {"search": "grid", "n_variants": None, "vary": {"epsilon": [0.1, 0.3]}}
-    fewer = {**SPACE, "n_envs": Range(1, 20)}
+    fewer = {**SPACE, "buffer_size": Range(1, 20)}
     for changes, said in (
         ({"n_variants": 20}, "n_variants: 14 there, 20 here"),
         ({"search_seed": 1, "seeds": 3}, "search_seed: 0 there, 1 here. Give"),
         (
             {"vary": fewer},
-            "n_envs: {'high': 40, 'log': False, 'low': 1} there, {'high': 20, 'log': False, 'low'",
+            "buffer_size: {'high': 40, 'log': False, 'low': 1} there, {'high': 20, 'log': False, 'low'",
         ),
-        ({"settings": {"dtype": "float32"}}, "dtype: 'float64' there, 'float32' here"),
-        (grid, "search: 'tpe' there, ['grid', 'random'] here; vary: ['learning_rate', 'n_envs', 'epsilon']"),
+        ({"settings": {"replay_ratio": 0.5, "dtype": "float32"}}, "dtype: 'float64' there, 'float32' here"),
+        (
+            grid,
+            "search: 'tpe' there, ['grid', 'random'] here; vary: ['learning_rate', 'buffer_size', 'epsilon']",
+        ),
     ):
         with pytest.raises(StudyError) as caught:
             a_sweep(tmp_path, **changes).begin()

@@ -385,7 +385,7 @@ class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
             the reproducible mode, and "replicated" elsewhere, or where settings are given that say how copies
             are merged: `sync_frequency`, in the reproducible mode `logical_workers` and else
             `prefetch_factor`, which "sharded" refuses. Tables of a game whose states are keys have no copies:
-            "auto" says there, on one rank as on several, that these three change nothing. An engine of your
+            a warning says there, on one rank as on several, that these three play no part. An engine of your
             own, as `dist_classicrl.engines.engine` describes it, is used as it is.
         walkers : int, optional
             How many episodes are under way at most, in all ranks together, where walkers travel: a power of
@@ -471,7 +471,7 @@ class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
     def learn(
         self,
         transitions: Any,
-        epochs: int = 10,
+        epochs: int | None = None,
         method: Literal["incremental", "sweeps"] = "incremental",
         env: Any = None,
     ) -> BatchResult:
@@ -494,8 +494,8 @@ class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
             table yet, it gets one for the largest state and action. States and actions are rows and columns
             of the table, or, where `env` or an environment that was trained in has `Discrete` spaces that do
             not count from 0, the numbers of these.
-        epochs : int
-            Times that "incremental" learns each transition.
+        epochs : int, optional
+            Times that "incremental" learns each transition, by default 10; "sweeps" has none.
         method : str
             "incremental" learns transition by transition with the agent's step sizes, in an order that the
             seed draws anew for each epoch. A learning rate that follows the global step begins at `steps`

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl._random import fresh_seed
+from dist_classicrl.agent.beginning import say_idle
 from dist_classicrl.checks import checked_whole
 from dist_classicrl.comm.rooted import RootedCollectives, rooted_over
 from dist_classicrl.comm.world import find_world
@@ -16,6 +17,7 @@ from dist_classicrl.data.coverage import Coverage
 from dist_classicrl.data.empirical import empirical_model
 from dist_classicrl.data.result import BatchResult
 from dist_classicrl.data.transitions import Transitions
+from dist_classicrl.engines.idle import idle_in_learn
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import (
     DataError,
@@ -37,6 +39,8 @@ from dist_classicrl.tables.round_merge import MapSums, Parts, RoundMerge
 from dist_classicrl.tables.shared import SharedTable
 
 METHODS = ("incremental", "sweeps")
+
+_EPOCHS = 10
 
 #: Rules whose values are those of the best actions, which `method="sweeps"` solves for.
 SWEPT = ("q_learning", "double_q_learning")
@@ -124,6 +128,7 @@ def learn(state: AgentState, given: Any, epochs: Any, method: Any, env: Any, com
     world = find_world(comm, state.settings.allow_singletons)
     if world is None:
         task = _prepared(state, given, epochs, method, env)
+        say_idle(state, idle_in_learn(state.settings, task.method))
         values, counts = _learned(state, task, _ready(state, task), None)
         return _kept(state, task, values, counts, 1, begin)
     seconds = state.settings.timeout
@@ -132,6 +137,8 @@ def learn(state: AgentState, given: Any, epochs: Any, method: Any, env: Any, com
             task = _prepared(state, given, epochs, method, env)
             everyone = rooted.share(_ready(state, task), "all ranks to read their transitions")
         _check_alike(everyone)
+        if rooted.is_root:
+            say_idle(state, idle_in_learn(state.settings, task.method))
         values, counts = _learned(state, task, everyone[rooted.root], rooted)
         ranks = rooted.wire.size
     return _kept(state, task, values, counts, ranks, begin)
@@ -145,7 +152,17 @@ def _prepared(state: AgentState, given: Any, epochs: Any, method: Any, env: Any)
         )
     if method not in METHODS:
         raise SettingsError(f"method is {method!r}; it must be one of {', '.join(map(repr, METHODS))}")
-    passes = checked_whole("epochs", epochs, 1)
+    if method == "sweeps" and epochs is not None:
+        raise SettingsError(
+            f"epochs={epochs!r} is how often each transition is learned, and method='sweeps' solves for the "
+            "values at once. Leave it out, or write method='incremental'."
+        )
+    passes = checked_whole("epochs", _EPOCHS if epochs is None else epochs, 1)
+    if state.settings.device == "cuda":
+        raise SettingsError(
+            "device='cuda' asks for a card, and learn() learns on a core. Write device='cpu', or 'auto' "
+            "where train() is to take a card."
+        )
     check_rule(state.settings, method)
     data = Transitions.of(given)
     source = None if env is None else look_at(state, env)
@@ -177,6 +194,11 @@ def _make_table(state: AgentState, transitions: Transitions) -> None:
     settings = state.settings
     states = settings.state_size or transitions.n_states
     actions = settings.action_size or transitions.n_actions
+    most = settings.max_states
+    if most is not None and states > most:
+        raise SettingsError(
+            f"The transitions are of {states:,} states, and max_states={most:,} allows no more. Leave it out."
+        )
     entries = rules.table_shape(settings.algorithm, states, actions).size
     if entries >= large_table.FROM_ENTRIES:
         raise DataError(

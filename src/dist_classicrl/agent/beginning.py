@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from dist_classicrl.agent.agreement import Agreement
 from dist_classicrl.agent.checkpoints import check_goes_on, find, put_table_back, take_up
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.comm import envelope
+from dist_classicrl.engines.idle import told
 from dist_classicrl.engines.outcome import Counters, Tally
 from dist_classicrl.engines.run import Resumed
 from dist_classicrl.engines.saving import finished_call
@@ -199,6 +201,14 @@ def _experiment(state: AgentState, source: Source) -> str:
     """Return what is the same for two agents that learn the same, bit for bit; "" where no seed was given."""
     settings = state.settings
     return "" if settings.seed is None else f"{source.fingerprint} {json.dumps(settings.to_dict())}"
+
+
+def say_idle(state: AgentState, idle: Mapping[str, str]) -> None:
+    """Warn of those of the settings that play no part and were given all the same: once, not in each call."""
+    text = told(state.settings, idle)
+    if text and text not in state.said:
+        state.said.add(text)
+        logger.warning("%s", text)
 
 
 def end_of(finished: list[dict[str, Any]], begin: int, asked: int) -> int:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from dist_classicrl.agent.agreement import Agreement, Alone
-from dist_classicrl.agent.beginning import Beginning, adopt, begin_call
+from dist_classicrl.agent.beginning import Beginning, adopt, begin_call, say_idle
 from dist_classicrl.agent.checkpoint_body import constant_arrays, description
 from dist_classicrl.agent.checkpoints import put_back_to_call
 from dist_classicrl.agent.observer import CallbackObserver
@@ -29,11 +29,13 @@ from dist_classicrl.engines.engine import (
     Engine,
     Layout,
     all_learn,
+    check_workers,
     engine_for,
     engine_named,
     learns_in_rows,
     n_workers,
 )
+from dist_classicrl.engines.idle import idle_settings
 from dist_classicrl.engines.outcome import Outcome, Tally
 from dist_classicrl.engines.progress import Observer
 from dist_classicrl.engines.run import LossPolicy, Resumed, Run
@@ -299,20 +301,8 @@ class Session:
 
     def _check_workers(self, ranks: int, members: int, engine: Engine) -> None:
         """Check that as many workers begin as the settings ask for."""
-        least = self.state.settings.min_workers
-        serving = int(not all_learn(engine))
-        if ranks - serving < least:
-            asked, given = f"a server and {least} workers", f"{ranks} ranks are a server and {ranks - 1}"
-            if ranks == 1:
-                given = "1 process trains alone"
-            elif not serving:
-                asked, given = f"{least} workers", f"{ranks} ranks learn"
-            needed = least + serving
-            raise SettingsError(
-                f"min_workers={least} asks for {asked}, but {given}. Start {needed} ranks, for instance with "
-                f"`mpirun -n {needed}`, or lower min_workers."
-            )
-        workers = members - serving
+        check_workers(self.state.settings, ranks, engine)
+        least, workers = self.state.settings.min_workers, members - int(not all_learn(engine))
         if workers < least:
             raise RankLostError(
                 f"Ranks were lost before the first step, which leaves {workers} workers: fewer than "
@@ -416,6 +406,8 @@ class Session:
         say_choice(settings, *choice)
         if self.group is None or self.group.is_server:
             source.give_hints()
+            if state.says_idle:
+                say_idle(state, idle_settings(settings, engine, self._layout(source)))
         if self.group is None:  # who is not alone may have to begin anew
             state.pending = None
         with closing(observer):

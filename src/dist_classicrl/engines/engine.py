@@ -44,7 +44,7 @@ times the steps of asynchronous training on three ranks, rounds 0.2 to 0.5, and 
 times that of rounds of 32 updates, and up to 16,000 entries at most 0.93 (`benchmarks/results/rounds.md`).
 """
 
-_OF_COPIES = {
+OF_COPIES = {
     "prefetch_factor": "nothing is pushed that could be in flight",
     "sync_frequency": "nobody pushes, and there are no rounds that could have a length",
     "logical_workers": "there are no rounds that they could play",
@@ -205,7 +205,6 @@ def engine_for(settings: Settings, ranks: int, placement: Any, layout: Layout = 
         takes_owners = layout.takes_owners(settings, ranks)
         if takes_owners and (why := _is_replicated_only(_without_copies(settings))) is not None:
             raise SettingsError(f"States that are keys cannot be learned by their owners with {why}.")
-        _say_what_changes_nothing(settings)  # alone as well, where a training is tried before it has ranks
         if takes_owners:
             logger.info(
                 "States are keys, which nobody has counted: each rank owns those that a hash gives it, and "
@@ -214,7 +213,6 @@ def engine_for(settings: Settings, ranks: int, placement: Any, layout: Layout = 
             )
             return _SUPERSTEPS
     if placement == "auto" and _gains_from_rows(settings, ranks, layout):
-        _say_what_changes_nothing(settings)
         if settings.async_updates and layout.hosts == 1:
             logger.info(
                 "All ranks learn in the same rows: the table has %s entries, more than fit into a core's "
@@ -239,6 +237,28 @@ def engine_for(settings: Settings, ranks: int, placement: Any, layout: Layout = 
 def all_learn(engine: Engine) -> bool:
     """Whether each rank is a worker with this engine, also the one that serves, as an engine may say."""
     return bool(getattr(engine, "all_learn", False))
+
+
+def is_built_in(engine: Engine) -> bool:
+    """Whether an engine is one of this library."""
+    return isinstance(engine, _BuiltIn)
+
+
+def check_workers(settings: Settings, ranks: int, engine: Engine) -> None:
+    """Raise SettingsError where so many ranks are fewer workers than the settings ask for."""
+    least, serving = settings.min_workers, int(not all_learn(engine))
+    if ranks - serving >= least:
+        return
+    asked, given = f"a server and {least} workers", f"{ranks} ranks are a server and {ranks - 1}"
+    if ranks == 1:
+        given = "1 process trains alone"
+    elif not serving:
+        asked, given = f"{least} workers", f"{ranks} ranks learn"
+    needed = least + serving
+    raise SettingsError(
+        f"min_workers={least} asks for {asked}, but {given}. Start {needed} ranks, for instance with "
+        f"`mpirun -n {needed}`, or lower min_workers."
+    )
 
 
 def n_workers(engine: Engine, settings: Settings, ranks: int, is_compiled: bool) -> int:
@@ -312,6 +332,11 @@ def _is_replicated_only(settings: Settings) -> str | None:
             f'topology="{settings.topology}": there are no maps that could take another way. Write '
             'topology="flat"'
         )
+    if settings.tree_group_size is not None:
+        return (
+            f"tree_group_size={settings.tree_group_size}: there are no maps that could go through a tree. "
+            "Write tree_group_size=None"
+        )
     if settings.max_staleness is not None:
         return (
             f"max_staleness={settings.max_staleness}: there are no copies that could be behind. Write "
@@ -325,14 +350,14 @@ def _is_replicated_only(settings: Settings) -> str | None:
             "replay_ratio=0"
         )
     for name, why in _given_of_copies(settings).items():
-        return f"{name}={getattr(settings, name)}: {why}. Write {name}={_written(getattr(Settings, name))}"
+        return f"{name}={getattr(settings, name)}: {why}. Write {name}={written(getattr(Settings, name))}"
     return None
 
 
 def _given_of_copies(settings: Settings) -> dict[str, str]:
-    """Return those of `_OF_COPIES` that are given another value than the usual one."""
+    """Return those of `OF_COPIES` that are given another value than the usual one."""
     return {
-        name: why for name, why in _OF_COPIES.items() if getattr(settings, name) != getattr(Settings, name)
+        name: why for name, why in OF_COPIES.items() if getattr(settings, name) != getattr(Settings, name)
     }
 
 
@@ -341,12 +366,8 @@ def _without_copies(settings: Settings) -> Settings:
     return replace(settings, **{name: getattr(Settings, name) for name in _given_of_copies(settings)})
 
 
-def _say_what_changes_nothing(settings: Settings) -> None:
-    for name, why in _given_of_copies(settings).items():
-        logger.info("%s=%s changes nothing: %s.", name, getattr(settings, name), why)
-
-
-def _written(value: Any) -> str:
+def written(value: Any) -> str:
+    """Return the value of a setting as messages have it."""
     return f'"{value}"' if isinstance(value, str) else repr(value)
 
 

@@ -116,6 +116,8 @@ class AgentState:
     leaving: LeaveWatch = field(default_factory=LeaveWatch)  # was this rank asked to leave?
     is_training: bool = False
     trains_in: SteppedEnv | None = None  # what a training steps through, while it does
+    said: set[str] = field(default_factory=set)  # of settings that play no part: each is said once
+    says_idle: bool = True  # a study says it of all its runs
 
     def __post_init__(self) -> None:
         check_settings(self.settings)

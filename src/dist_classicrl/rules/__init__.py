@@ -196,6 +196,10 @@ class LearningRule:
     check_model : callable, optional
         Returns, for hyper-parameters, states, actions and a model whose numbers are in their ranges, which of
         them contradict each other, as the end of a sentence; "" where none do.
+    idle : callable, optional
+        Returns, for hyper-parameters, what plays no part with them: by the name of a setting
+        (`learning_rate`, `epsilon`, `discount_factor`) or of a hyper-parameter why, as the end of a sentence
+        about the rule.
     """
 
     name: str
@@ -222,6 +226,7 @@ class LearningRule:
     model_ranges: Callable[[Any, int, int], Sequence[Range]] | None = None
     note_masks: Callable[[np.ndarray, int, np.ndarray, np.ndarray], None] | None = None
     check_model: Callable[[Any, int, int, np.ndarray], str] | None = None
+    idle: Callable[[Any], Mapping[str, str]] | None = None
 
     @property
     def usual(self) -> dict[str, Any]:
@@ -278,6 +283,7 @@ _FUNCTIONS = {
     "model": 3,
     "check": 1,
     "check_source": 2,
+    "idle": 1,
     "waits": 1,
     "whole_ranges": 3,
     "model_ranges": 3,

@@ -99,6 +99,14 @@ NAMED: Mapping[str, type] = {
 """What `behavior` may be by name."""
 
 POLICY = "policy"
+
+WITHOUT_EPSILON: Mapping[str, str] = {
+    "boltzmann": "draws an action by all values and its temperature",
+    "ucb": "takes the action of the largest bound",
+    POLICY: "has the chances of all actions",
+}
+"""By name, how a behavior chooses in which epsilon plays no part."""
+
 _BOUNDS: Mapping[str, tuple[str, Callable[[float], bool]]] = {
     "steepness": ("at least 0", lambda value: value >= 0.0),
     "temperature": ("above 0", lambda value: value > 0.0),

@@ -33,6 +33,7 @@ from dist_classicrl.sweep.choosing.search import Range, n_tried, variants
 from dist_classicrl.sweep.folder import Member, StudyFolder
 from dist_classicrl.sweep.hosts.compiling import once_on_each_host
 from dist_classicrl.sweep.hosts.processes import helpers
+from dist_classicrl.sweep.idle import check_part
 from dist_classicrl.sweep.making import Making
 from dist_classicrl.sweep.plan import (
     STEPPED_COST,
@@ -191,6 +192,7 @@ class Sweep:
                     f"{name} is one environment, and each run needs its own. Give a function that makes "
                     "it, such as lambda: MyEnv(), or its Gymnasium id."
                 )
+        self._told = check_part([checked_settings(each) for each in made], varied, looks.values())
         self._costs = {name: 1.0 if look.simulator else float(STEPPED_COST) for name, look in looks.items()}
         self._stopping = early_stopping
         self._devices = set(varied.get("device", [common.get("device", "cpu")]))
@@ -252,7 +254,7 @@ class Sweep:
             Of its own.
         """
         made = copy(self)
-        made._stopping = None
+        made._stopping, made._told = None, ""
         made.folder = Path(folder)
         made.plan = replace(
             self.plan,
@@ -310,6 +312,8 @@ class Sweep:
             count = 1
         signals = checked_signals("stop_signals", stop_signals)
         folder = self.begin()
+        if self._told and not task_of_environment():
+            logger.warning("%s", self._told)
         making = Making(self.plan, self._environments, self._costs, self.folder)
         making.stop_long_runs_on(signals)
         with self._stopped_by(signals, folder) as watch:

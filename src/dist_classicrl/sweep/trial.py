@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl._files import read_regular, whole_file
-from dist_classicrl.agent.agent import DistAsyncQLearning
+from dist_classicrl.agent.agent import DistAsyncQLearning, state_of
 from dist_classicrl.callbacks.base import BaseCallback
 from dist_classicrl.checkpoint.plan import SIGNALS
 from dist_classicrl.environments.finite_model import FiniteModel
@@ -167,6 +167,7 @@ class Laboratory:
         model: FiniteModel | None = None if simulator is None else simulator.model
         arguments = {**settings.arguments(), "seed": trial.seed}
         agent = DistAsyncQLearning(**arguments, comm=THIS_PROCESS)
+        state_of(agent).says_idle = False
         place = self._folder / "checkpoints" / trial.key
         is_long = simulator is not None and trial.total_steps > LONG_STEPS
         saving: dict[str, Any] = {}

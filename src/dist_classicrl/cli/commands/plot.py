@@ -56,7 +56,7 @@ It needs matplotlib: pip install matplotlib.
 @option(
     "--kind", type=click.Choice(["curves", "maps", "timeline", "all"]), default="all", help="What is drawn."
 )
-@option("--x", type=click.Choice(["steps", "time", "both"]), default="steps", help="What curves go over.")
+@option("--x", type=click.Choice(["steps", "time", "both"]), help="What curves go over.", shown="steps")
 @click.option(
     "--group-by",
     multiple=True,
@@ -65,19 +65,29 @@ It needs matplotlib: pip install matplotlib.
     "one group; more than once for several. By default what they differ in, but for the seed; none: no "
     "groups.",
 )
-@option("--average", type=click.Choice(["mean", "median"]), default="mean", help="What stands for a group.")
+@option("--average", type=click.Choice(["mean", "median"]), help="What stands for a group.", shown="mean")
 def command(
-    runs: tuple[str, ...], out: Path | None, kind: str, x: str, group_by: tuple[str, ...], average: str
+    runs: tuple[str, ...],
+    out: Path | None,
+    kind: str,
+    x: str | None,
+    group_by: tuple[str, ...],
+    average: str | None,
 ) -> None:
     """Draw what happened in one or several runs."""
     from dist_classicrl.plotting import canvas
 
+    for name, given in (("--x", x), ("--group-by", group_by), ("--average", average)):
+        if given and kind in ("maps", "timeline"):
+            raise click.UsageError(
+                f"{name} is about curves, and --kind {kind} draws none. Leave it out, or write --kind curves."
+            )
     canvas.require_matplotlib()
     runs = runs_named(runs)
-    axes = ("steps", "time") if x == "both" else (x,)
+    axes = ("steps", "time") if x == "both" else (x or "steps",)
     target = canvas.check_target(out or _default_target(runs, kind))
     if len(runs) > 1:
-        figure, shown = _several(runs, kind, axes, group_by, average)
+        figure, shown = _several(runs, kind, axes, group_by, average or "mean")
     else:
         figure, shown = _one(runs[0], kind, axes, group_by)
     click.echo(f"{canvas.save(figure, target)}: {shown}")

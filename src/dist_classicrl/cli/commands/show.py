@@ -82,6 +82,11 @@ def command(
             "--env, --env-arg, --states and --observation are for the policy of one run. Leave them out of "
             + ("--live." if live else f"{run}, which is a study.")
         )
+    if observations and states is not None:
+        raise click.UsageError(
+            "--states counts states from the first one on, and --observation names those that are shown. "
+            "Leave one of them out."
+        )
     if live:
         _show_live(Path(run))
         return

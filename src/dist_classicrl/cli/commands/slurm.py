@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _PACKAGE = ("-m", "dist_classicrl")
 _EXAMPLES = {"train": "FrozenLake-v1", "launch": "train.py", "sweep": "study.toml"}
 _NO_MPI = "none"  # what srun's --mpi is where nobody needs one
+_PLACES = ("out", "checkpoint_dir", "log_dir")  # where train writes
 _STAND_IN = "987654321"  # for numbers that are known when the job runs
 
 _HELP = """\
@@ -107,7 +108,8 @@ def words_of(words: Sequence[str], job: BatchJob) -> list[str]:
     """Return the words after Python in the batch script, from the command's own.
 
     SettingsError if they ask for a number of ranks, or for a launcher beside srun, let the jobs of an array
-    write to the same folder, or a job that runs again begin anew or take no notice of a time limit.
+    write to the same folder or make the same training, or a job that runs again begin anew or take no notice
+    of a time limit.
     """
     from dist_classicrl.launch.slurm_script import TASK
 
@@ -153,7 +155,7 @@ def words_of(words: Sequence[str], job: BatchJob) -> list[str]:
     words_of_train = [*_PACKAGE, kind, *ranks, *rest]
     if job.array is None:
         return words_of_train
-    for name in ("out", "checkpoint_dir", "log_dir"):
+    for name in _PLACES:
         _check_is_of_task(f"--{name.replace('_', '-')}", settings.get(name))
     if asked["out"] is None:
         from dist_classicrl.cli.run_folder import folder_of
@@ -162,6 +164,11 @@ def words_of(words: Sequence[str], job: BatchJob) -> list[str]:
         words_of_train += ["--out", f"{folder_of(environment)}-{TASK}"]
     if asked["seed"] is None:
         words_of_train += ["--seed", TASK]
+    elif not any(_STAND_IN in str(value) for name, value in asked.items() if name not in _PLACES):
+        raise SettingsError(
+            f"All jobs of the array would make the same training, with --seed {asked['seed']}. Leave it out: "
+            f"each job has its number as its seed. Or write '{TASK}', in single quotes, where they differ."
+        )
     return words_of_train
 
 

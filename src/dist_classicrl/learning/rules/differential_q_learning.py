@@ -103,5 +103,6 @@ RULE = register(
         shared=(Shared("mean_reward", "affine"),),
         check=check,
         check_source=check_source,
+        idle=lambda parameters: {"discount_factor": "learns values relative to the mean reward"},
     )
 )

@@ -89,6 +89,11 @@ RULE = register(
         learn=learn,
         truth=truth,
         check=check,
+        idle=lambda parameters: (
+            {}
+            if parameters.planning_steps
+            else dict.fromkeys(("bonus", "successors"), learned_model.NO_PLANNING)
+        ),
         check_source=lambda parameters, source: learned_model.check_source(
             "DynaQ", parameters.successors, False, source
         ),

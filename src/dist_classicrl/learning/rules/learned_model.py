@@ -131,6 +131,10 @@ def _wrong_lists(of_outcome: np.ndarray, is_known: np.ndarray, heads: np.ndarray
     return "has a list of outcomes without an end" if (before >= 0).any() else ""
 
 
+NO_PLANNING = "plans nothing with planning_steps=0"
+"""Why a hyper-parameter of planning plays no part."""
+
+
 def declared(queue: bool) -> dict[str, Any]:
     """Return what a rule with a model of so many `successors` declares of it, for `LearningRule`."""
     return {

@@ -75,6 +75,12 @@ def learn(rule, context, now, step, learned):
     return learned
 
 
+def idle(parameters: PrioritizedSweeping) -> dict[str, str]:
+    """See `LearningRule`."""
+    found = {"learning_rate": "lets a value become the mean target of all outcomes that came"}
+    return found if parameters.planning_steps else {**found, "threshold": learned_model.NO_PLANNING}
+
+
 def check(parameters: PrioritizedSweeping) -> None:
     """Raise SettingsError unless the hyper-parameters are allowed."""
     learned_model.check_numbers("PrioritizedSweeping", parameters)
@@ -91,6 +97,7 @@ RULE = register(
         learn=learn,
         truth=optimal_values,
         check=check,
+        idle=idle,
         check_source=lambda parameters, source: learned_model.check_source(
             "PrioritizedSweeping", parameters.successors, True, source
         ),

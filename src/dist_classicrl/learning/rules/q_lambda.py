@@ -84,6 +84,7 @@ RULE = register(
         learn=learn,
         on_action=learn_waiting,
         truth=truth,
+        idle=returns.idle_alone("trace_decay", "variant"),
         choices={"variant": ("watkins", "peng")},
         **returns.declared(share="trace_decay", reached=1),
     )

@@ -10,6 +10,7 @@ the time at which the step was made.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from dist_classicrl._jit import jit, jit_inline
@@ -150,6 +151,13 @@ def learn_oldest(context, now, n, bootstrap, learned):
     target, entry = target_of_oldest(context, now, n, bootstrap)
     row, action = divmod(entry, actions_of(context.table))
     return update(context, now, row, action, target, learned)
+
+
+def idle_alone(*names: str) -> Callable[[Any], dict[str, str]]:
+    """Return the `idle` of a rule for which these hyper-parameters weigh the steps after the first."""
+    return lambda parameters: dict.fromkeys(
+        names if parameters.n == 1 else (), "looks one step ahead with n=1"
+    )
 
 
 @jit

@@ -48,6 +48,7 @@ RULE = register(
         learn=returns.learn_to_next_action,
         on_action=learn_waiting,
         truth=behavior_values,
+        idle=returns.idle_alone("trace_decay"),
         **returns.declared(share="trace_decay"),
     )
 )

@@ -95,6 +95,11 @@ def truth(model, parameters, settings):
     return np.where(model.legal_pairs(), v[:, None], 0.0)
 
 
+def idle(parameters: TD) -> dict[str, str]:
+    """See `LearningRule`."""
+    return {"epsilon": "compares no actions", **returns.idle_alone("trace_decay")(parameters)}
+
+
 RULE = register(
     LearningRule(
         name="td",
@@ -102,6 +107,7 @@ RULE = register(
         learn=learn,
         truth=truth,
         preference=preference,
+        idle=idle,
         **returns.declared(share="trace_decay", learns_at_once=True),
     )
 )

@@ -118,5 +118,6 @@ RULE = register(
         truth=optimal_values,
         defaults={"epsilon": 0.0},
         check=check,
+        idle=lambda parameters: {"learning_rate": "takes steps of (H + 1) / (H + t) at the t-th visit"},
     )
 )

@@ -1,0 +1,43 @@
+"""Settings that play no part in a study: those that it varies are refused, and of the others it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from dist_classicrl.engines.engine import Layout, check_workers, engine_for
+from dist_classicrl.engines.idle import idle_in_study, told
+from dist_classicrl.environments.resolve import Source
+from dist_classicrl.errors import SettingsError, StudyError
+from dist_classicrl.settings import Settings
+
+
+def check_part(made: Sequence[Settings], varied: Iterable[str], looks: Collection[Source]) -> str:
+    """Return, in sentences, which settings that all variants share were given and play no part in any.
+
+    StudyError where a varied setting plays none, so that its runs would come to the same again and again, or
+    a variant cannot be trained by a process alone.
+    """
+    layouts = [
+        Layout(is_compiled=look.simulator is not None, is_keyed=look.keys is not None) for look in looks
+    ]
+    idle: dict[str, str] | None = None
+    for settings in made:
+        try:
+            engine = engine_for(settings, 1, "auto")
+            check_workers(settings, 1, engine)
+        except SettingsError as error:
+            raise StudyError(
+                "A variant cannot be trained, as each run of a study learns alone, on however many ranks the "
+                f"study is made: {error}"
+            ) from error
+        for layout in set(layouts):
+            found = idle_in_study(settings, engine, layout)
+            idle = found if idle is None else {name: why for name, why in idle.items() if name in found}
+    idle = idle or {}
+    for name in varied:
+        if name in idle:
+            raise StudyError(
+                f"vary has {name}, which plays no part {idle[name]} For each of its values all runs would "
+                "come to the same."
+            )
+    return told(made[0], idle)

@@ -1,0 +1,248 @@
+"""Settings that play no part: said once to whoever trains, and refused where a study varies them."""
+
+import logging
+
+import numpy as np
+import pytest
+
+from dist_classicrl import DistAsyncQLearning, rules
+from dist_classicrl.data import Transitions
+from dist_classicrl.engines.engine import Layout, engine_for
+from dist_classicrl.engines.idle import idle_in_learn, idle_in_study, idle_settings, told
+from dist_classicrl.errors import SettingsError, StudyError
+from dist_classicrl.rules import TD, Boltzmann, DynaQ, PrioritizedSweeping, QLambda, SarsaLambda, UCBQLearning
+from dist_classicrl.schedules import PerVisit
+from dist_classicrl.settings import Settings
+from dist_classicrl.sweep import Sweep
+
+LAKE, COMPILED = "FrozenLake-v1", Layout(is_compiled=True)
+EVENLY = np.full((16, 4), 0.25)
+LOGGED = {"states": [0, 1], "actions": [0, 1], "rewards": [0.0, 1.0], "next_states": [1, 0]}
+LOGGED |= {"terminated": [False, True]}
+
+
+def said(records):
+    return [each.getMessage() for each in records if " no part " in each.getMessage()]
+
+
+def idle_of(settings, ranks=1, layout=COMPILED, placement="auto"):
+    return idle_settings(settings, engine_for(settings, ranks, placement, layout), layout)
+
+
+WITHOUT_PART = [
+    ("epsilon", {"behavior": "ucb"}, 0.1, 0.8),
+    ("epsilon", {"behavior": Boltzmann(0.1), "algorithm": "sarsa"}, 0.1, 0.8),
+    ("epsilon", {"behavior": EVENLY, "algorithm": "expected_sarsa"}, 0.1, 0.8),
+    ("epsilon", {"algorithm": TD()}, 0.1, 0.8),
+    ("learning_rate", {"algorithm": "prioritized_sweeping"}, 0.1, 0.8),
+    ("learning_rate", {"algorithm": "ucb_q_learning"}, 0.1, 0.8),
+    ("trace_decay", {}, TD(n=1, trace_decay=0.5), TD(n=1)),
+    ("trace_decay", {}, SarsaLambda(n=1, trace_decay=0.5), SarsaLambda(n=1)),
+    ("variant", {}, QLambda(n=1, variant="peng"), QLambda(n=1)),
+    ("bonus", {}, DynaQ(planning_steps=0, bonus=5.0), DynaQ(planning_steps=0)),
+    ("threshold", {}, PrioritizedSweeping(0, threshold=5.0), PrioritizedSweeping(0)),
+    ("buffer_size", {}, 5, 10_000),
+    ("logical_workers", {}, 3, 16),
+    ("n_envs", {}, 3, 16),
+    ("max_replacements", {}, 3, 1),
+    ("prefetch_factor", {"async_updates": False}, 2, 7),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "others", "one", "other"), WITHOUT_PART)
+def test_what_is_said_to_play_no_part_changes_no_bit(name, others, one, other):
+    setting = name if hasattr(Settings, name) else "algorithm"
+    tables = []
+    for value in (one, other):
+        agent = DistAsyncQLearning(seed=1, **{**others, setting: value})
+        assert name in idle_of(agent.settings)
+        agent.train(LAKE, total_steps=2_000)
+        tables.append(agent.q_table)
+    assert np.array_equal(*tables) and tables[0].any()
+
+
+@pytest.mark.slow
+def test_an_average_reward_is_learned_alike_at_any_discount():
+    tables = []
+    for discount in (0.5, 0.99):
+        agent = DistAsyncQLearning(seed=1, algorithm="differential_q_learning", discount_factor=discount)
+        assert "discount_factor" in idle_of(agent.settings)
+        agent.train("dist_classicrl/AccessControl-v0", total_steps=2_000)
+        tables.append(agent.q_table)
+    assert np.array_equal(*tables) and tables[0].any()
+
+
+@pytest.mark.parametrize(
+    ("settings", "ranks", "layout", "placement", "names"),
+    [
+        ({}, 1, COMPILED, "auto", set()),
+        ({"on_failure": "replace", "max_replacements": 1}, 3, COMPILED, "auto", set()),
+        ({"topology": "tree"}, 3, COMPILED, "auto", {"topology"}),
+        ({"topology": "tree"}, 3, Layout(hosts=2), "auto", set()),
+        ({"topology": "tree", "tree_group_size": 3}, 4, COMPILED, "auto", set()),
+        ({"topology": "decentralized", "prefetch_factor": 3}, 3, COMPILED, "auto", {"prefetch_factor"}),
+        ({"n_envs": 3}, 3, COMPILED, "auto", {"n_envs"}),
+        ({"n_envs": 3}, 3, Layout(), "auto", set()),
+        ({"n_envs": 3, "async_updates": False}, 3, Layout(), "sharded", {"n_envs"}),
+        ({"timeout": 9.0, "sync_frequency": 3, "batch_size": 8}, 1, COMPILED, "auto", set()),
+    ],
+)
+def test_what_plays_a_part_depends_on_where_it_is_trained(settings, ranks, layout, placement, names):
+    made = Settings(**settings)
+    idle = idle_of(made, ranks, layout, placement)
+    assert {name for name in settings if name in idle and told(made, {name: idle[name]})} == names
+
+
+def test_only_what_was_given_is_told_and_the_default_is_that_of_the_rule():
+    idle = {"epsilon": "here.", "learning_rate": "here."}
+    assert told(Settings(), idle) == ""
+    assert told(Settings(algorithm="ucb_q_learning", epsilon=0.0), idle) == ""
+    given = Settings(algorithm=UCBQLearning(horizon=3), epsilon=0.1, learning_rate=PerVisit(0.6))
+    rate = "learning_rate=PerVisit(0.6)"
+    assert told(given, idle) == f"epsilon=0.1, {rate} play no part here."
+    assert told(given, {"horizon": "here.", "bonus": "here."}) == "horizon=3 plays no part here."
+
+
+def test_what_an_engine_or_a_rule_of_ones_own_heeds_is_for_it_to_say():
+    class Own:
+        name = "own"
+
+        def suits(self, settings, ranks):
+            return True
+
+        def train(self, run, group, start):
+            raise AssertionError
+
+    settings = Settings(logical_workers=3, n_envs=3, behavior="ucb", epsilon=0.1)
+    assert set(idle_settings(settings, Own(), COMPILED)) == {"epsilon", "buffer_size"}
+    assert rules.registered("q_learning").idle is None
+
+
+def test_training_says_once_what_was_given_in_vain(caplog):
+    agent = DistAsyncQLearning(seed=1, behavior="ucb", epsilon=0.1, buffer_size=50)
+    for _ in range(2):
+        agent.train(LAKE, total_steps=50)
+    (message,) = said(caplog.records)
+    assert message.startswith('epsilon=0.1 plays no part with behavior="ucb", which takes the action of')
+    assert 'write behavior="epsilon_greedy", or leave that out. buffer_size=50 plays no part' in message
+    assert [each.levelno for each in caplog.records if each.getMessage() == message] == [logging.WARNING]
+    agent.epsilon = 0.2
+    agent.train(LAKE, total_steps=50)
+    assert len(said(caplog.records)) == 2 and "epsilon=0.2" in said(caplog.records)[1]
+
+
+def test_nothing_is_said_of_defaults_which_are_schedules_of_the_call(caplog):
+    for settings in ({"behavior": "ucb"}, {"algorithm": "td"}, {"algorithm": "prioritized_sweeping"}):
+        agent = DistAsyncQLearning(seed=1, **settings)
+        agent.train(LAKE, total_steps=50)
+        agent.train(LAKE, total_steps=50)
+    assert said(caplog.records) == []
+
+
+@pytest.mark.parametrize(
+    ("vary", "settings", "message"),
+    [
+        ({"logical_workers": [2, 4]}, {}, "logical_workers, which plays no part with async_updates=True"),
+        ({"timeout": [60, 600]}, {}, "timeout, which plays no part in a study, whose runs learn alone"),
+        ({"sync_frequency": ["auto", 32]}, {}, "sync_frequency, which plays no part in a study"),
+        ({"compression": ["none", "delta"]}, {}, "compression, which plays no part in a study"),
+        (
+            {"max_replacements": [1, 2]},
+            {"on_failure": "replace"},
+            "max_replacements, which plays no part in a",
+        ),
+        ({"buffer_size": [10, 20]}, {}, "buffer_size, which plays no part with replay_ratio=0"),
+        ({"n_envs": [1, 2]}, {}, "n_envs, which plays no part where the environment is compiled"),
+        ({"batch_size": [1, 2]}, {}, "batch_size, which plays no part where nothing is pushed"),
+        ({"max_states": [100, 200]}, {}, "max_states, which plays no part where states are counted"),
+        (
+            {"epsilon": [0.1, 0.2]},
+            {"behavior": "boltzmann"},
+            'epsilon, which plays no part with behavior="bo',
+        ),
+        (
+            {"learning_rate": [0.1, 0.2]},
+            {"algorithm": "prioritized_sweeping"},
+            "learning_rate, which plays no part with the algorithm prioritized_sweeping",
+        ),
+        ({"topology": ["flat", "tree"]}, {}, 'topology="tree" needs several ranks'),
+        ({}, {"topology": "decentralized"}, 'topology="decentralized" needs several ranks'),
+        ({"min_workers": [0, 2]}, {}, "min_workers=2 asks for a server and 2 workers, but 1 process trains"),
+    ],
+)
+def test_a_study_of_what_changes_nothing_is_refused_before_it_runs(vary, settings, message, tmp_path):
+    with pytest.raises(StudyError) as caught:
+        Sweep(LAKE, 1_000, 2, settings, vary, folder=tmp_path / "study")
+    assert message in str(caught.value) and not (tmp_path / "study").exists()
+
+
+@pytest.mark.parametrize(
+    ("vary", "settings"),
+    [
+        ({"epsilon": [0.1, 0.2], "behavior": ["ucb", "epsilon_greedy"]}, {}),
+        ({"logical_workers": [2, 4], "async_updates": [True, False]}, {}),
+        ({"sync_frequency": [32, 64]}, {"async_updates": False}),
+        ({"buffer_size": [10, 20], "replay_ratio": [0.0, 1.0]}, {}),
+        ({"on_failure": ["continue", "replace"]}, {"async_updates": False}),
+    ],
+)
+def test_a_study_may_vary_what_plays_a_part_in_one_of_its_variants(vary, settings, tmp_path):
+    Sweep(LAKE, 1_000, 2, settings, vary, folder=tmp_path)
+
+
+def test_a_study_of_an_environment_that_is_stepped_may_vary_how_it_is_stepped():
+    idle = idle_in_study(Settings(), engine_for(Settings(), 1, "auto"), Layout())
+    assert {"n_envs", "batch_size", "max_states"}.isdisjoint(idle) and "prefetch_factor" in idle
+
+
+@pytest.mark.slow
+def test_the_runs_of_a_study_say_nothing_and_the_study_once_what_none_of_them_heeds(caplog, tmp_path):
+    vary = {"algorithm": ["q_learning", "prioritized_sweeping"]}
+    study = Sweep(LAKE, 500, 2, {"learning_rate": 0.1}, vary, eval_episodes=2, folder=tmp_path / "one")
+    assert study.run(processes=1).failed == 0 and said(caplog.records) == []
+    common = {"algorithm": "prioritized_sweeping", "learning_rate": 0.1, "timeout": 60}
+    vary = {"discount_factor": [0.9, 0.99]}
+    Sweep(LAKE, 500, 2, common, vary, eval_episodes=2, folder=tmp_path / "other").run(processes=1)
+    (message,) = said(caplog.records)
+    assert "learning_rate=0.1 plays no part" in message and "timeout=60.0 plays no part" in message
+
+
+def test_what_contradicts_itself_is_refused():
+    with pytest.raises(SettingsError, match='Write max_replacements=1 or more, or on_failure="continue"'):
+        Settings(on_failure="replace", max_replacements=0)
+    with pytest.raises(SettingsError, match="state_size=10 makes a table of more states than max_states=3"):
+        Settings(state_size=10, max_states=3)
+    Settings(state_size=3, max_states=3)
+    settings = Settings(topology="auto", tree_group_size=3)
+    with pytest.raises(SettingsError, match='"sharded" cannot be had with tree_group_size=3: .*=None'):
+        engine_for(settings, 3, "sharded")
+    assert engine_for(settings, 3, "auto").name == "server"
+
+
+def test_learn_refuses_what_it_cannot_do():
+    with pytest.raises(SettingsError, match="device='cuda' asks for a card, and learn"):
+        DistAsyncQLearning(device="cuda").learn(LOGGED)
+    with pytest.raises(SettingsError, match="of 2 states, and max_states=1 allows no more"):
+        DistAsyncQLearning(max_states=1).learn(LOGGED)
+    with pytest.raises(SettingsError, match="epochs=500 is how often .* Leave it out"):
+        DistAsyncQLearning().learn(LOGGED, epochs=500, method="sweeps")
+    assert DistAsyncQLearning(max_states=2, device="auto").learn(LOGGED, epochs=3).epochs == 3
+    assert DistAsyncQLearning().learn(LOGGED).epochs == 10
+
+
+def test_learn_says_once_what_is_for_training_alone(caplog):
+    agent = DistAsyncQLearning(seed=1, replay_ratio=3.0, exploring_starts=True, topology="tree", epsilon=0.1)
+    for _ in range(2):
+        agent.learn(Transitions(**LOGGED))
+    names = 'exploring_starts=True, replay_ratio=3.0, topology="tree"'
+    unless = "leave that out, unless train() follows."
+    assert said(caplog.records) == [
+        f"{names} play no part in learn(), which needs no environment and no server: {unless}"
+    ]
+    agent = DistAsyncQLearning(seed=1, learning_rate=0.1, timeout=60)
+    agent.learn(LOGGED)
+    assert len(said(caplog.records)) == 1
+    agent.learn(LOGGED, method="sweeps")
+    assert 'learning_rate=0.1 plays no part with method="sweeps"' in said(caplog.records)[1]
+    assert told(Settings(), idle_in_learn(Settings(), "sweeps")) == ""
