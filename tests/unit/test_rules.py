@@ -154,6 +154,7 @@ def test_a_rule_that_is_written_anew_takes_the_place_of_the_old_one(own):
         ("waits", 5, "waits must be a function of 1 argument or None, got 5"),
         ("check", 5, "check must be a function of 1 argument or None, got 5"),
         ("check_source", 5, "check_source must be a function of 2 arguments or None, got 5"),
+        ("idle", 5, "idle must be a function of 1 argument or None, got 5"),
         ("memory", 5, "memory must be a function of 1 argument, got 5"),
         ("model", None, "model must be a function of 3 arguments, got None"),
         ("can_replay", "no", "can_replay must be True or False, got 'no'"),
