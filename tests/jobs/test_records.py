@@ -41,9 +41,13 @@ learn = CompiledLearner.learn
 
 
 def learn_slowly(self, walker, stream, steps):
-    '''Take more time still once the second checkpoint has begun: it is complete long before a third one.'''
+    '''Wait for a checkpoint that has begun to be complete, and then learn little until the next one.'''
     learn(self, walker, stream, steps)
-    if len(glob.glob("run/checkpoints/agent-0/f*-c*")) > 1:
+    deadline = time.monotonic() + 60.0
+    while (begun := glob.glob("run/checkpoints/agent-0/f*-c*")) and time.monotonic() < deadline:
+        if os.path.exists(max(begun) + "/manifest.json"):
+            time.sleep(0.5)
+            break
         time.sleep(0.05)
 
 
