@@ -11,10 +11,11 @@ from dist_classicrl.monitoring.reading import COLUMNS
 
 STEPS = 1_000_000
 PROGRAM = """
-import glob, json, os, signal, sys
+import glob, json, os, signal, sys, time
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.callbacks import BaseCallback, MetricsCallback
 from dist_classicrl.environments import TabularMDP
+from dist_classicrl.learning.compiled import CompiledLearner
 
 
 class Killer(BaseCallback):
@@ -36,8 +37,22 @@ class Killer(BaseCallback):
 
 
 killer, write = Killer(), os.write
+learn = CompiledLearner.learn
+
+
+def learn_slowly(self, walker, stream, steps):
+    '''Wait for a checkpoint that has begun to be complete, and then learn little until the next one.'''
+    learn(self, walker, stream, steps)
+    deadline = time.monotonic() + 60.0
+    while (begun := glob.glob("run/checkpoints/agent-0/f*-c*")) and time.monotonic() < deadline:
+        if os.path.exists(max(begun) + "/manifest.json"):
+            time.sleep(0.5)
+            break
+        time.sleep(0.05)
+
+
 if sys.argv[1] == "kill":
-    os.write = killer.write
+    os.write, CompiledLearner.learn = killer.write, learn_slowly
 agent = DistAsyncQLearning(seed=1, discount_factor=0.9, epsilon=0.3)
 result = agent.train(
     TabularMDP.garnet(60, 3, 4, seed=5, max_episode_steps=50),

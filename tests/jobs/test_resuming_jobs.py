@@ -27,7 +27,7 @@ def start_and_stop(arguments, folder, ranks, rank=None):
     Return the steps that the last checkpoint contains.
     """
     written = appearance(folder, "agent-0/f*/manifest.json")
-    with BackgroundJob(slowly(arguments), ranks=ranks) as job:
+    with BackgroundJob(slowly(arguments, at_least=0.3), ranks=ranks) as job:
         job.must_wait_for(written, "the first checkpoint")
         since = time.time()
         if rank is None:

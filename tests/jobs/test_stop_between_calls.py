@@ -141,7 +141,7 @@ def test_a_rank_that_hangs_is_ended_with_the_job(start_python, tmp_path):
     folder, hanging = tmp_path / "saved", tmp_path / "hanging"
     options = {
         "environment": "Hanging-v0",
-        "patience": 8.0,
+        "patience": 20.0,
         "train": {"checkpoint_dir": folder, "checkpoint_interval": 1},
     }
     job = start_python(
@@ -159,7 +159,7 @@ def test_a_rank_that_hangs_is_ended_with_the_job(start_python, tmp_path):
     made = check_with_numpy_alone(newest)["steps"]
     assert {each["steps"] for each in stopped} == {made} and made > 0
     assert (newest / "manifest.json").stat().st_mtime > since - 0.05  # file systems count in ticks
-    assert "Rank 2 did not stop within 10 s" in job.output
+    assert "Rank 2 did not stop within 22 s" in job.output
 
 
 def test_many_short_calls_and_a_signal_at_any_moment(start_python, run_python, tmp_path):

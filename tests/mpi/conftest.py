@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import threading
+import time
 
 import pytest
 
@@ -40,6 +42,53 @@ def a_core_for_each_rank(monkeypatch):
     """Let all ranks learn on any machine: where they wait for each other only as many do as have cores."""
     monkeypatch.setattr(cores, "bound_cores", lambda: list(range(1024)))
     monkeypatch.setattr(cores, "core_quota", lambda: None)
+
+
+class Standstill:
+    """Notes for how long this process, in the block, stood still at most, as where the machine held it up."""
+
+    def __enter__(self):
+        self.seconds, self._is_over = 0.0, threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception):
+        self._is_over.set()
+        self._thread.join()
+
+    def _look(self):
+        before, is_over = time.monotonic(), False
+        while not is_over:
+            is_over = self._is_over.wait(0.01)
+            now = time.monotonic()
+            self.seconds, before = max(self.seconds, now - before), now
+
+
+@pytest.fixture
+def unless_held_up(world):
+    """Give a function that calls `attempt` with a deadline on all ranks, and with the next if it is held up.
+
+    A deadline that is short, for a test to be quick, can pass because a rank got no core for that long. So a
+    failure counts unless a rank stood still for a quarter of the deadline, and with the last one always.
+    """
+
+    def run(attempt, *deadlines):
+        for seconds in deadlines:
+            failure = None
+            with Standstill() as held_up:
+                try:
+                    attempt(seconds)
+                except (Exception, pytest.fail.Exception) as error:
+                    failure = error
+            found = world.allgather((failure is not None, held_up.seconds > seconds / 4))
+            failures, excuses = (any(said) for said in zip(*found, strict=True))
+            if not (failures and excuses):
+                break
+        if failure is not None:
+            raise failure
+
+    return run
 
 
 @pytest.fixture

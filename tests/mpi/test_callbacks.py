@@ -196,10 +196,7 @@ def test_a_callback_cannot_train_the_agent_that_trains(world, make_agent, lake):
 
 
 def test_a_thread_cannot_train_over_ranks_that_train(world, make_agent, lake, several_ranks):
-    agent, other = (
-        make_agent(),
-        make_agent(timeout=2.0),
-    )  # without a check, a rank waits as long for the others
+    agent, other = make_agent(), make_agent()
     told = []
 
     def train_another():

@@ -72,15 +72,19 @@ def test_a_rank_that_falls_silent_and_comes_back(world):
         assert about[:2] == ["failure", "recovery"]
 
 
-def test_a_rank_that_does_nothing_at_all_holds_up_nobody(world):
+def test_a_rank_that_does_nothing_at_all_holds_up_nobody(world, folder):
     culprit = world.size - 1
+    found = [folder / f"found by {rank}" for rank in range(world.size) if rank != culprit]
     with FailureDetector(world, INTERVAL, 0.5) as detector:
         run_until_all(world, detector)
         request = world.Ibarrier()
         if world.rank == culprit:
-            time.sleep(1.0)
+            deadline = time.monotonic() + WITHIN_SECONDS
+            while not all(file.exists() for file in found) and time.monotonic() < deadline:
+                time.sleep(0.01)
         else:
             run_until(lambda: culprit in detector.failed_nodes, "the sleeper's failure", detector)
+            found[world.rank].touch()
         run_until(request.Test, "the other ranks", detector)
         run_until(lambda: not detector.failed_nodes, "everybody's health", detector)
         run_until_all(world, detector)

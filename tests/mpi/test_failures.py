@@ -294,18 +294,20 @@ def test_the_reproducible_mode_cannot_do_without_a_rank_that_has_the_state_of_en
 
 @pytest.mark.core
 @MODES
-def test_a_rank_that_is_slow_is_waited_for(world, make_agent, async_updates):
+def test_a_rank_that_is_slow_is_waited_for(world, make_agent, unless_held_up, async_updates):
     # An update takes far less than the deadline, all of them far more, and the others are long done.
     settings = {"n_envs": 1, "batch_size": 2, "async_updates": async_updates}
     make_agent(**settings).train(Corridor, total_steps=60)  # else ranks may compile for longer than that
-    agent = make_agent(timeout=4.0, **settings)
     slow = world.size - 1
 
-    def env():
-        return Corridor(seconds=0.3 if world.rank == slow else 0.0)
+    def is_waited_for(timeout):
+        agent = make_agent(timeout=timeout, **settings)
+        seconds = timeout / 13 if world.rank == slow else 0.0
+        result = agent.train(lambda: Corridor(seconds=seconds), total_steps=60)
+        assert result.steps == agent.visits.sum() == 60
+        assert "excluded" not in [event["kind"] for event in result.events]
 
-    result = agent.train(env, total_steps=60)
-    assert result.steps == agent.visits.sum() == 60
+    unless_held_up(is_waited_for, SHORT_TIMEOUT, 12.0, 36.0)
 
 
 # Ranks that were told different things

@@ -4,7 +4,6 @@ Servers are lost in tests/faults.
 """
 
 import os
-import re
 import signal
 import time
 
@@ -165,27 +164,29 @@ class Told(BaseCallback):
     ],
     ids=["abort", "min_workers"],
 )
-def test_a_loss_that_is_one_too_many_ends_the_run(world, comm, culprit, make_agent, folder, settings, text):
+def test_a_loss_that_is_one_too_many_ends_the_run(
+    world, comm, culprit, make_agent, folder, unless_held_up, settings, text
+):
     if world.size == 2:
         pytest.skip("shown with more ranks")
     make_agent(comm=comm, n_envs=1).train(Corridor, total_steps=100)  # what has to be compiled is
-    agent = make_agent(
-        comm=comm, timeout=SHORT_TIMEOUT, n_envs=1, sync_frequency=1, batch_size=1, **settings(world.size)
-    )
-    with pytest.raises((RankLostError, RemoteRankError, CutOffError)) as caught:
-        agent.train(
-            hanging_env(world, culprit, folder / "lost"),
-            total_steps=10**12,
-            callbacks=Told(folder / "lost"),
+
+    def ends_the_run(timeout):
+        mark = folder / f"lost after {timeout:g} s"
+        agent = make_agent(
+            comm=comm, timeout=timeout, n_envs=1, sync_frequency=1, batch_size=1, **settings(world.size)
         )
-    (folder / "lost").touch()
-    if world.rank == 0:
-        assert type(caught.value) is RankLostError
-        # On a busy machine another one may be held up for that long.
-        assert re.search(r"Rank \d+ is lost \(its main loop made no progress", str(caught.value))
-        assert text in str(caught.value)
-    elif world.rank != culprit:
-        assert type(caught.value) is RemoteRankError and text in str(caught.value)
+        with pytest.raises((RankLostError, RemoteRankError, CutOffError)) as caught:
+            agent.train(hanging_env(world, culprit, mark), total_steps=10**12, callbacks=Told(mark))
+        mark.touch()
+        if world.rank == 0:
+            assert type(caught.value) is RankLostError
+            assert f"Rank {culprit} is lost (its main loop made no progress" in str(caught.value)
+            assert text in str(caught.value)
+        elif world.rank != culprit:
+            assert type(caught.value) is RemoteRankError and text in str(caught.value)
+
+    unless_held_up(ends_the_run, SHORT_TIMEOUT, 12.0, 36.0)
 
 
 class Recorder:
@@ -209,25 +210,30 @@ class Recorder:
 
 
 def test_a_loss_asks_for_as_many_replacements_as_are_allowed(
-    world, comm, culprit, make_agent, folder, monkeypatch
+    world, comm, culprit, make_agent, folder, monkeypatch, unless_held_up
 ):
     monkeypatch.setattr(members, "Replacements", Recorder)
-    monkeypatch.setattr(Recorder, "path", folder / "lost")
     monkeypatch.setattr(Recorder, "made", [])
     make_agent(comm=comm, n_envs=1).train(Corridor, total_steps=100)
     assert Recorder.made == []
-    agent = make_agent(
-        comm=comm, timeout=SHORT_TIMEOUT, n_envs=1, batch_size=1, on_failure="replace", max_replacements=7
-    )
-    # A run does not end while what the culprit has been given is not made.
-    result = agent.train(
-        hanging_env(world, culprit, folder / "lost"), total_steps=3_000 * max(world.size - 2, 1)
-    )
-    assert result.steps == agent.visits.sum()
-    if world.rank == 0:
-        (asked,) = Recorder.made
-        assert (asked.limit, asked.mark, asked.lost) == (7, "2", 1)
-    assert np.isfinite(agent.q_table).all()
+
+    def asks(timeout):
+        Recorder.made.clear()
+        monkeypatch.setattr(Recorder, "path", folder / f"lost after {timeout:g} s")
+        agent = make_agent(
+            comm=comm, timeout=timeout, n_envs=1, batch_size=1, on_failure="replace", max_replacements=7
+        )
+        # A run does not end while what the culprit has been given is not made.
+        result = agent.train(
+            hanging_env(world, culprit, Recorder.path), total_steps=3_000 * max(world.size - 2, 1)
+        )
+        assert result.steps == agent.visits.sum()
+        if world.rank == 0:
+            (asked,) = Recorder.made
+            assert (asked.limit, asked.mark, asked.lost) == (7, "2", 1)
+        assert np.isfinite(agent.q_table).all()
+
+    unless_held_up(asks, SHORT_TIMEOUT, 12.0, 36.0)
 
 
 def test_with_fewer_workers_than_asked_for_nothing_begins(world, comm, make_agent, lake):

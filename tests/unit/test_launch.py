@@ -65,11 +65,10 @@ def supervise(tmp_path, monkeypatch):
 @pytest.fixture
 def no_silence(monkeypatch):
     """It is not silence that ends the job, and the test fails if nothing else does."""
-    looks = []
+    deadline = time.monotonic() + 120.0
 
     def look(watch, now, *limits):
-        looks.append(now)
-        assert len(looks) < 100
+        assert now < deadline
 
     monkeypatch.setattr(silence.SilenceWatch, "look", look)
 
@@ -108,10 +107,12 @@ def test_the_marker_counts_for_more_than_the_status(supervise, capfd):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "says", ["touch $place/part-1; done_; sleep 1", "done_; sleep 0.2; touch $place/part-1; sleep 1"]
+    "says, grace",
+    [("touch $place/part-1; done_; sleep 1", 0.3), ("done_; sleep 0.2; touch $place/part-1; sleep 6", 5.0)],
 )
-def test_a_part_that_is_done_does_not_end_the_others(supervise, tmp_path, no_silence, says):
-    assert supervise(f"{says}; echo ended >> {tmp_path}/starts; echo > $place/done-1") == 0
+def test_a_part_that_is_done_does_not_end_the_others(supervise, tmp_path, no_silence, says, grace):
+    script = f"{says}; echo ended >> {tmp_path}/starts; echo > $place/done-1"
+    assert supervise(script, grace=grace) == 0
     assert starts(tmp_path) == ["ended"]
 
 
@@ -640,20 +641,20 @@ def test_a_signal_before_any_rank_runs_ends_the_job_and_mpirun_hears_nothing(
 
 @pytest.mark.slow
 def test_a_job_that_does_not_stop_is_ended(start_launch, tmp_path):
-    process = start_launch(f"while :; do touch $place/alive; sleep 0.1; done & {DEAF}", "--silence", "1")
+    process = start_launch(f"while :; do touch $place/alive; sleep 0.1; done & {DEAF}", "--silence", "10")
     wait_for(tmp_path / "ready")
     process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=120)[1]
-    assert (process.returncode, "did not stop within 1 s" in said) == (143, True)
+    assert (process.returncode, "did not stop within 10 s" in said) == (143, True)
 
 
 @pytest.mark.slow
 def test_a_signal_that_stops_nothing_is_forgotten(start_launch, tmp_path):
     script = (
         "[ $attempt = 2 ] && { done_; exit; }; trap : USR1; touch $place/alive ready\n"
-        "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do touch $place/alive; sleep 0.2; done; exit 1"
+        "for i in $(seq 60); do touch $place/alive; sleep 0.2; done; exit 1"
     )
-    process = start_launch(script, "--silence", "1", "--restart-delay", "0")
+    process = start_launch(script, "--silence", "10", "--restart-delay", "0")
     wait_for(tmp_path / "ready")
     process.send_signal(signal.SIGUSR2)
     process.communicate(timeout=120)

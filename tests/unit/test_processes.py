@@ -6,7 +6,14 @@ import time
 import pytest
 
 from dist_classicrl.process import jobs as processes
-from dist_classicrl.process.jobs import JOB_VARIABLE, is_running, processes_of, run_job
+from dist_classicrl.process.jobs import (
+    JOB_VARIABLE,
+    is_running,
+    kill_job,
+    processes_of,
+    run_job,
+    start_job,
+)
 
 # A child in a session of its own that ignores SIGTERM, as the daemons of an MPI are; it tells its id.
 DAEMON = """
@@ -108,6 +115,21 @@ def test_a_process_that_cannot_be_ended_does_not_hold_up_the_caller(monkeypatch)
     job = run_job([sys.executable, "-c", "print('done')"], timeout=60)
     assert (job.output, job.returncode) == ("done\n", 0)
     assert len(looks) > 1
+
+
+@needs_proc
+def test_what_is_found_only_when_the_time_for_it_is_over_is_killed(monkeypatch):
+    process, job = start_job(["/bin/sleep", "600"])
+    try:
+        deadline = time.monotonic() + 60.0
+        while not processes_of(job):  # it has no environment yet
+            assert time.monotonic() < deadline
+        monkeypatch.setattr(processes, "_GRACE_SECONDS", 0.0)  # as for one that was suspended meanwhile
+        kill_job(job)
+        assert process.wait(10.0) == -signal.SIGKILL
+    finally:
+        process.kill()
+        process.wait()
 
 
 @needs_proc

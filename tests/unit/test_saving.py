@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -653,5 +654,6 @@ def test_a_table_that_changes_while_it_is_read_is_never_published(way, tmp_path,
     assert place.writer.wait(60.0)
     assert place.folder.names() == [] and len(os.listdir(place.folder.url)) == 1
     monkeypatch.undo()
+    state_of(agent).settings = replace(state_of(agent).settings, timeout=100.0)
     agent.train(LAKE, total_steps=1_000, checkpoint_dir=tmp_path)
     assert (place.folder.read_newest().arrays["q_table"] == agent.q_table).all()

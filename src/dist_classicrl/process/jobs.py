@@ -218,14 +218,20 @@ def kill_job(job: str) -> None:
 
 def _kill(job: str) -> set[int]:
     # A process may start another one between the look and the kill, so look until there is none.
-    # One that is held by a dead file system may never go.
-    deadline = time.monotonic() + _GRACE_SECONDS
+    # One that is held by a dead file system may never go. What is found is killed, whatever the clock says:
+    # this process may itself have been held up.
     killed: set[int] = set()
-    while (remaining := processes_of(job)) and time.monotonic() < deadline:
+    deadline = None
+    while remaining := processes_of(job):
         killed.update(remaining)
         for pid in remaining:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
+        now = time.monotonic()
+        if deadline is None:
+            deadline = now + _GRACE_SECONDS
+        elif now > deadline:
+            break
         time.sleep(_POLL_SECONDS)
     return killed
 

@@ -17,7 +17,7 @@ from dist_classicrl.process.signals import postponed
 from dist_classicrl.process.stop import INTERRUPTED
 
 _PR_SET_PDEATHSIG = 1
-_ENDING_SECONDS = 5.0  # for which one may save a long run
+_ENDING_SECONDS = 60.0  # for which one may save a long run, on a slow disk too; a second signal ends it
 _POLL_SECONDS = 0.02
 
 
