@@ -231,9 +231,7 @@ class AgentState:
         if self.large is None or not self.large.is_divided:
             return self.shape.tables(self.values)[:, states], self.shape.tables(self.counts)[:, states]
         self.freshen_table()
-        if self.large.desk is None:
-            return self.large.rows.values[states][np.newaxis], self.large.rows.counts[states][np.newaxis]
-        values, counts = self.large.desk.rows(states)
+        values, counts = self.large.answering_desk.rows(states)
         return values[np.newaxis], counts[np.newaxis]
 
     def set_values(self, values: Any) -> None:

@@ -93,6 +93,21 @@ class LargeTable:
             )
         self._has_room = self._has_room or share == 1.0
 
+    def stay_undivided(self) -> None:
+        """Be whole again where a call of `train` was to divide it and ended before it did."""
+        if self.division is None and self.waiting is None:
+            self.is_divided = False
+
+    @property
+    def answering_desk(self) -> Any:
+        """The desk of a table that is divided; SettingsError where the rows never came to their hosts."""
+        if self.desk is None:
+            raise SettingsError(
+                "A call of train failed while it gave the rows of this table to the hosts, so that nobody has "
+                "them all. Call train again."
+            )
+        return self.desk
+
     def take_room_if_there(self) -> None:
         """Take it if the host has it; else nothing may be written yet."""
         left = _memory.memory_left()
