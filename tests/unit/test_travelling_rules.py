@@ -290,9 +290,7 @@ def there_by_count(rule, context, now, row, action, target, learned):
 @pytest.mark.parametrize("more", [{"memory": lambda parameters: (1, 0)}, {"waits": lambda parameters: 2}])
 def test_a_rule_that_learns_where_the_walkers_memory_is_not_is_refused(more):
     with registered("counting", Coin, learn_and_count, on_target=there_by_count, **more):
-        with pytest.raises(
-            SettingsError, match=r"'counting': it learns where the entry is \(on_target\), whe"
-        ):
+        with pytest.raises(SettingsError, match=r"'counting': it learns where the entry is \(on_target\)"):
             agent(algorithm="counting").train(garnet(), total_steps=1000, placement="sharded")
 
 

@@ -84,7 +84,7 @@ def _check_is_no_training(target: Path, folder: CheckpointFolder) -> None:
 
 
 def _is_replaced(folder: CheckpointFolder) -> bool:
-    """Whether another process saves there since this one claimed it, such as another rank of the same script."""
+    """Whether another process saves there since this one claimed it, such as another rank."""
     try:
         folder.fence.check()
     except CheckpointFencedError:

@@ -274,7 +274,7 @@ class Session:
         return len(learning), len(learning) + 1
 
     def _take_room(self, source: Source, engine: Engine) -> bool:
-        """Return whether a large table is, or is to be, divided; SettingsError where what it takes does not fit."""
+        """Whether a large table is divided or to be; SettingsError where it, or a share, does not fit."""
         large, group = self.state.large, self.group
         if large is None:
             return False

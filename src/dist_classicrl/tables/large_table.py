@@ -103,8 +103,8 @@ class LargeTable:
         """The desk of a table that is divided; SettingsError where the rows never came to their hosts."""
         if self.desk is None:
             raise SettingsError(
-                "A call of train failed while it gave the rows of this table to the hosts, so that nobody has "
-                "them all. Call train again."
+                "A call of train failed while it gave the rows of this table to the hosts, and nobody has "
+                "all of them. Call train again."
             )
         return self.desk
 

@@ -20,8 +20,8 @@ from dist_classicrl.tables.rows import ROW_FUNCTIONS
 class Outbox(NamedTuple):
     """`LineArrays` that are only read, and where a target goes.
 
-    `target`, float64 of shape (1,), has the target, and `put`, int64 of shape (3,), its row and action and how
-    many were put there.
+    `target`, float64 of shape (1,), has the target, and `put`, int64 of shape (3,), its row, its action and
+    how many were put there.
     """
 
     values: np.ndarray
