@@ -5,6 +5,7 @@ import hashlib
 import threading
 import time
 
+import numba
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -85,6 +86,12 @@ def truth():
         return found[calls]
 
     return learn
+
+
+@numba.njit
+def scattered(state):
+    """Give each host some rows of every page."""
+    return state % 3
 
 
 CALLS = (60_001, 120_000)
@@ -228,6 +235,9 @@ def test_hosts_that_do_not_reach_the_same_folder_are_told_so_before_the_first_st
 def test_what_cannot_be_divided_or_does_not_fit_is_refused_by_name(monkeypatch):
     with pytest.raises(SettingsError, match="more than one table"):
         learned_more(DistAsyncQLearning(algorithm="double_q_learning", async_updates=False))
+    monkeypatch.setattr(_memory, "memory_left", lambda: 250_000)
+    with pytest.raises(SettingsError, match=r"This host's share, 1\.\d*, of a table .* GiB too little"):
+        learned_more(DistAsyncQLearning(async_updates=False), partition=scattered)
     monkeypatch.setattr(_memory, "memory_left", lambda: 100_000)
     with pytest.raises(SettingsError, match=r"This host's share, 0\.\d+, of a table .* GiB too little"):
         learned_more(DistAsyncQLearning(async_updates=False))

@@ -1,6 +1,7 @@
 """What tables that are divided between hosts are made of: slots, parts of checkpoints."""
 
 import threading
+from mmap import PAGESIZE
 from types import SimpleNamespace
 
 import numba
@@ -67,6 +68,34 @@ def test_a_function_names_ranks_of_the_job_of_which_some_were_lost_before():
     divided = Division(numba.njit(lambda state: state % 4), 1000, 64, HOSTS[:3], 4)
     assert set(divided.slots_of(np.arange(1000)).tolist()) == {0, 1, 2}
     assert set(hosts_of(divided)) == {"a", "b"}
+
+
+@numba.njit
+def scattered(state):
+    return state % 3
+
+
+@numba.njit
+def mostly_first(state):
+    return 0 if state < 800 else 1 + state % 2
+
+
+@pytest.mark.parametrize("row_bytes", [64, 192, 8192])
+@pytest.mark.parametrize("partition", [scattered, mostly_first, "range"])
+def test_the_memory_that_a_host_needs_is_that_of_the_pages_with_its_rows(monkeypatch, partition, row_bytes):
+    monkeypatch.setattr(division, "SLICE_BYTES", 1 << 14)
+    divided = Division(partition, 1200, row_bytes, ["a", "b", "a"], 3)
+    found = hosts_of(divided)
+    for host in ("a", "b"):
+        taken = np.zeros(1200 * row_bytes // PAGESIZE + 1, bool)
+        for row in np.flatnonzero(found == host):
+            first, last = row * row_bytes, (row + 1) * row_bytes - 1
+            taken[first // PAGESIZE : last // PAGESIZE + 1] = True
+        needed = divided.bytes_of(host)
+        if partition == "range":
+            assert abs(needed - taken.sum() * PAGESIZE) <= 2 * PAGESIZE
+        else:
+            assert needed == taken.sum() * PAGESIZE
 
 
 def test_rows_in_stretches_are_those_that_were_there():

@@ -43,6 +43,7 @@ from dist_classicrl.engines.sharded.host_memory import share_rows
 from dist_classicrl.engines.supersteps.checks import check_asked, check_supersteps, names_walkers
 from dist_classicrl.engines.supersteps.desk import open_desk
 from dist_classicrl.engines.supersteps.divided_rows import divide_rows
+from dist_classicrl.engines.supersteps.division import Division
 from dist_classicrl.environments.resolve import Source, with_exploring_starts
 from dist_classicrl.errors import (
     CheckpointError,
@@ -291,13 +292,17 @@ class Session:
         if not (large.is_divided or large.is_too_large_to_copy()):
             large.take_room()
             return False
-        if not self.state.shape.is_one_table:
+        shape = self.state.shape
+        if not shape.is_one_table:
             raise SettingsError(
                 f"The algorithm {self.state.settings.algorithm!r} has more than one table, and these are too "
                 f"large for a host: {large.size / 2**30:.3g} GiB. Only one table can be divided between "
                 'hosts: write algorithm="q_learning", or take hosts with four times that memory.'
             )
-        large.take_room(hosts.count(group.host_of(group.rank)) / len(hosts))
+        if large.division is None:
+            row_bytes, ranks = large.size // shape.n_rows, group.wire.size
+            planned = Division(self.asked.partition, shape.n_states, row_bytes, hosts, ranks)
+            large.take_room(planned.bytes_of(group.host_of(group.rank)))
         return True
 
     def _in_rows(self, source: Source, engine: Engine) -> bool:

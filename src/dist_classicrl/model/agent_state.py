@@ -203,7 +203,7 @@ class AgentState:
 
     @property
     def table(self) -> tuple[np.ndarray, np.ndarray]:
-        """`values` and `counts`, which need not be up to date while the agent trains, or filled before it has."""
+        """`values` and `counts`, which need not be up to date while the agent trains, nor filled before."""
         if self.large is not None:
             return self.large.unfilled.values, self.large.unfilled.counts
         if self._table is None:

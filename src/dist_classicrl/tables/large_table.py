@@ -103,20 +103,20 @@ class LargeTable:
         self._is_unfilled = False
         self.unfilled.shape.tables(self.unfilled.values)[:] = self.initial
 
-    def take_room(self, share: float = 1.0) -> None:
+    def take_room(self, part: int | None = None) -> None:
         """Raise SettingsError, before anything is written, where the host has not as much memory left.
 
-        `share`: of the rows, how many this host has.
+        `part`: so many bytes of the rows are this host's share; None: all are.
         """
         shape = self.unfilled.shape
         if not self._has_room and not (self.is_divided and self.division is not None):
-            part = "" if share == 1.0 else f"This host's share, {share:.3g}, of a"
+            what = "A" if part is None else f"This host's share, {part / self.size:.3g}, of a"
             check_room(
-                int(share * self.size),
-                f"{part or 'A'} table of {shape.n_states:,} states and {shape.n_actions:,} actions",
+                self.size if part is None else part,
+                f"{what} table of {shape.n_states:,} states and {shape.n_actions:,} actions",
                 'Take a smaller table, or dtype="float32", or more hosts.',
             )
-        self._has_room = self._has_room or share == 1.0
+        self._has_room = self._has_room or part is None
 
     def stay_undivided(self) -> None:
         """Be whole again where a call of `train` was to divide it and ended before it did."""
