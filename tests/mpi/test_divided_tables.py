@@ -16,7 +16,7 @@ from dist_classicrl.agent import session
 from dist_classicrl.agent.agent import state_of
 from dist_classicrl.callbacks import EvalCallback
 from dist_classicrl.checkpoint import arrays as array_files
-from dist_classicrl.engines.supersteps import division
+from dist_classicrl.engines.supersteps import desk, division
 from dist_classicrl.errors import CheckpointError, RemoteRankError, SettingsError
 from dist_classicrl.evaluation.exact import greedy_value
 from dist_classicrl.evaluation.over_ranks import policy_value_over_ranks
@@ -170,6 +170,18 @@ def test_a_rank_whose_agent_is_gone_tells_its_rows_until_all_are(truth):
     while len(desks()) > before and time.monotonic() < end:
         time.sleep(0.01)
     assert len(desks()) <= before
+
+
+def test_agents_that_are_gone_leave_their_places_to_others(monkeypatch):
+    monkeypatch.setattr(desk, "_TAGS", range(60, 62))
+    for _ in range(4):
+        learned((2_000,))
+        gc.collect()
+    kept = [learned((2_000,)) for _ in range(2)]
+    with pytest.raises(SettingsError, match="2 agents of these ranks .* Let go"):
+        learned((2_000,))
+    assert len({bits_of(each) for each in kept}) == 1
+    WORLD.barrier()
 
 
 def test_it_is_saved_in_parts_and_goes_on_on_other_hosts(monkeypatch, truth, folder):

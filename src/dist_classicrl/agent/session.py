@@ -165,7 +165,7 @@ class Session:
         divide_rows(
             large, agreement, self.group.host_of, self.asked.partition, self._table_from(), self._read_table
         )
-        open_desk(large, self.group)
+        open_desk(large, self.group, agreement)
 
     def _table_from(self) -> str:
         """Return the name of the checkpoint whose table is to be read by those who have the rows."""
