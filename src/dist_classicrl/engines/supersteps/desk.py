@@ -258,7 +258,7 @@ def open_desk(large: LargeTable, group: Group, setup: Setup) -> None:
     for _ in range(_TAG_TRIES):
         are_free = [int(tag not in in_use) for tag in _TAGS]
         everyone = setup.agree(None, {}, are_free, "all ranks to say which agents are gone")
-        free = [tag for tag, is_free in zip(_TAGS, everyone.all(axis=0), strict=True) if is_free]
+        free = [tag for tag, answers in zip(_TAGS, everyone.T, strict=True) if answers.all()]
         if free:
             break
         time.sleep(_TAG_SECONDS)  # until all have heard that another agent is gone
