@@ -5,17 +5,19 @@ import hashlib
 import threading
 import time
 
+import numba
 import numpy as np
 import pytest
 from mpi4py import MPI
 from own_signals import stop_after
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP, _memory
+from dist_classicrl.agent import session
 from dist_classicrl.agent.agent import state_of
 from dist_classicrl.callbacks import EvalCallback
 from dist_classicrl.checkpoint import arrays as array_files
-from dist_classicrl.engines.supersteps import division
-from dist_classicrl.errors import SettingsError
+from dist_classicrl.engines.supersteps import desk, division
+from dist_classicrl.errors import CheckpointError, RemoteRankError, SettingsError
 from dist_classicrl.evaluation.exact import greedy_value
 from dist_classicrl.evaluation.over_ranks import policy_value_over_ranks
 from dist_classicrl.membership.group import Group
@@ -86,6 +88,12 @@ def truth():
     return learn
 
 
+@numba.njit
+def scattered(state):
+    """Give each host some rows of every page."""
+    return state % 3
+
+
 CALLS = (60_001, 120_000)
 
 
@@ -111,6 +119,10 @@ def test_each_host_has_its_share_and_learns_what_one_process_does(truth, folder)
         loaded = DistAsyncQLearning.load_model(learner.save_model(folder / "model"), comm=MPI.COMM_SELF)
         np.testing.assert_array_equal(loaded.q_table, learner.action_values(STATES))
         assert loaded.steps == learner.steps and loaded.visits.sum() == sum(CALLS)
+    WORLD.barrier()
+    learner.save_model(folder / "model")  # on all ranks, as a script does that knows nothing of ranks
+    saved = DistAsyncQLearning.load_model(folder / "model", comm=MPI.COMM_SELF)
+    assert hashlib.sha256(saved.q_table.tobytes()).hexdigest() == truth(CALLS)
     WORLD.barrier()
 
 
@@ -160,6 +172,18 @@ def test_a_rank_whose_agent_is_gone_tells_its_rows_until_all_are(truth):
     assert len(desks()) <= before
 
 
+def test_agents_that_are_gone_leave_their_places_to_others(monkeypatch):
+    monkeypatch.setattr(desk, "_TAGS", range(60, 62))
+    for _ in range(4):
+        learned((2_000,))
+        gc.collect()
+    kept = [learned((2_000,)) for _ in range(2)]
+    with pytest.raises(SettingsError, match="2 agents of these ranks .* Let go"):
+        learned((2_000,))
+    assert len({bits_of(each) for each in kept}) == 1
+    WORLD.barrier()
+
+
 def test_it_is_saved_in_parts_and_goes_on_on_other_hosts(monkeypatch, truth, folder):
     saved = {"checkpoint_dir": folder, "stop_signals": ["SIGUSR1"]}
     with pytest.raises(SystemExit):
@@ -181,6 +205,11 @@ def test_it_is_saved_in_parts_and_goes_on_on_other_hosts(monkeypatch, truth, fol
     learner = learned(CALLS, **saved)
     assert state_of(learner).large.is_divided and bits_of(learner) == truth(CALLS)
     WORLD.barrier()
+    if WORLD.rank == 0:
+        for taken_by_training in (folder, agent_folder):
+            with pytest.raises(SettingsError, match=r"checkpoints of a training.*save_model\(.*-model"):
+                learner.save_model(taken_by_training)
+    WORLD.barrier()
     # All steps were made before: each host reads its share.
     places._agents.clear()
     again = learned(CALLS, **saved)
@@ -192,9 +221,35 @@ def test_it_is_saved_in_parts_and_goes_on_on_other_hosts(monkeypatch, truth, fol
     WORLD.barrier()
 
 
+def test_a_call_that_is_refused_divides_nothing(folder):
+    learner = DistAsyncQLearning(5_000, 5, seed=1, discount_factor=0.9, async_updates=False)
+    learner.q_table[:] = 1.0
+    with pytest.raises((CheckpointError, RemoteRankError), match="resume"):
+        learned_more(learner, checkpoint_dir=folder, resume="must")
+    assert (learner.q_table == 1.0).all() and learner.policy.greedy.size == 5_000
+    assert learner.evaluate(MODEL, episodes=2, seed=3, max_steps=5).lengths.max() <= 5
+    learned_more(learner, 20_000)
+    assert state_of(learner).large.is_divided and (learner.action_values(STATES) == 1.0).any()
+
+
+def test_hosts_that_do_not_reach_the_same_folder_are_told_so_before_the_first_step(monkeypatch, folder):
+    monkeypatch.setattr(session, "_REACH_SECONDS", 0.5)
+    learner = DistAsyncQLearning(seed=1, discount_factor=0.9, async_updates=False)
+    of_host = folder / str(WORLD.rank % 2)
+    told = r"Rank 1 on .* does not find in .*1/agent-0 what rank 0 has written.*checkpoint_dir that all hosts"
+    with pytest.raises((CheckpointError, RemoteRankError), match=told):
+        learned_more(learner, 20_000, checkpoint_dir=of_host)
+    assert learner.steps == 0
+    learned_more(learner, 20_000, checkpoint_dir=folder)  # what was refused is no obstacle
+    assert learner.steps == 20_000
+
+
 def test_what_cannot_be_divided_or_does_not_fit_is_refused_by_name(monkeypatch):
     with pytest.raises(SettingsError, match="more than one table"):
         learned_more(DistAsyncQLearning(algorithm="double_q_learning", async_updates=False))
+    monkeypatch.setattr(_memory, "memory_left", lambda: 250_000)
+    with pytest.raises(SettingsError, match=r"This host's share, 1\.\d*, of a table .* GiB too little"):
+        learned_more(DistAsyncQLearning(async_updates=False), partition=scattered)
     monkeypatch.setattr(_memory, "memory_left", lambda: 100_000)
     with pytest.raises(SettingsError, match=r"This host's share, 0\.\d+, of a table .* GiB too little"):
         learned_more(DistAsyncQLearning(async_updates=False))

@@ -12,7 +12,7 @@ from rank_environments import SteppedLake
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.data import play_episodes
-from dist_classicrl.errors import SettingsError
+from dist_classicrl.errors import EnvError, SettingsError
 from dist_classicrl.model import places
 from dist_classicrl.model.agent_state import digest
 from dist_classicrl.tables import large_table
@@ -199,3 +199,12 @@ def test_what_a_training_would_overwrite_is_read_only_while_it_runs(env, large_f
             agent.train(env, 500, callbacks=lambda _, name=name: getattr(agent, name).__setitem__(0, 0))
         getattr(agent, name)[0] = 7
         assert (getattr(agent, name)[0] == 7).all()
+
+
+def test_too_few_states_are_told_whether_something_was_learned_or_not():
+    agent = DistAsyncQLearning(seed=1)
+    agent.train("FrozenLake-v1", total_steps=100)
+    agent.max_states = 3
+    for one in (agent, DistAsyncQLearning(max_states=3)):
+        with pytest.raises(EnvError, match="has 16 states, and max_states=3 allows no more. Leave it out"):
+            one.train("FrozenLake-v1", total_steps=100)

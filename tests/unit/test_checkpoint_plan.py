@@ -110,6 +110,10 @@ def test_urls_stay_as_they_are_but_for_a_slash_at_the_end(url):
     assert plan(checkpoint_dir=f"{url}/").checkpoint_dir == url
 
 
+def test_a_scheme_has_one_spelling():  # agents are numbered per folder
+    assert plan(checkpoint_dir="S3://Bucket/Run").checkpoint_dir == "s3://Bucket/Run"
+
+
 @pytest.mark.parametrize(
     ("url", "path"),
     [

@@ -198,11 +198,16 @@ def test_a_relative_path_stays_where_it_was_after_a_change_of_folder(tmp_path, m
     assert storage.url == str(tmp_path / "runs" / "agent-0") and os.path.isdir(storage.url)
 
 
-@pytest.mark.parametrize("prefix", ["file://", "file://localhost"])
+@pytest.mark.parametrize("prefix", ["file://", "file://localhost", "FILE://", "Local://"])
 def test_file_urls_are_local(tmp_path, prefix):
     storage = open_storage(f"{prefix}{tmp_path}/with%20space", "agent-0", 0o600)
     assert isinstance(storage, LocalStorage)
     assert storage.url == str(tmp_path / "with space" / "agent-0")
+
+
+def test_a_scheme_may_be_written_in_capitals():
+    open_storage("memory://capitals", "one", 0o600).write("file", [b"written"])
+    assert open_storage("MEMORY://capitals", "one", 0o600).names() == ["file"]
 
 
 @pytest.mark.parametrize(

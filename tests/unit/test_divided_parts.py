@@ -1,6 +1,7 @@
 """What tables that are divided between hosts are made of: slots, parts of checkpoints."""
 
 import threading
+from mmap import PAGESIZE
 from types import SimpleNamespace
 
 import numba
@@ -24,7 +25,7 @@ from dist_classicrl.engines.supersteps.messages import LoadRows, SavedRows, Save
 from dist_classicrl.engines.supersteps.part import Part
 from dist_classicrl.engines.supersteps.rows_server import RowsServer
 from dist_classicrl.engines.supersteps.worker import SuperstepWorker
-from dist_classicrl.errors import CheckpointError, CheckpointUnreadableError
+from dist_classicrl.errors import CheckpointError, CheckpointUnreadableError, SettingsError
 from dist_classicrl.membership.group import Group
 
 HOSTS = ["a", "b", "a", "c"]
@@ -67,6 +68,34 @@ def test_a_function_names_ranks_of_the_job_of_which_some_were_lost_before():
     divided = Division(numba.njit(lambda state: state % 4), 1000, 64, HOSTS[:3], 4)
     assert set(divided.slots_of(np.arange(1000)).tolist()) == {0, 1, 2}
     assert set(hosts_of(divided)) == {"a", "b"}
+
+
+@numba.njit
+def scattered(state):
+    return state % 3
+
+
+@numba.njit
+def mostly_first(state):
+    return 0 if state < 800 else 1 + state % 2
+
+
+@pytest.mark.parametrize("row_bytes", [64, 192, 8192])
+@pytest.mark.parametrize("partition", [scattered, mostly_first, "range"])
+def test_the_memory_that_a_host_needs_is_that_of_the_pages_with_its_rows(monkeypatch, partition, row_bytes):
+    monkeypatch.setattr(division, "SLICE_BYTES", 1 << 14)
+    divided = Division(partition, 1200, row_bytes, ["a", "b", "a"], 3)
+    found = hosts_of(divided)
+    for host in ("a", "b"):
+        taken = np.zeros(1200 * row_bytes // PAGESIZE + 1, bool)
+        for row in np.flatnonzero(found == host):
+            first, last = row * row_bytes, (row + 1) * row_bytes - 1
+            taken[first // PAGESIZE : last // PAGESIZE + 1] = True
+        needed = divided.bytes_of(host)
+        if partition == "range":
+            assert abs(needed - taken.sum() * PAGESIZE) <= 2 * PAGESIZE
+        else:
+            assert needed == taken.sum() * PAGESIZE
 
 
 def test_rows_in_stretches_are_those_that_were_there():
@@ -261,13 +290,39 @@ def test_whoever_waits_for_a_part_hears_of_each_piece(tmp_path):
 def test_tags_of_desks_begin_anew_with_the_ranks_of_another_communicator(monkeypatch):
     """Whose group may be where a freed one was in memory, on some ranks and not on others."""
     tags = []
-    monkeypatch.setattr(desk, "RowDesk", lambda group, large, tag: tags.append(tag))
-    wire = SimpleNamespace(rank=0, size=2, has_threads=True)
+    monkeypatch.setattr(desk, "RowDesk", lambda group, large, tag, in_use: tags.append(tag))
     for _ in range(100):
-        group = Group(wire, ["a", "b"])
+        group = group_of_two()
         for _ in range(2):
-            desk.open_desk(SimpleNamespace(desk=None), group)
-    assert tags == [desk._FIRST_TAG, desk._FIRST_TAG + 1] * 100
+            desk.open_desk(SimpleNamespace(desk=None), group, told([]))
+    assert tags == [desk._TAGS[0], desk._TAGS[1]] * 100
+
+
+def group_of_two():
+    return Group(SimpleNamespace(rank=0, size=2, has_threads=True), ["a", "b"])
+
+
+def told(in_use):
+    """Return what agrees with another rank, where these tags are in use."""
+    theirs = [tag not in in_use for tag in desk._TAGS]
+    return SimpleNamespace(agree=lambda error, description, own, what: np.array([own, theirs]))
+
+
+def test_a_desk_takes_a_tag_that_is_free_on_all_ranks(monkeypatch):
+    monkeypatch.setattr(desk, "RowDesk", lambda group, large, tag, in_use: (tag, in_use))
+    monkeypatch.setattr(desk, "_TAG_SECONDS", 0.0)
+    first, *rest = desk._TAGS
+    group, large = group_of_two(), [SimpleNamespace(desk=None) for _ in desk._TAGS]
+    for each in large:
+        desk.open_desk(each, group, told([]))
+    assert [each.desk[0] for each in large] == [first, *rest]
+    in_use = large[0].desk[1]
+    another = SimpleNamespace(desk=None)
+    with pytest.raises(SettingsError, match=r"56 agents .* at a time. Let go .*del agent"):
+        desk.open_desk(another, group, told([]))
+    in_use -= {first, rest[3]}
+    desk.open_desk(another, group, told([first]))
+    assert another.desk[0] == rest[3] and in_use == {*rest}
 
 
 def test_rows_of_a_host_that_leaves_do_not_move_while_a_rank_that_came_has_not_begun(monkeypatch):

@@ -224,6 +224,55 @@ def test_rows_move_to_shared_memory_and_are_given_back_here():
     memory.close()
 
 
+def test_first_values_are_written_where_the_rows_are_when_they_are_used():
+    def table():
+        made = LargeTable(TableShape(300_000, 4), np.dtype("float32"))
+        made.begin_with(2.5)
+        return made
+
+    here = table()
+    assert not here.unfilled.values.any() and not here.is_written
+    assert (here.rows.values == 2.5).all() and not here.rows.counts.any() and here.is_written
+    for is_first in (True, False):
+        moved, memory = table(), HostMemory.new(here.size, is_sparse=True)
+        before = moved.unfilled.values
+        moved.move_to(memory, is_first)
+        assert not before.any()  # no copy was made for that
+        assert (moved.rows.values == (2.5 if is_first else 0.0)).all()
+        memory.close()
+    moved = LargeTable(TableShape(300_000, 4), np.dtype("float32"))
+    moved.rows.values[:] = 1.0
+    before, memory = moved.rows.values, HostMemory.new(here.size, is_sparse=True)
+    moved.move_to(memory, False)
+    assert not before[:-64].any()  # nor is one kept, but for a part of a page
+    memory.close()
+
+
+@pytest.mark.parametrize("asked", [{}, {"placement": "sharded"}, {"walkers": 64}])
+def test_first_values_are_those_of_a_smaller_table(monkeypatch, asked):
+    settings = {"initial_value": 2.5, "async_updates": "walkers" not in asked}
+    if "walkers" in asked:
+        asked = {**asked, "placement": "sharded"}
+
+    def learned(look=lambda learner: None):
+        learner = agent(**settings)
+        get_to_know(state_of(learner), MODEL).close()
+        look(learner)
+        learner.train(MODEL, total_steps=20_000, **asked)
+        return learner
+
+    small = dense(monkeypatch, learned)
+    assert (small.q_table == 2.5).any()
+    assert_same(learned(), small)
+    assert_same(learned(lambda learner: learner.action_values([7])), small)
+    new = agent(state_size=5_000, action_size=4, **settings)
+    assert (copy.deepcopy(new).q_table == 2.5).all() and (new.action_values([3]) == 2.5).all()
+    with monkeypatch.context() as patch:
+        patch.setattr(_memory, "memory_left", lambda: 100_000)
+        with pytest.raises(SettingsError, match="GiB too little"):
+            _ = agent(state_size=5_000, action_size=4, **settings).q_table
+
+
 def test_arrays_that_are_written_in_slices_are_the_same_files():
     array = np.arange(120_000.0).reshape(-1, 6)[:, :4]
     whole, parts = (

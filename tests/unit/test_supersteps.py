@@ -263,7 +263,7 @@ def test_rules_that_cannot_travel_are_refused_by_name():
         for rule, why in ((N_STEP_SARSA, "on_action"), (DIFFERENTIAL, "shares mean_reward")):
             with pytest.raises(SettingsError, match=f"{rule.name!r}: it .*{why}"):
                 agent(algorithm=rule.name).train(garnet(), total_steps=100, placement="sharded")
-    for declared, message in ((False, "declare can_travel=True"), (True, "none or several entries")):
+    for declared, message in ((False, "declare can_travel=True"), (True, "moved none or several")):
         rule = register(LearningRule("twice", Twice, learn_twice, can_travel=declared))
         try:
             with pytest.raises(SettingsError, match=message):

@@ -1,5 +1,6 @@
 """Rules in supersteps that let steps wait, or learn where the entry is: the same bits, the right values."""
 
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,18 @@ from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.errors import ActionMaskError, CheckpointError, SettingsError
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.rules import find
-from dist_classicrl.learning.rules.kernel import rule_function, update
+from dist_classicrl.learning.rules.kernel import (
+    best_action,
+    best_value,
+    bits,
+    entry_of,
+    move,
+    rule_function,
+    target_found,
+    update,
+    update_row,
+    value,
+)
 from dist_classicrl.learning.supersteps.crew import MEMORY, joined
 from dist_classicrl.rules import (
     TD,
@@ -189,10 +201,131 @@ def learn_stray(rule, context, now, step, learned):
     return update(context, now, rule.place, 0, 1.0, learned)
 
 
-def test_a_rule_of_ones_own_that_updates_what_does_not_wait_is_told():
-    rule = register(LearningRule("stray", Stray, learn_stray, can_travel=True, waits=lambda parameters: 2))
+@contextmanager
+def registered(name, parameters, learn, **more):
+    rule = register(LearningRule(name, parameters, learn, can_travel=True, **more))
     try:
-        with pytest.raises(SettingsError, match="'stray' declares waits=2, but updated what does not wait"):
-            agent(algorithm="stray").train(garnet(), total_steps=1000, placement="sharded")
+        yield
     finally:
         unregister(rule)
+
+
+def test_a_rule_of_ones_own_that_updates_what_does_not_wait_is_told():
+    with registered("stray", Stray, learn_stray, waits=lambda parameters: 2):
+        with pytest.raises(SettingsError, match="'stray' declares waits=2, but updated what does not wait"):
+            agent(algorithm="stray").train(garnet(), total_steps=1000, placement="sharded")
+
+
+class DoubleThere(NamedTuple):
+    """Double Q-learning whose owner of the entry tells by the step's bits which table the target is for."""
+
+
+@rule_function
+def learn_by_bits(rule, context, now, step, learned):
+    mine = np.int64(bits(now, 0) & np.uint64(1))
+    target = step.reward
+    if not step.terminated:
+        action = best_action(context, step, bits(now, 1), mine)
+        other = step.next_state + (1 - mine) * context.table.n_states
+        target += context.discount * value(context, other, action)
+    return target_found(rule, context, now, step, target, learned)
+
+
+@rule_function
+def there_by_bits(rule, context, now, row, action, target, learned):
+    mine = np.int64(bits(now, 0) & np.uint64(1))
+    return update(context, now, row + mine * context.table.n_states, action, target, learned)
+
+
+@rule_function
+def sum_of_both(rule, context, state, action):
+    return value(context, state, action) + value(context, state + context.table.n_states, action)
+
+
+def test_what_learns_where_the_entry_is_draws_what_learn_drew():
+    two = {"tables": ("first", "second"), "preference": sum_of_both}
+    with registered("there", DoubleThere, learn_by_bits, on_target=there_by_bits, **two):
+        problem = problem_with("there", small())
+        one = learned(problem, 400_000)
+        visits = one.counts.reshape(2, -1).sum(axis=1)
+        assert visits.sum() == 400_000 and abs(visits[0] - visits[1]) < 4_000
+        # By other bits, a table would learn from its own choices as often as from the other one's.
+        truth = small().solve(problem.settings.discount_factor).q
+        assert np.abs(one.values.reshape(2, *truth.shape) - truth).max() < 0.3
+        assert learned(problem, 20_000, 3) == learned(problem, 20_000)
+
+
+class Coin(NamedTuple):
+    """What `learn` adds by its bits, `on_target` takes away by its own."""
+
+
+@rule_function
+def learn_coin(rule, context, now, step, learned):
+    return target_found(rule, context, now, step, float(bits(now, 0) >> np.uint64(12)), learned)
+
+
+@rule_function
+def there_coin(rule, context, now, row, action, target, learned):
+    return update(context, now, row, action, target - float(bits(now, 0) >> np.uint64(12)), learned)
+
+
+def test_both_draw_the_same_on_any_number_of_ranks():
+    with registered("coin", Coin, learn_coin, on_target=there_coin):
+        for ranks in (1, 3):
+            found = learned(problem_with("coin"), 5_000, ranks)
+            assert found.counts.sum() == 5_000 and (found.values == 0.0).all()
+
+
+@rule_function
+def learn_and_count(rule, context, now, step, learned):
+    context.whole[now.walker, 0] += 1
+    return target_found(rule, context, now, step, step.reward, learned)
+
+
+@rule_function
+def there_by_count(rule, context, now, row, action, target, learned):
+    return update(context, now, row, action, target + context.whole[now.walker, 0], learned)
+
+
+@pytest.mark.parametrize("more", [{"memory": lambda parameters: (1, 0)}, {"waits": lambda parameters: 2}])
+def test_a_rule_that_learns_where_the_walkers_memory_is_not_is_refused(more):
+    with registered("counting", Coin, learn_and_count, on_target=there_by_count, **more):
+        with pytest.raises(SettingsError, match=r"'counting': it learns where the entry is \(on_target\)"):
+            agent(algorithm="counting").train(garnet(), total_steps=1000, placement="sharded")
+
+
+@rule_function
+def learn_by_own_size(rule, context, now, step, learned):
+    target = step.reward + context.discount * best_value(context, step)
+    return move(context, now, entry_of(context, step.state, step.action), target, 0.01, learned)
+
+
+@rule_function
+def learn_all_actions(rule, context, now, step, learned):
+    return update_row(context, now, step.state, step.action, step.reward, learned)
+
+
+@rule_function
+def learn_first_action(rule, context, now, step, learned):
+    return update(context, now, step.state, 0, step.reward, learned)
+
+
+@rule_function
+def learn_first_state(rule, context, now, step, learned):
+    return update(context, now, 0, step.action, step.reward, learned)
+
+
+@pytest.mark.parametrize(
+    ("learn", "more"),
+    [
+        (learn_by_own_size, {}),
+        (learn_all_actions, {}),
+        (learn_first_action, {}),
+        (learn_first_state, {"tables": ("first", "second")}),
+        (learn_by_own_size, {"waits": lambda parameters: 2}),
+    ],
+)
+def test_a_rule_that_does_more_than_update_its_entry_is_refused(learn, more):
+    with registered("more", Coin, learn, **more):
+        with pytest.raises(SettingsError, match="'more' declares .* by a step size of its own"):
+            agent(algorithm="more").train(garnet(), total_steps=1000, placement="sharded")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +14,14 @@ import numpy as np
 
 from dist_classicrl.checkpoint.arrays import InSlices
 from dist_classicrl.checkpoint.folder import CheckpointFolder
+from dist_classicrl.checkpoint.names import checkpoints_in
 from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.environments.stepped import space_data
-from dist_classicrl.errors import SettingsError
+from dist_classicrl.errors import CheckpointError, CheckpointFencedError, SettingsError
 from dist_classicrl.model.agent_state import AgentState
 
 _SLICE_STATES = 1 << 16
+_LOOK_SECONDS, _STALLED_SECONDS = 0.1, 60.0
 _RUN = "0" * 8  # of all models, so that one takes the place of another, and of no checkpoint of a training
 
 
@@ -41,7 +46,8 @@ class _Asked(InSlices):
 def save_divided(path: str | os.PathLike[str], state: AgentState) -> Path:
     """Write the model into the folder `path`, for `load_model`, as a checkpoint after the last step made.
 
-    A model that was there is removed after that.
+    A model that was there is removed after that. Where several ranks do this at a time, that of the last to
+    come stays, and all return when it is there.
     """
     target = Path(path).absolute()
     if target.is_file():
@@ -50,13 +56,56 @@ def save_divided(path: str | os.PathLike[str], state: AgentState) -> Path:
             "path of one, or remove the file."
         )
     folder = CheckpointFolder(target.parent, target.name, keep_last=1)
-    folder.fence.claim()
+    _check_is_no_training(target, folder)
+    number = folder.fence.claim()
     arrays: dict[str, Any] = {
         "q_table": _Asked(state, 0, state.settings.dtype),
         "visits": _Asked(state, 1, np.int64),
     }
-    folder.write(arrays, {**_body(state), "run": _RUN}, _RUN)
+    try:
+        folder.write(arrays, {**_body(state), "run": _RUN}, _RUN)
+    except Exception as error:  # who comes later removes what is half written
+        if not _is_replaced(folder):
+            raise
+        _await_later(target, folder, number, error)
     return target
+
+
+def _check_is_no_training(target: Path, folder: CheckpointFolder) -> None:
+    """Raise SettingsError where checkpoints of a training are: what is saved there would hide them."""
+    listed = folder.storage.listed()
+    of_others = [str(name) for name in checkpoints_in(listed) if name.run != _RUN]
+    of_others += [name for name in listed if re.fullmatch("agent-[0-9]+", name)]
+    if of_others:
+        raise SettingsError(
+            f"{target} has checkpoints of a training ({of_others[0]}), which could not go on from them if a "
+            f"model were saved there. Write save_model({f'{target}-model'!r})."
+        )
+
+
+def _is_replaced(folder: CheckpointFolder) -> bool:
+    """Whether another process saves there since this one claimed it, such as another rank."""
+    try:
+        folder.fence.check()
+    except CheckpointFencedError:
+        return True
+    except CheckpointError:
+        pass
+    return False
+
+
+def _await_later(target: Path, folder: CheckpointFolder, number: int, error: Exception) -> None:
+    """Wait until who came later has saved its model; raise `error` where nothing of that goes on."""
+    size, deadline = -1, 0.0
+    while all(name.fence <= number for name in checkpoints_in(folder.names())):
+        grown = 0
+        with suppress(OSError):  # what is gone meanwhile is a sign of life as well
+            grown = sum(path.stat().st_size for path in target.rglob("*"))
+        if grown != size:
+            size, deadline = grown, time.monotonic() + _STALLED_SECONDS
+        elif time.monotonic() > deadline:
+            raise error
+        time.sleep(_LOOK_SECONDS)
 
 
 def _body(state: AgentState) -> dict[str, Any]:

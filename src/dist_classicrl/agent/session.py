@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import socket
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ from dist_classicrl.engines.sharded.host_memory import share_rows
 from dist_classicrl.engines.supersteps.checks import check_asked, check_supersteps, names_walkers
 from dist_classicrl.engines.supersteps.desk import open_desk
 from dist_classicrl.engines.supersteps.divided_rows import divide_rows
+from dist_classicrl.engines.supersteps.division import Division
 from dist_classicrl.environments.resolve import Source, with_exploring_starts
 from dist_classicrl.errors import (
     CheckpointError,
@@ -73,6 +75,9 @@ from dist_classicrl.tables.large_table import LargeTable
 
 logger = logging.getLogger(__name__)
 
+_REACH_SECONDS = 20.0
+"""So long a host looks for what another one has written: network file systems may tell of it late."""
+
 
 class _Choice(NamedTuple):
     """On what this rank learns."""
@@ -98,6 +103,14 @@ class Session:
 
         Deposed where all have to begin anew, with other members.
         """
+        try:
+            return self._begin(agreement, error)
+        except BaseException:
+            if self.state.large is not None:
+                self.state.large.stay_undivided()
+            raise
+
+    def _begin(self, agreement: Agreement, error: BaseException | None) -> TrainingResult:
         state = self.state
         ranks = 1 if self.group is None else self.group.wire.size
         with state.room_on_trial(), ExitStack() as until_training:
@@ -118,9 +131,33 @@ class Session:
                 return self._made_before(beginning, place, agreement, workers)
             self._check_environment(source, beginning, agreement)
             state.take_note_of(source)
+            if state.large is not None and state.large.is_divided and beginning.place is not None:
+                self._check_reach(agreement, place)
             until_training.pop_all()  # the engine closes the environment
         start = None if isinstance(agreement, Alone) else agreement
         return self._train(engine, source, beginning, place, start, in_rows, choice, device)
+
+    def _check_reach(self, agreement: Agreement, place: Place | None) -> None:
+        """Raise CheckpointError unless all ranks reach the folder in which each host is to save its rows."""
+        assert self.plan is not None  # else there is no place
+        claimed, error = None, None
+        if place is not None:
+            claimed = envelope.text({"claimed": place.folder.fence.claimed})
+            try:
+                place.folder.fence.check()
+            except CheckpointError as caught:  # the others must hear of it
+                error = caught
+        told = agreement.broadcast_message(claimed, "where the call is saved")
+        folder = self.state.places.of(self.plan).folder
+        seconds = min(_REACH_SECONDS, self.state.settings.timeout / 2.0)
+        if error is None and not folder.fence.sees(tuple(envelope.from_text(told)["claimed"]), seconds):
+            error = CheckpointError(
+                f"Rank {agreement.rank} on {socket.gethostname()} does not find in {folder.url} what rank "
+                f"{agreement.head} has written there just now. Of a table that is divided between hosts each "
+                "host saves its own rows: give a checkpoint_dir that all hosts reach, on a file system that "
+                "they share, or a URL such as s3://bucket/run."
+            )
+        agreement.agree(error, {}, [], "all hosts to look into the folder of checkpoints")
 
     def _share_rows(self, large: LargeTable, agreement: Setup) -> None:
         """Let all ranks have the table of a call that has nothing left to do."""
@@ -130,7 +167,7 @@ class Session:
         divide_rows(
             large, agreement, self.group.host_of, self.asked.partition, self._table_from(), self._read_table
         )
-        open_desk(large, self.group)
+        open_desk(large, self.group, agreement)
 
     def _table_from(self) -> str:
         """Return the name of the checkpoint whose table is to be read by those who have the rows."""
@@ -209,7 +246,7 @@ class Session:
         everyone = agreement.agree(error, described, numbers, "all ranks to prepare their environments")
         assert found is not None  # else there was an error, which agree() raised
         if state.large is not None:
-            state.large.is_divided = state.large.is_divided or bool(everyone[:, 2].any())
+            state.large.is_divided = bool(everyone[:, 2].any())
         on_cards, learners = int(everyone[:, 1].sum()), max(1, len(agreement.members) - 1)
         device = "cpu" if on_cards == 0 else "cuda" if on_cards >= learners else "cuda and cpu"
         source, engine, choice = found
@@ -240,7 +277,7 @@ class Session:
         return len(learning), len(learning) + 1
 
     def _take_room(self, source: Source, engine: Engine) -> bool:
-        """Return whether a large table is to be divided; SettingsError where it, or a share, does not fit."""
+        """Whether a large table is divided or to be; SettingsError where it, or a share, does not fit."""
         large, group = self.state.large, self.group
         if large is None:
             return False
@@ -253,17 +290,21 @@ class Session:
         hosts = [] if group is None else [group.host_of(rank) for rank in group.view.members]
         if group is None or len(set(hosts)) == 1 or not self._in_rows(source, engine):
             large.take_room()
-            return False
+            return large.is_divided
         if not (large.is_divided or large.is_too_large_to_copy()):
             large.take_room()
             return False
-        if not self.state.shape.is_one_table:
+        shape = self.state.shape
+        if not shape.is_one_table:
             raise SettingsError(
                 f"The algorithm {self.state.settings.algorithm!r} has more than one table, and these are too "
                 f"large for a host: {large.size / 2**30:.3g} GiB. Only one table can be divided between "
                 'hosts: write algorithm="q_learning", or take hosts with four times that memory.'
             )
-        large.take_room(hosts.count(group.host_of(group.rank)) / len(hosts))
+        if large.division is None:
+            row_bytes, ranks = large.size // shape.n_rows, group.wire.size
+            planned = Division(self.asked.partition, shape.n_states, row_bytes, hosts, ranks)
+            large.take_room(planned.bytes_of(group.host_of(group.rank)))
         return True
 
     def _in_rows(self, source: Source, engine: Engine) -> bool:

@@ -18,6 +18,7 @@ from dist_classicrl.checkpoint.storage import Storage
 from dist_classicrl.errors import CheckpointError, CheckpointFencedError
 
 _CLAIM_SECONDS = 10.0
+_SIGHT_SECONDS = 0.2
 
 
 class Fence:
@@ -114,6 +115,27 @@ class Fence:
             f"fencing number {newest}, this process has {self._number}). This process has been replaced and "
             "must stop. If both should run, give each its own checkpoint_dir."
         )
+
+    @property
+    def claimed(self) -> tuple[int, str]:
+        """The number of this claim, and what stands in its file alone: see `sees`."""
+        assert self._number is not None  # see `check`
+        return self._number, self._token
+
+    def sees(self, claimed: tuple[int, str], seconds: float) -> bool:
+        """Return whether another process's claim is here, as it is in the same folder.
+
+        It is looked for as long as that: a network file system may tell of it late.
+        """
+        number, token = claimed
+        deadline = time.monotonic() + seconds
+        while True:
+            with suppress(Exception):  # remote stores raise errors of many kinds
+                if self._holder(number).get("token") == token:
+                    return True
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_SIGHT_SECONDS)
 
     def _holder(self, number: int) -> dict[str, Any]:
         """Return what a fence file says of its holder; nothing where it is damaged or half written."""

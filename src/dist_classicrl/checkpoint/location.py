@@ -37,7 +37,8 @@ def open_storage(location: str | os.PathLike[str], subfolder: str, mode: int) ->
         raise CheckpointError(
             f"checkpoint_dir is {location!r}, but a path object cannot hold a URL. Write the URL as a string."
         )
-    if place.startswith("file://"):
+    scheme, separator, rest = place.partition("://")
+    if separator and scheme.lower() in _FILE_SCHEMES:
         parts = urlsplit(place)
         if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
             raise CheckpointError(
@@ -45,8 +46,8 @@ def open_storage(location: str | os.PathLike[str], subfolder: str, mode: int) ->
                 "file:///absolute/path."
             )
         place = unquote(parts.path)
-    elif "://" in place:
-        return RemoteStorage(place, subfolder)
+    elif separator:
+        return RemoteStorage(f"{scheme.lower()}://{rest}", subfolder)
     return LocalStorage(os.path.join(place, subfolder), mode)
 
 
@@ -72,7 +73,7 @@ def checked_location(name: str, value: Any) -> str:
             f'as text, or write "./{text}" for a folder of that name.'
         )
     if is_url and scheme.lower() not in _FILE_SCHEMES:
-        return f"{scheme}://{rest.rstrip('/')}"  # one spelling, since agents are numbered per folder
+        return f"{scheme.lower()}://{rest.rstrip('/')}"  # one spelling, since agents are numbered per folder
     path = unquote(rest.removeprefix("localhost")) if is_url else text
     if is_url and not path.startswith("/"):
         raise SettingsError(

@@ -306,10 +306,11 @@ class Channel:
         if self._request is None and self.lost is None:
             self._post()
 
-    def close(self, linger: float = 0.0) -> None:
+    def close(self, linger: float = 0.0) -> bool:
         """Take back the posted receive, and give what was sent up to `linger` seconds to go.
 
         A peer that hangs can hold up both. Then they are left to MPI, with their memory, and nobody waits.
+        Return whether nothing was left, nor came meanwhile: another channel may have the tag.
         """
         try:
             if self._request is not None:
@@ -321,8 +322,9 @@ class Channel:
             if self._request is None and time.monotonic() >= now + linger:
                 break
             time.sleep(1e-3)
-        if self._settled():
+        if is_settled := self._settled():
             _open.discard(self)
+        return is_settled and self.late is None and self.unfinished is None
 
     def _settled(self) -> bool:
         try:

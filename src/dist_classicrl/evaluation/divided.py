@@ -23,7 +23,7 @@ class AskedRows:
     """The rows of some states, a table of its own that is filled anew with each question."""
 
     def __init__(self, large: LargeTable, n: int) -> None:
-        self._desk = large.desk
+        self._desk = large.answering_desk
         rows = large.rows
         shape = type(rows.shape)(n, rows.shape.n_actions)
         self._memory = np.zeros(n * rows.arrays.width * rows.values.dtype.itemsize, np.uint8)

@@ -205,9 +205,9 @@ class AgentState:
 
     @property
     def table(self) -> tuple[np.ndarray, np.ndarray]:
-        """`values` and `counts`, which need not be up to date while the agent trains."""
+        """`values` and `counts`, which need not be up to date while the agent trains, nor filled before."""
         if self.large is not None:
-            return self.large.rows.values, self.large.rows.counts
+            return self.large.unfilled.values, self.large.unfilled.counts
         if self._table is None:
             raise _unknown_shape()
         return self._table
@@ -226,6 +226,8 @@ class AgentState:
                 "folder."
             )
         self.freshen_table()
+        if self.large is not None:
+            return self.large.rows.values, self.large.rows.counts
         return self.table
 
     def rows_of(self, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -233,9 +235,7 @@ class AgentState:
         if self.large is None or not self.large.is_divided:
             return self.shape.tables(self.values)[:, states], self.shape.tables(self.counts)[:, states]
         self.freshen_table()
-        if self.large.desk is None:
-            return self.large.rows.values[states][np.newaxis], self.large.rows.counts[states][np.newaxis]
-        values, counts = self.large.desk.rows(states)
+        values, counts = self.large.answering_desk.rows(states)
         return values[np.newaxis], counts[np.newaxis]
 
     def set_values(self, values: Any) -> None:
@@ -314,9 +314,8 @@ class AgentState:
             ) from error
         if self.settings.initial_value != 0.0 and self.keyed is None:
             if self.large is not None:
-                self.large.initial = self.settings.initial_value
-                self.large.take_room_if_there()
-            if self.large is None or self.large.is_written:
+                self.large.begin_with(self.settings.initial_value)
+            else:
                 self._shape.tables(self.values)[:] = self.settings.initial_value
 
     def forget_table(self) -> None:

@@ -44,7 +44,12 @@ def _make_room(state: AgentState, source: Source) -> None:
 
     EnvError where it has not, which is an EnvMismatchError once another environment was learned in.
     """
-    known = state.environment
+    known, most = state.environment, state.settings.max_states
+    if source.keys is None and most is not None and source.n_states > most:
+        raise EnvError(
+            f"The environment has {source.n_states:,} states, and max_states={most:,} allows no more. "
+            "Leave it out."
+        )
     is_numbered = state.keyed is None and source.keys is None
     try:
         if source.keys is not None:
@@ -105,11 +110,6 @@ def _make_room_for_numbers(state: AgentState, n_states: int, n_actions: int) -> 
                 "keys as states. Make another agent for it."
             )
         state.forget_table()  # nothing was learned
-    most = state.settings.max_states
-    if most is not None and n_states > most:
-        raise EnvError(
-            f"The environment has {n_states:,} states, and max_states={most:,} allows no more. Leave it out."
-        )
     if not state.has_table:
         state.make_table(state.settings.state_size or n_states, state.settings.action_size or n_actions)
     states, actions = state.shape.of_table

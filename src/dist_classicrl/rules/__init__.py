@@ -179,7 +179,8 @@ class LearningRule:
         more than there are steps that wait, and none after its episode.
     on_target : callable, optional
         Learns from the target of an entry where the entry is, if `learn` gives it one by `target_found`: a
-        rule that can travel moves there what it shares with merge "affine".
+        rule that can travel moves there what it shares with merge "affine". The walker's memory is not there:
+        where rows are divided among ranks, a rule that has both is refused.
     whole_ranges : callable, optional
         Returns, for hyper-parameters, states and actions, a `Range` for each of the whole numbers that a
         walker carries along, or for several together, in their order. Compiled code does not look whether an

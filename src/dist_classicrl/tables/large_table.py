@@ -43,13 +43,14 @@ class LargeTable:
         self.size = size_of(shape, dtype)
         #: What the ranks share, a `HostMemory`; None: the rows are this process's own.
         self.shared: Any = None
-        self.memory = _memory.zeros(self.size, np.uint8, is_sparse=True)
-        self.rows = LineTable(shape, dtype, None, self.memory)
+        self._memory = _memory.zeros(self.size, np.uint8, is_sparse=True)
+        #: The rows as they are, which may lack their first values yet.
+        self.unfilled = LineTable(shape, dtype, None, self._memory)
         #: Whether each host has its share of the rows, and no others; `division` says which, once known.
         self.is_divided = False
         self.division: Any = None
-        #: What all rows begin with that nothing else was written to.
-        self.initial = 0.0
+        #: What all values begin with that nothing else was written to, and whether that is still to be done.
+        self.initial, self._is_unfilled = 0.0, False
         #: Values and visits that its owners have to take over, see `put`.
         self.waiting: tuple[Any, Any] | None = None
         #: Whether ranks were told who owns which rows in the memory that they share: all of a host have it.
@@ -63,40 +64,74 @@ class LargeTable:
         self._has_room = False
 
     def __getstate__(self) -> tuple[TableShape, np.dtype, float, np.ndarray | None]:
-        return self.rows.shape, self.rows.values.dtype, self.initial, self.memory if self.is_written else None
+        rows = self.unfilled
+        return rows.shape, rows.values.dtype, self.initial, self._memory if self.is_written else None
 
     def __setstate__(self, copied: tuple[TableShape, np.dtype, float, np.ndarray | None]) -> None:
         shape, dtype, initial, memory = copied
         self.__init__(shape, dtype)  # type: ignore[misc]  # rows that lie in memory of their own
-        self.initial = initial
+        self.begin_with(initial)
         if memory is not None:
+            self._is_unfilled = False
             self.take_room()
-            self.memory[:] = memory
+            self._memory[:] = memory
 
     @property
     def is_written(self) -> bool:
         """Whether there may be something in the rows."""
-        return self._has_room or self.is_given
+        return (self._has_room or self.is_given) and not self._is_unfilled
 
-    def take_room(self, share: float = 1.0) -> None:
+    def begin_with(self, initial: float) -> None:
+        """Let all values of the rule's tables be `initial`: written where the rows are when they are used."""
+        self.initial, self._is_unfilled = initial, initial != 0.0
+
+    @property
+    def rows(self) -> LineTable:
+        """The rows; SettingsError where this host has not the memory for what they begin with."""
+        if self._is_unfilled:
+            self.take_room()
+            self._fill()
+        return self.unfilled
+
+    @property
+    def memory(self) -> np.ndarray:
+        """The bytes of the `rows`, uint8."""
+        self.rows  # noqa: B018
+        return self._memory
+
+    def _fill(self) -> None:
+        self._is_unfilled = False
+        self.unfilled.shape.tables(self.unfilled.values)[:] = self.initial
+
+    def take_room(self, part: int | None = None) -> None:
         """Raise SettingsError, before anything is written, where the host has not as much memory left.
 
-        `share`: of the rows, how many this host has.
+        `part`: so many bytes of the rows are this host's share; None: all are.
         """
-        shape = self.rows.shape
+        shape = self.unfilled.shape
         if not self._has_room and not (self.is_divided and self.division is not None):
-            part = "" if share == 1.0 else f"This host's share, {share:.3g}, of a"
+            what = "A" if part is None else f"This host's share, {part / self.size:.3g}, of a"
             check_room(
-                int(share * self.size),
-                f"{part or 'A'} table of {shape.n_states:,} states and {shape.n_actions:,} actions",
+                self.size if part is None else part,
+                f"{what} table of {shape.n_states:,} states and {shape.n_actions:,} actions",
                 'Take a smaller table, or dtype="float32", or more hosts.',
             )
-        self._has_room = self._has_room or share == 1.0
+        self._has_room = self._has_room or part is None
 
-    def take_room_if_there(self) -> None:
-        """Take it if the host has it; else nothing may be written yet."""
-        left = _memory.memory_left()
-        self._has_room = self._has_room or left is None or self.size <= left
+    def stay_undivided(self) -> None:
+        """Be whole again where a call of `train` was to divide it and ended before it did."""
+        if self.division is None and self.waiting is None:
+            self.is_divided = False
+
+    @property
+    def answering_desk(self) -> Any:
+        """The desk of a table that is divided; SettingsError where the rows never came to their hosts."""
+        if self.desk is None:
+            raise SettingsError(
+                "A call of train failed while it gave the rows of this table to the hosts, and nobody has "
+                "all of them. Call train again."
+            )
+        return self.desk
 
     def is_too_large_to_copy(self) -> bool:
         """Whether it takes so much of this host's memory that it is to be divided between hosts."""
@@ -133,20 +168,22 @@ class LargeTable:
     def move_to(self, memory: Any, is_first: bool) -> None:
         """Have the rows in `memory`, a `HostMemory` that is this table's from now on.
 
-        `is_first`: they are copied there, and what they took is given back meanwhile. Else they are there, or
-        will be.
+        `is_first`: they are copied there, or filled. Else they are there, or will be. What they took is given
+        back meanwhile.
         """
         if memory is self.shared:
             return
         target, self._has_room = memory.array(in_small_pages=self.is_divided), True
-        if is_first:
-            for first in range(0, self.size, _MOVED_BYTES):
-                part = slice(first, min(first + _MOVED_BYTES, self.size))
-                if self.memory[part].any():
-                    target[part] = self.memory[part]
-                if self.shared is None:
-                    _memory.give_back(self.memory, part)
+        fills, self._is_unfilled = is_first and self._is_unfilled, False
+        for first in range(0, 0 if self.is_divided else self.size, _MOVED_BYTES):
+            part = slice(first, min(first + _MOVED_BYTES, self.size))
+            if is_first and not fills and self._memory[part].any():
+                target[part] = self._memory[part]
+            if self.shared is None:
+                _memory.give_back(self._memory, part)
         if self.shared is not None:
             self.shared.close()
-        self.shared, self.memory = memory, target
-        self.rows = LineTable(self.rows.shape, self.rows.values.dtype, None, target)
+        shape, dtype = self.unfilled.shape, self.unfilled.values.dtype
+        self.shared, self._memory, self.unfilled = memory, target, LineTable(shape, dtype, None, target)
+        if fills:
+            self._fill()

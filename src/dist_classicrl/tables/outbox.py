@@ -2,7 +2,8 @@
 
 A learning rule reads the next state's row here and calls `update` for the entry that it acted on, which lies
 elsewhere. What `update` would have moved that entry towards stands in the outbox then, for its owner. A rule
-that lets steps wait may call it for any of them, once, more often or not at all: that makes `Letters`.
+that lets steps wait may call it for any of them, once, more often or not at all: that makes `Letters`. What
+takes a step size of the rule's own, or is shared, nobody could do for it: that is put there as too much.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from dist_classicrl.tables.rows import ROW_FUNCTIONS
 class Outbox(NamedTuple):
     """`LineArrays` that are only read, and where a target goes.
 
-    `target`, float64 of shape (1,), has the target, and `put`, int64 of shape (2,), for which of the rule's
-    tables it is and how many were put there.
+    `target`, float64 of shape (1,), has the target, and `put`, int64 of shape (3,), its row, its action and
+    how many were put there.
     """
 
     values: np.ndarray
@@ -40,7 +41,7 @@ class Outbox(NamedTuple):
     @classmethod
     def of(cls, arrays: LineArrays) -> Outbox:
         """Return the outbox of these rows."""
-        return cls(*arrays, np.zeros(1), np.zeros(2, np.int64))
+        return cls(*arrays, np.zeros(1), np.zeros(3, np.int64))
 
 
 @jit_inline
@@ -49,26 +50,25 @@ def _count(table, row, action, counts_as, touched):
 
 
 @jit_inline
-def _learn_target(table, row, action, target, step_size):
-    table.target[0] = target
-    # A division takes as long as a tenth of a step, and most rules have one table.
-    table.put[0] = row // table.n_states if row >= table.n_states else 0
-    table.put[1] += 1
-
-
-@jit_inline
 def _put(table, row, action, target):
-    _learn_target(table, row, action, target, 0.0)
+    table.target[0] = target
+    table.put[0], table.put[1] = row, action
+    table.put[2] += 1
     return True
 
 
 @jit_inline
-def _add_amount(table, row, action, amount):
-    table.put[1] += 2  # nothing that is shared has an owner: refused as what is no single target
+def _put_moved(table, row, action, target, step_size):
+    table.put[2] += 2
+
+
+@jit_inline
+def _put_amount(table, row, action, amount):
+    table.put[2] += 2
 
 
 ROW_FUNCTIONS[Outbox] = ROW_FUNCTIONS[LineArrays]._replace(
-    count=_count, learn_target=_learn_target, add_amount=_add_amount, send=_put
+    count=_count, learn_target=_put_moved, add_amount=_put_amount, send=_put
 )
 
 
@@ -105,16 +105,17 @@ class Letters(NamedTuple):
 
 
 @jit_inline
-def _write(table, row, action, target):
+def _send(table, row, action, target):
     number = table.n[0]
     if number < table.places.size:
         table.places[number], table.actions[number], table.targets[number] = row, action, target
     table.n[0] = number + 1
+    return True
 
 
 @jit_inline
 def _known_value_of(table, row, action):
-    # `update` looks at what it moves, which is not here: a place is no row.
+    # A rule may look at what it moves, which is not here: a place is no row.
     at = row * table.width + action
     return np.float64(table.values[at]) if 0 <= at < table.values.size else 0.0
 
@@ -126,26 +127,20 @@ def _known_visits_of(table, row, action):
 
 
 @jit_inline
-def _write_target(table, row, action, target, step_size):
-    _write(table, row, action, target)
+def _send_moved(table, row, action, target, step_size):
+    table.n[0] = table.places.size + 1
 
 
 @jit_inline
-def _write_nothing(table, row, action, amount):
-    table.n[0] = table.places.size + 1  # nothing that is shared has an owner: refused as what has no room
-
-
-@jit_inline
-def _send(table, row, action, target):
-    _write(table, row, action, target)
-    return True
+def _send_amount(table, row, action, amount):
+    table.n[0] = table.places.size + 1
 
 
 ROW_FUNCTIONS[Letters] = ROW_FUNCTIONS[LineArrays]._replace(
     value_of=_known_value_of,
     visits_of=_known_visits_of,
     count=_count,
-    learn_target=_write_target,
-    add_amount=_write_nothing,
+    learn_target=_send_moved,
+    add_amount=_send_amount,
     send=_send,
 )

@@ -22,9 +22,11 @@ from dist_classicrl.comm.transport import Channel
 from dist_classicrl.engines.supersteps.division import Division
 from dist_classicrl.errors import RankLostError, RankTimeoutError, SettingsError
 from dist_classicrl.membership.group import Group
+from dist_classicrl.membership.handshake import Setup
 from dist_classicrl.tables.large_table import LargeTable
 
-_FIRST_TAG, _LAST_TAG = 8, 63
+_TAGS = range(8, 64)
+_TAG_TRIES, _TAG_SECONDS = 20, 0.1
 _PIECE_BYTES = 1 << 16
 _ROWS_AT_ONCE = 1 << 16
 _SLEEP, _LONGEST_SLEEP = 1e-4, 5e-3
@@ -61,8 +63,8 @@ class Leaves:
 class RowDesk:
     """Answers the other ranks, and asks them for rows of `large`."""
 
-    def __init__(self, group: Group, large: LargeTable, tag: int) -> None:
-        self._group = group
+    def __init__(self, group: Group, large: LargeTable, tag: int, in_use: set[int]) -> None:
+        self._group, self._tag, self._in_use = group, tag, in_use
         # The thread must not keep an agent's table for longer than others may ask for its rows.
         self._table = weakref.ref(large)
         self._held = large.memory, large.rows, large.shared
@@ -172,8 +174,11 @@ class RowDesk:
             with self._changed:
                 if not self._to_send:
                     self._changed.wait(sleep)
-        for channel in self._channels.values():
-            channel.close(1.0)
+        are_closed = [channel.close(1.0) for channel in self._channels.values()]
+        is_lost = [channel.lost is not None for channel in self._channels.values()]
+        # Of who is silent something may come yet.
+        if all(are_closed) and not any(is_lost) and set(self._channels) <= self._left:
+            self._in_use.discard(self._tag)
         atexit.unregister(self._leave)
 
     def _turn(self) -> bool:
@@ -235,12 +240,12 @@ class RowDesk:
         self._is_aside = True
 
 
-_desks: weakref.WeakKeyDictionary[Group, int] = weakref.WeakKeyDictionary()
-"""How many there are of the ranks of a group."""
+_in_use: weakref.WeakKeyDictionary[Group, set[int]] = weakref.WeakKeyDictionary()
+"""The tags of the desks of this rank, by the group of their ranks, until nothing more can come with them."""
 
 
-def open_desk(large: LargeTable, group: Group) -> None:
-    """Let the ranks ask each other for rows from now on; all ranks call it in the same order."""
+def open_desk(large: LargeTable, group: Group, setup: Setup) -> None:
+    """Let the ranks ask each other for rows from now on; all ranks call it together."""
     if large.desk is not None:
         return
     if not group.wire.has_threads:
@@ -249,11 +254,19 @@ def open_desk(large: LargeTable, group: Group) -> None:
             "(MPI_THREAD_MULTIPLE), so that ranks can ask each other for rows. Start MPI with it: mpi4py "
             "does by itself, unless mpi4py.rc.thread_level says otherwise."
         )
-    tag = _FIRST_TAG + _desks.get(group, 0)
-    if tag > _LAST_TAG:
+    in_use = _in_use.setdefault(group, set())
+    for _ in range(_TAG_TRIES):
+        are_free = [int(tag not in in_use) for tag in _TAGS]
+        everyone = setup.agree(None, {}, are_free, "all ranks to say which agents are gone")
+        free = [tag for tag, answers in zip(_TAGS, everyone.T, strict=True) if answers.all()]
+        if free:
+            break
+        time.sleep(_TAG_SECONDS)  # until all have heard that another agent is gone
+    else:
         raise SettingsError(
-            f"{_LAST_TAG - _FIRST_TAG + 1} agents of these ranks have tables that are divided between hosts, "
-            "and no more can be. Use fewer in one job."
+            f"{len(_TAGS)} agents of these ranks have tables that are divided between hosts, and no more can "
+            "at a time. Let go of those that are not needed any more, on all ranks (del agent). Where a rank "
+            "was lost since, that does not help: start the job again."
         )
-    _desks[group] = tag - _FIRST_TAG + 1
-    large.desk = RowDesk(group, large, tag)
+    in_use.add(free[0])
+    large.desk = RowDesk(group, large, free[0], in_use)

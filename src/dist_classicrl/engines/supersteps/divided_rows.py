@@ -44,7 +44,7 @@ def divide_rows(
     error = None
     try:
         if not in_use:
-            shape = large.rows.shape
+            shape = large.unfilled.shape
             row_bytes = large.size // shape.n_rows
             large.division = Division(partition, shape.n_states, row_bytes, found["holders"], setup.ranks)
         _check_same(large.division, setup, host_of, partition)

@@ -82,6 +82,22 @@ class Division:
         """Return the share of the slots that a host has."""
         return self.holders.count(host) / len(self.holders)
 
+    def bytes_of(self, host: str) -> int:
+        """Return how much memory a host needs at most: the pages in which it has rows.
+
+        Unlike others, a function as `partition` need not keep blocks of states together that fill pages.
+        """
+        if not callable(self.partition):
+            return int(self.share_of(host) * self.n_states * self.row_bytes)
+        pages, last = 0, -1
+        for part in self.slices():
+            begins = self.rows_of(host, *part) * self.row_bytes
+            if begins.size:
+                firsts, lasts = begins // mmap.PAGESIZE, (begins + self.row_bytes - 1) // mmap.PAGESIZE
+                seen = np.maximum(firsts - 1, np.append(last, lasts[:-1]))
+                pages, last = pages + int((lasts - seen).sum()), int(lasts[-1])
+        return pages * mmap.PAGESIZE
+
     def _is_held_by(self, host: str) -> np.ndarray:
         return np.array([holder == host for holder in self.holders])
 

@@ -84,7 +84,7 @@ def _share_rows(run: Run, group: Group, start: Setup | Entry) -> None:
     elif large.is_divided:
         assert run.read_table is not None  # where several ranks train there is one
         divide_rows(large, start, group.host_of, run.partition, run.table_from, run.read_table)
-        open_desk(large, group)
+        open_desk(large, group, start)
     else:
         share_rows(large, start)
     run.told[_TOLD_ROWS] = large.shared.told

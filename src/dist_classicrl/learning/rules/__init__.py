@@ -120,6 +120,11 @@ def why_none_travels(rule: LearningRule, parameters: Any) -> str | None:
         return "learns when the next action is chosen (on_action), where the entry that waits is not"
     if any(one.merge != "affine" for one in rule.shared) or (rule.shared and rule.on_target is None):
         return f"shares {rule.shared[0].name}, which no state owns, and has no on_target that moves it"
+    if rule.on_target is not None and (rule.waits is not None or any(rule.remembered(parameters))):
+        return (
+            "learns where the entry is (on_target), where what it remembers of the walker (memory) and the "
+            "steps that wait are not"
+        )
     if rule.modeled(parameters, 1, 1):
         return "keeps a model of the environment, of which each owner would see a part"
     if rule.waits is not None and len(rule.tables) > 1:

@@ -335,7 +335,10 @@ def _is_legal(legal, state, n_actions, action):
 
 @jit_inline
 def bits(now, number):
-    """Return 64 random bits of this step's own, others for each `number` from 0 on."""
+    """Return 64 random bits of this step's own, others for each `number` from 0 on.
+
+    What `learn` draws by a number is what `on_target` draws by it for the target of that step.
+    """
     return mix(now.random + np.uint64(number) * GAMMA)
 
 
@@ -353,8 +356,13 @@ def shared_entry(context, number):
 
 @jit_inline
 def update(context, now, row, action, target, learned):
-    """Move the value of `action` in `row` towards `target` by the step size that is due: a visit."""
+    """Move the value of `action` in `row` towards `target` by the step size that is due: a visit.
+
+    Where the entry is somewhere else, its owner does.
+    """
     table = context.table
+    if send(table, row, action, target):
+        return learned
     alpha = step_size(context, now, row, action)
     error = abs(target - value_of(table, row, action))
     touched = count(table, row, action, now.counts_as, learned.touched)

@@ -411,10 +411,14 @@ def take_replies(crew, replies, starts):
 
 @jit
 def settle_there(rule, crew, context, stretch, done, replies, starts):
-    """Do what `settle` does by a rule that has `on_target`: `context` has a `Summed` table."""
+    """Do what `settle` does by a rule that has `on_target`: `context` has a `Summed` table.
+
+    The moment is the one that `learn` saw, with the same random numbers.
+    """
     take_replies(crew, replies, starts)
     for k in range(crew.sizes[MOVED]):
-        now = moment(stretch, done + crew.numbers[k], np.uint64(0))
+        identity = crew.numbers[k]
+        now = moment(stretch, done + identity, mix(counter_at(stretch, done, identity)))
         row, action, name = crew.rows[k], crew.actions[k], np.uint64(crew.pairs[k])
         learn_there(rule, context, now, row, action, crew.targets[k, 0], name, crew.errors)
 

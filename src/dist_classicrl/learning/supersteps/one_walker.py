@@ -109,17 +109,22 @@ def count_end(crew, elapsed, collected):
 def find_target(rule, first, asking, now, step, record, reals, targets, at):
     """Put the target of a step into a row of `targets`; return whether the rule gave one, and one only.
 
-    What the rule remembers of the walker is in the record, from word `first` on.
+    That is of the entry that was acted on. What the rule remembers of the walker is in the record, from word
+    `first` on.
     """
     outbox = asking.table
-    outbox.put[1] = 0
+    outbox.put[2] = 0
     recall(asking, first, record, reals)
     learn(rule, asking, now, step, Learned(0, 0.0))
     keep(asking, first, record, reals)
     targets[at, 0] = outbox.target[0]
+    row = outbox.put[0]
     if targets.shape[1] > 1:
-        targets[at, 1] = outbox.put[0]
-    return outbox.put[1] == 1
+        # A division takes as long as a tenth of a step, and most rules have one table.
+        number = row // outbox.n_states if row >= outbox.n_states else 0
+        targets[at, 1] = number
+        row = row - number * outbox.n_states if number < outbox.n_tables else -1
+    return outbox.put[2] == 1 and row == step.state and outbox.put[1] == step.action
 
 
 @jit_inline

@@ -401,12 +401,15 @@ class Share(MessageSteps):
             name = self._problem.rule.name
             if self._waits is not None:
                 raise SettingsError(
-                    f"The rule {name!r} declares waits={self._waits}, but updated what does not wait, "
-                    "more than wait, or a number that is shared. Let it update only steps that wait."
+                    f"The rule {name!r} declares waits={self._waits}, but updated what does not wait, more "
+                    "than wait, or a number that is shared, or moved an entry by a step size of its own. Let "
+                    "it only call update, or update_row, and for steps that wait."
                 )
             raise SettingsError(
-                f"The rule {name!r} declares can_travel=True, but moved none or several "
-                "entries in a step. Let each call of its learn update one entry, or leave can_travel out."
+                f"The rule {name!r} declares can_travel=True, but did not update the entry of the step's "
+                "state and action alone: it moved none or several, another one, or one by a step size of its "
+                "own. Let each call of its learn update that entry once, let on_target do the rest where the "
+                "entry is, or leave can_travel out."
             )
 
     def check(self) -> None:
