@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import tempfile
 import time
@@ -68,6 +69,19 @@ def is_in_part(item, which, parts):
     """Whether a test is one of that part: the same in every process, and whatever tests are added."""
     name = item.path.name if folder_of(item) in DIVIDED_BY_FILES else item.nodeid
     return zlib.crc32(name.encode()) % parts == which - 1
+
+
+@pytest.fixture(autouse=True)
+def loggers_as_they_were():
+    """Take back what a command does to the package's loggers, which would show in the logs of later tests."""
+    loggers = [logging.getLogger(name) for name in ("dist_classicrl", "dist_classicrl.progress")]
+    before = [(logger.level, list(logger.handlers)) for logger in loggers]
+    yield
+    for logger, (level, handlers) in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+        for handler in [each for each in logger.handlers if each not in handlers]:
+            logger.removeHandler(handler)
+            handler.close()
 
 
 @pytest.fixture

@@ -1,5 +1,4 @@
 import json
-import logging
 import math
 import os
 import re
@@ -40,13 +39,7 @@ LAKE = ("FrozenLake-v1", "--total-steps", "2e4", "--eval-episodes", "5")
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    yield tmp_path
-    for name in ("dist_classicrl", "dist_classicrl.progress"):
-        logger = logging.getLogger(name)
-        for handler in list(logger.handlers):
-            logger.removeHandler(handler)
-            handler.close()
-        logger.setLevel(logging.NOTSET)
+    return tmp_path
 
 
 def train(*words):
