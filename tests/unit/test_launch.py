@@ -307,6 +307,19 @@ def test_an_mpi_that_ends_all_ranks_as_it_starts_twice_alike_is_of_another_kind(
     assert len(starts(tmp_path)) == times
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("lacks", [":", "touch $place/alive $place/mpi-starts"])
+def test_a_job_that_has_had_mpi_is_started_again_while_a_host_is_away(supervise, tmp_path, lacks):
+    script = f"""echo $attempt >> {tmp_path}/starts
+case $attempt in
+  1) touch $place/alive $place/mpi-starts $place/mpi-runs; exit 137 ;;
+  2|3) {lacks}; exit 15 ;;
+  *) done_ ;;
+esac"""
+    assert supervise(script, max_restarts=10) == 0
+    assert starts(tmp_path) == ["1", "2", "3", "4"]
+
+
 def test_a_job_whose_output_nobody_reads_is_not_started_again(supervise, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(restart, "is_output_closed", lambda: True)
     assert supervise(f"echo $attempt >> {tmp_path}/starts; kill -PIPE $$") == 128 + signal.SIGPIPE

@@ -110,6 +110,7 @@ class Supervisor:
         plan, max_restarts = self._plan, self._options.max_restarts
         attempts: list[Attempt] = []
         hosts = plan.hosts
+        has_had_mpi = False
         while True:
             number = len(attempts) + 1
             ranks = plan.ranks if hosts is None else ranks_on(hosts, plan.hosts or hosts, plan.ranks)
@@ -118,14 +119,17 @@ class Supervisor:
             hostfile = None if hosts is None else place / "hostfile"
             if hostfile is not None:
                 write_hostfile(hostfile, hosts or (), plan.launcher.family)
-            attempt = self._attempt(plan.command(ranks, hostfile), ranks, ExitRecord(place), session)
+            record = ExitRecord(place)
+            attempt = self._attempt(plan.command(ranks, hostfile), ranks, record, session)
             attempts.append(attempt)
             if not attempt.goes_on:
                 is_told = attempt.text == DONE or attempt.code in self._said_by_ranks
                 if not is_told or number > 1 or self._verbose:
                     say(f"After {attempt.seconds:.1f} s: {attempt.text}.")
                 return attempt.code
-            if number > 1 and attempt.lacked and attempt.is_like(attempts[-2]):
+            # Where it has worked before, a host or a network may be away for a while.
+            has_had_mpi = has_had_mpi or record.has_had_mpi
+            if number > 1 and attempt.lacked and attempt.is_like(attempts[-2]) and not has_had_mpi:
                 raise LauncherError(_no_start(attempt, plan))
             if number > max_restarts:
                 return _give_up(attempts)

@@ -69,9 +69,14 @@ class ExitRecord:
         (self.folder / (_STARTED if runs else _STARTING)).touch()
 
     @property
+    def has_had_mpi(self) -> bool:
+        """Whether MPI has started on any rank."""
+        return bool(self._files(_STARTED))
+
+    @property
     def is_starting_mpi(self) -> bool:
         """Whether a rank has begun to start MPI, and none has come through."""
-        return bool(self._files(_STARTING)) and not self._files(_STARTED)
+        return bool(self._files(_STARTING)) and not self.has_had_mpi
 
     @property
     def has_ranks(self) -> bool:
