@@ -67,7 +67,7 @@ def test_an_average_reward_is_learned_alike_at_any_discount():
     tables = []
     for discount in (0.5, 0.99):
         agent = DistAsyncQLearning(seed=1, algorithm="differential_q_learning", discount_factor=discount)
-        assert "discount_factor" in idle_of(agent.settings)
+        assert "discount_factor" not in idle_of(agent.settings)  # scores are discounted
         agent.train("dist_classicrl/AccessControl-v0", total_steps=2_000)
         tables.append(agent.q_table)
     assert np.array_equal(*tables) and tables[0].any()
@@ -189,6 +189,7 @@ def test_a_study_of_what_changes_nothing_is_refused_before_it_runs(vary, setting
 )
 def test_a_study_may_vary_what_plays_a_part_in_one_of_its_variants(vary, settings, tmp_path):
     Sweep(LAKE, 1_000, 2, settings, vary, folder=tmp_path)
+        ({"discount_factor": [0.5, 0.99]}, {"algorithm": "differential_q_learning"}),
 
 
 def test_a_study_of_an_environment_that_is_stepped_may_vary_how_it_is_stepped():

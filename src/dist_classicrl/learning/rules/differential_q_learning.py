@@ -30,8 +30,8 @@ class DifferentialQLearning(NamedTuple):
     With d = r - g + max_a' Q(s', a') - Q(s, a), Q(s, a) grows by alpha d and g by min(1, eta alpha) d
     (equations 5 and 6, but for the bound of 1). g is one number that all ranks share, and converges to the
     largest mean reward; Q to the solution of the optimality equation, but for a constant. ``discount_factor``
-    plays no part. A known model whose episodes terminate is refused; where an environment that is not known
-    ends, what lies behind is worth 0.
+    plays no part in what is learned, only in exact values and scores. A known model whose episodes terminate
+    is refused; where an environment that is not known ends, what lies behind is worth 0.
 
     Attributes
     ----------
@@ -103,6 +103,5 @@ RULE = register(
         shared=(Shared("mean_reward", "affine"),),
         check=check,
         check_source=check_source,
-        idle=lambda parameters: {"discount_factor": "learns values relative to the mean reward"},
     )
 )
