@@ -247,3 +247,17 @@ def test_learn_says_once_what_is_for_training_alone(caplog):
     agent.learn(LOGGED, method="sweeps")
     assert 'learning_rate=0.1 plays no part with method="sweeps"' in said(caplog.records)[1]
     assert told(Settings(), idle_in_learn(Settings(), "sweeps")) == ""
+
+
+def test_learn_says_nothing_of_what_played_a_part_or_was_read_from_a_file(caplog, tmp_path):
+    agent = DistAsyncQLearning(seed=1, exploring_starts=True, sync_frequency=8, learning_rate=0.1)
+    agent.train(LAKE, total_steps=50)
+    agent.learn(LOGGED)
+    agent.learn(LOGGED, method="sweeps")
+    agent.save_model(tmp_path / "trained.npz")
+    fresh = DistAsyncQLearning(state_size=16, action_size=4, exploring_starts=True)
+    fresh.save_model(tmp_path / "untrained.npz")
+    for name in ("trained", "untrained"):
+        DistAsyncQLearning.load_model(tmp_path / f"{name}.npz").learn(LOGGED)
+    DistAsyncQLearning(n_envs=4).learn(LOGGED)  # evaluate() reads it
+    assert said(caplog.records) == []

@@ -128,7 +128,7 @@ def learn(state: AgentState, given: Any, epochs: Any, method: Any, env: Any, com
     world = find_world(comm, state.settings.allow_singletons)
     if world is None:
         task = _prepared(state, given, epochs, method, env)
-        say_idle(state, idle_in_learn(state.settings, task.method))
+        _say_idle(state, task)
         values, counts = _learned(state, task, _ready(state, task), None)
         return _kept(state, task, values, counts, 1, begin)
     seconds = state.settings.timeout
@@ -138,7 +138,7 @@ def learn(state: AgentState, given: Any, epochs: Any, method: Any, env: Any, com
             everyone = rooted.share(_ready(state, task), "all ranks to read their transitions")
         _check_alike(everyone)
         if rooted.is_root:
-            say_idle(state, idle_in_learn(state.settings, task.method))
+            _say_idle(state, task)
         values, counts = _learned(state, task, everyone[rooted.root], rooted)
         ranks = rooted.wire.size
     return _kept(state, task, values, counts, ranks, begin)
@@ -217,6 +217,12 @@ def _check_policy(state: AgentState) -> None:
             f"behavior as an array has the shape {behavior.probabilities.shape}, and the table {size}: it "
             "needs a row for each state, a chance for each action."
         )
+
+
+def _say_idle(state: AgentState, task: _Task) -> None:
+    """Say what plays no part, unless it has played one in a training, or was read from a file."""
+    if state.steps == 0 and not state.is_loaded:
+        say_idle(state, idle_in_learn(state.settings, task.method))
 
 
 def _ready(state: AgentState, task: _Task) -> _Ready:

@@ -20,11 +20,11 @@ _OUT = "leave that out"
 _IN_LEARN = f"in learn(), which needs no environment and no server: {_OUT}, unless train() follows."
 _IN_STUDY = f"in a study, whose runs learn alone, each in one process: {_OUT}."
 
-#: Settings that `learn` reads, those that choose actions, and those that say what a process may do.
+#: Settings that `learn` or `evaluate` reads, those that choose actions, and what a process may do.
 _OF_LEARN = {
     *("algorithm", "learning_rate", "discount_factor", "epsilon", "behavior", "initial_value", "seed"),
     *("dtype", "device", "state_size", "action_size", "max_states", "use_action_mask"),
-    *("timeout", "allow_singletons"),
+    *("timeout", "allow_singletons", "n_envs"),
 }
 
 

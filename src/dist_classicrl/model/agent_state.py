@@ -117,6 +117,7 @@ class AgentState:
     is_training: bool = False
     trains_in: SteppedEnv | None = None  # what a training steps through, while it does
     said: set[str] = field(default_factory=set)  # of settings that play no part: each is said once
+    is_loaded: bool = False  # its settings were read, and nobody may have written them now
     says_idle: bool = True  # a study says it of all its runs
 
     def __post_init__(self) -> None:
@@ -523,7 +524,7 @@ class AgentState:
             self.put(*table)
         else:
             self._table = np.asarray(table[0], self.settings.dtype), np.asarray(table[1])
-        self.steps = self.requested = saved.steps
+        self.steps, self.requested, self.is_loaded = saved.steps, saved.steps, True
         self.seed = saved.seed if self.seed is None else self.seed
         self.n_actions, self.legal = saved.actions, saved.legal
         self.environment = saved.environment
