@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from importlib.util import find_spec
@@ -58,6 +60,19 @@ _NO_NCCL = (
     "other here, those with device='cuda' too, lies in main memory and travels by MPI. Write "
     "communication_backend='mpi'."
 )
+
+
+_IS_READ_BACK = ContextVar("is_read_back", default=False)
+
+
+@contextmanager
+def read_back() -> Iterator[None]:
+    """Let agents be made with saved settings, which earlier versions let contradict each other."""
+    token = _IS_READ_BACK.set(True)
+    try:
+        yield
+    finally:
+        _IS_READ_BACK.reset(token)
 
 
 class Algorithm(OneOf):
@@ -352,16 +367,6 @@ class Settings(Checked):
                 "use async_updates=True."
             )
         self._check_staleness()
-        if self.on_failure == "replace" and self.max_replacements == 0:
-            raise SettingsError(
-                'on_failure="replace" starts a new process for each worker that is lost, and '
-                'max_replacements=0 allows none. Write max_replacements=1 or more, or on_failure="continue".'
-            )
-        if self.max_states is not None and (self.state_size or 0) > self.max_states:
-            raise SettingsError(
-                f"state_size={self.state_size:,} makes a table of more states than max_states="
-                f"{self.max_states:,} allows. Leave one of them out."
-            )
         if self.tree_group_size is not None and self.topology in ("flat", "decentralized"):
             raise SettingsError(
                 f"tree_group_size={self.tree_group_size} is the size of groups of a tree, and "
@@ -371,6 +376,21 @@ class Settings(Checked):
             raise SettingsError(
                 f'exchange_pattern="{self.exchange_pattern}" says how ranks exchange maps where no server '
                 f'does, and with topology="{self.topology}" one does. Write topology="decentralized" as well.'
+            )
+
+    def check_given(self) -> None:
+        """Raise SettingsError where they contradict each other, unless they are `read_back`."""
+        if _IS_READ_BACK.get():
+            return
+        if self.on_failure == "replace" and self.max_replacements == 0:
+            raise SettingsError(
+                'on_failure="replace" starts a new process for each worker that is lost, and '
+                'max_replacements=0 allows none. Write max_replacements=1 or more, or on_failure="continue".'
+            )
+        if self.max_states is not None and (self.state_size or 0) > self.max_states:
+            raise SettingsError(
+                f"state_size={self.state_size:,} makes a table of more states than max_states="
+                f"{self.max_states:,} allows. Leave one of them out."
             )
 
     def _check_staleness(self) -> None:

@@ -1,6 +1,8 @@
 """Settings that play no part: said once to whoever trains, and refused where a study varies them."""
 
+import json
 import logging
+import re
 
 import numpy as np
 import pytest
@@ -13,7 +15,9 @@ from dist_classicrl.errors import SettingsError, StudyError
 from dist_classicrl.rules import TD, Boltzmann, DynaQ, PrioritizedSweeping, QLambda, SarsaLambda, UCBQLearning
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
-from dist_classicrl.sweep import Sweep
+from dist_classicrl.sweep import Range, Study, Sweep
+from dist_classicrl.sweep.folder import PLAN
+from dist_classicrl.sweep.idle import possible
 
 LAKE, COMPILED = "FrozenLake-v1", Layout(is_compiled=True)
 EVENLY = np.full((16, 4), 0.25)
@@ -185,11 +189,56 @@ def test_a_study_of_what_changes_nothing_is_refused_before_it_runs(vary, setting
         ({"sync_frequency": [32, 64]}, {"async_updates": False}),
         ({"buffer_size": [10, 20], "replay_ratio": [0.0, 1.0]}, {}),
         ({"on_failure": ["continue", "replace"]}, {"async_updates": False}),
+        ({"discount_factor": [0.5, 0.99]}, {"algorithm": "differential_q_learning"}),
     ],
 )
 def test_a_study_may_vary_what_plays_a_part_in_one_of_its_variants(vary, settings, tmp_path):
     Sweep(LAKE, 1_000, 2, settings, vary, folder=tmp_path)
-        ({"discount_factor": [0.5, 0.99]}, {"algorithm": "differential_q_learning"}),
+
+
+SEARCHED = [  # more than the lists themselves: several settings, or an end of a range, make the difference
+    ({"behavior": ["ucb", "epsilon_greedy"], "epsilon": Range(0.05, 0.5)}, {}),
+    ({"behavior": ["ucb", "epsilon_greedy"], "learning_rate": Range(0.05, 0.5)}, {"epsilon": 0.2}),
+    ({"buffer_size": [10, 20], "replay_ratio": Range(0.0, 1.0)}, {}),
+]
+
+
+@pytest.mark.parametrize(("vary", "settings"), SEARCHED)
+@pytest.mark.parametrize("search", ["random", pytest.param("tpe", marks=pytest.mark.slow)])
+def test_a_search_is_judged_by_what_it_may_come_to_and_not_by_its_first_draws(
+    vary, settings, search, tmp_path
+):
+    if search == "tpe":
+        pytest.importorskip("optuna")
+    for seed in range(12):
+        made = Sweep(
+            LAKE, 1_000, 2, settings, vary, search, n_variants=2, search_seed=seed, folder=tmp_path / "study"
+        )
+        assert made._told == ""
+
+
+def test_a_search_through_what_plays_no_part_is_refused_whatever_it_draws(tmp_path):
+    for vary, message in (
+        ({"epsilon": Range(0.1, 0.2), "behavior": ["ucb", "boltzmann"]}, "vary has epsilon, which plays no"),
+        ({"topology": ["flat", "tree"], "epsilon": Range(0.1, 0.2)}, 'topology="tree" needs several ranks'),
+        ({name: list(range(10, 50)) for name in ("buffer_size", "timeout")}, "vary has buffer_size"),
+    ):
+        for seed in range(8):
+            with pytest.raises(StudyError, match=re.escape(message)):
+                Sweep(LAKE, 1_000, 2, {}, vary, "random", 1, seed, folder=tmp_path / "study")
+    with pytest.raises(StudyError, match="state_size=10 makes a table of more states"):
+        vary = {"epsilon": Range(0.1, 0.2)}
+        Sweep(
+            LAKE, 1_000, 2, {"state_size": 10, "max_states": 3}, vary, "random", 2, folder=tmp_path / "study"
+        )
+
+
+def test_combinations_that_cannot_be_are_left_out_of_what_a_search_may_come_to():
+    found = possible({"epsilon": 0.2}, {"dtype": ["float32", "float64"], "initial_value": [0.0, 1e39]})
+    values = [(each.dtype, each.initial_value) for each in found]
+    assert values == [("float32", 0.0), ("float64", 0.0), ("float64", 1e39)]
+    with pytest.raises(StudyError, match="does not fit into a table of float32"):
+        possible({"dtype": "float32"}, {"initial_value": [1e39, 2e39]})
 
 
 def test_a_study_of_an_environment_that_is_stepped_may_vary_how_it_is_stepped():
@@ -209,16 +258,64 @@ def test_the_runs_of_a_study_say_nothing_and_the_study_once_what_none_of_them_he
     assert "learning_rate=0.1 plays no part" in message and "timeout=60.0 plays no part" in message
 
 
-def test_what_contradicts_itself_is_refused():
+def test_what_contradicts_itself_is_refused(tmp_path):
     with pytest.raises(SettingsError, match='Write max_replacements=1 or more, or on_failure="continue"'):
-        Settings(on_failure="replace", max_replacements=0)
+        DistAsyncQLearning(on_failure="replace", max_replacements=0)
     with pytest.raises(SettingsError, match="state_size=10 makes a table of more states than max_states=3"):
-        Settings(state_size=10, max_states=3)
-    Settings(state_size=3, max_states=3)
+        DistAsyncQLearning(state_size=10, max_states=3)
+    with pytest.raises(StudyError, match="cannot be trained: on_failure=.*allows none"):
+        Sweep(LAKE, 1_000, 2, {"on_failure": "replace", "max_replacements": 0}, folder=tmp_path / "study")
+    DistAsyncQLearning(state_size=3, max_states=3)
     settings = Settings(topology="auto", tree_group_size=3)
     with pytest.raises(SettingsError, match='"sharded" cannot be had with tree_group_size=3: .*=None'):
         engine_for(settings, 3, "sharded")
     assert engine_for(settings, 3, "auto").name == "server"
+
+
+CONTRADICTIONS = [{"on_failure": "replace", "max_replacements": 0}, {"state_size": 99, "max_states": 50}]
+
+
+@pytest.mark.parametrize("settings", CONTRADICTIONS)
+def test_what_was_saved_with_a_contradiction_is_read_and_goes_on(settings, tmp_path):
+    agent = DistAsyncQLearning(seed=1)
+    for name, value in settings.items():  # as earlier versions took them
+        object.__setattr__(agent._state.settings, name, value)
+    agent.train(LAKE, total_steps=50, checkpoint_dir=tmp_path / "saved")
+    agent.save_model(tmp_path / "model.npz")
+    for place in ("model.npz", "saved"):
+        loaded = DistAsyncQLearning.load_model(tmp_path / place)
+        assert {name: getattr(loaded._state.settings, name) for name in settings} == settings
+        assert np.array_equal(loaded.q_table, agent.q_table)
+        assert loaded.train(LAKE, total_steps=50).steps == 50
+    with pytest.raises(SettingsError):  # what is written now is refused still
+        DistAsyncQLearning(**settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", CONTRADICTIONS)
+def test_a_study_that_was_begun_with_a_contradiction_gets_further_seeds(settings, tmp_path):
+    vary = {"epsilon": [0.1, 0.2]}
+    Sweep(LAKE, 500, 2, {}, vary, eval_episodes=2, folder=tmp_path).begin()
+    plan = json.loads((tmp_path / PLAN).read_bytes())
+    for variant in plan["variants"]:
+        variant |= settings
+    (tmp_path / PLAN).write_text(json.dumps(plan))
+    assert len(Study(tmp_path).variants()) == 2
+    study = Sweep(LAKE, 500, 3, settings, vary, eval_episodes=2, folder=tmp_path).run(processes=1)
+    assert study.failed == 0 and len(study.rows()) == 6
+
+
+@pytest.mark.slow
+def test_a_study_that_was_begun_with_what_plays_no_part_gets_further_seeds(tmp_path, monkeypatch):
+    given = {"settings": {}, "vary": {"timeout": [60, 600]}, "eval_episodes": 2, "folder": tmp_path}
+    with monkeypatch.context() as patched:
+        patched.setattr("dist_classicrl.sweep.sweep.check_part", lambda *_: "")
+        Sweep(LAKE, 500, 2, **given).begin()
+    study = Sweep(LAKE, 500, 3, **given).run(processes=1)
+    assert study.failed == 0 and len(study.rows()) == 6
+    for other in ({"total_steps": 600}, {"vary": {"timeout": [60, 700]}}):
+        with pytest.raises(StudyError, match="vary has timeout, which plays no part"):
+            Sweep(**{"env": LAKE, "total_steps": 500, "seeds": 3, **given, **other})
 
 
 def test_learn_refuses_what_it_cannot_do():

@@ -25,7 +25,7 @@ from dist_classicrl.model import model_file
 from dist_classicrl.model.agent_state import AgentState
 from dist_classicrl.model.fit import check_made_for, get_to_know
 from dist_classicrl.schedules import Constant, Exponential, Linear, Schedule
-from dist_classicrl.settings import Settings
+from dist_classicrl.settings import Settings, read_back
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -234,6 +234,7 @@ class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
     ) -> None:
         given = locals()
         settings = Settings(**{each.name: given[each.name] for each in fields(Settings)})
+        settings.check_given()
         super().__init__(AgentState(settings))
         self._comm = checked_comm(comm)
 
@@ -594,7 +595,8 @@ class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
             saved = saved_model_of(path)
         else:
             saved = model_file.read(path)
-        agent = cls(**saved.settings.arguments(), comm=comm)
+        with read_back():
+            agent = cls(**saved.settings.arguments(), comm=comm)
         agent._state.take_model(saved)
         if env is not None:
             check_made_for(agent._state, env)

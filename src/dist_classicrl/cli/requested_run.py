@@ -109,6 +109,7 @@ class RequestedRun:
         from dist_classicrl.settings import Settings
 
         asked, settings, ranks = self.of_train(), Settings(**self.of_agent()), self.ranks or 1
+        settings.check_given()
         settings.check_packages(ranks)
         engine_for(settings, ranks, asked["placement"])
         if asked["walkers"] is not None:

@@ -83,6 +83,14 @@ class StudyFolder:
                 "may write to."
             ) from error
 
+    def holds(self, plan: Mapping[str, Any]) -> bool:
+        """Return whether this very study is here, with whatever seeds."""
+        try:
+            self._check_same(self.plan(), plan)
+        except (StudyError, OSError):
+            return False
+        return True
+
     def _check_same(self, there: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
         """Raise `StudyError` unless one plan is the other, but for seeds."""
         if missing := plan.keys() - there.keys() - _NOT_OF_ALL:

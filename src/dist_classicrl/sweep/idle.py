@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
 from dist_classicrl.engines.engine import Layout, check_workers, engine_for
 from dist_classicrl.engines.idle import idle_in_study, told
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import SettingsError, StudyError
 from dist_classicrl.settings import Settings
+from dist_classicrl.sweep.choosing.search import ends_of
+from dist_classicrl.sweep.plan import checked_settings
+
+
+def accepted(settings: Mapping[str, Any]) -> Settings:
+    """Return the settings of a new variant; StudyError where they are none, or contradict each other."""
+    made = checked_settings(settings)
+    try:
+        made.check_given()
+    except SettingsError as error:
+        raise StudyError(f"A variant cannot be trained: {error}") from error
+    return made
+
+
+def possible(common: Mapping[str, Any], vary: Mapping[str, Any]) -> list[Settings]:
+    """Return settings that a search may come to, whatever it has drawn so far.
+
+    StudyError where there are none.
+    """
+    given = [{**common, **each} for each in ends_of(vary)]
+    found = []
+    for each in given:
+        with suppress(StudyError):  # the search may leave that combination out
+            found.append(accepted(each))
+    return found or [accepted(given[0])]
 
 
 def check_part(made: Sequence[Settings], varied: Iterable[str], looks: Collection[Source]) -> str:

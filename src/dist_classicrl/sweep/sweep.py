@@ -33,7 +33,7 @@ from dist_classicrl.sweep.choosing.search import Range, n_tried, variants
 from dist_classicrl.sweep.folder import Member, StudyFolder
 from dist_classicrl.sweep.hosts.compiling import once_on_each_host
 from dist_classicrl.sweep.hosts.processes import helpers
-from dist_classicrl.sweep.idle import check_part
+from dist_classicrl.sweep.idle import accepted, check_part, possible
 from dist_classicrl.sweep.making import Making
 from dist_classicrl.sweep.plan import (
     STEPPED_COST,
@@ -192,7 +192,6 @@ class Sweep:
                     f"{name} is one environment, and each run needs its own. Give a function that makes "
                     "it, such as lambda: MyEnv(), or its Gymnasium id."
                 )
-        self._told = check_part([checked_settings(each) for each in made], varied, looks.values())
         self._costs = {name: 1.0 if look.simulator else float(STEPPED_COST) for name, look in looks.items()}
         self._stopping = early_stopping
         self._devices = set(varied.get("device", [common.get("device", "cpu")]))
@@ -207,11 +206,16 @@ class Sweep:
             stopping=None if early_stopping is None else early_stopping.to_dict(),
             search=self._searched(search, len(made), search_seed) if is_sampled else None,
         )
-        if folder is None:
+        place = None if folder is None else checked_path("folder", folder)
+        self._told = ""
+        if place is None or not StudyFolder(place).holds(self.plan.to_dict()):  # what has begun goes on
+            judged = [accepted(each) for each in made] if search == "grid" else possible(common, varied)
+            self._told = check_part(judged, varied, looks.values())
+        if place is None:
             if is_one_of_several():
                 raise StudyError("Several ranks need one folder= for the study, which all of them see.")
-            folder = tempfile.mkdtemp(prefix="study-")
-        self.folder = Path(checked_path("folder", folder))
+            place = tempfile.mkdtemp(prefix="study-")
+        self.folder = Path(place)
 
     def _searched(self, search: str, n_variants: int, seed: int) -> dict[str, Any]:
         """Return what a search goes through as plain data."""

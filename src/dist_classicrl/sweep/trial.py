@@ -26,7 +26,7 @@ from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.errors import DistClassicRLError
 from dist_classicrl.evaluation.exact import greedy_value, optimal_value
 from dist_classicrl.process.signals import is_meant
-from dist_classicrl.settings import Settings
+from dist_classicrl.settings import Settings, read_back
 from dist_classicrl.sweep.hosts.compiling import kind_of
 from dist_classicrl.sweep.plan import Plan, Trial, checked_settings
 
@@ -166,7 +166,8 @@ class Laboratory:
         simulator = env if isinstance(env, CompiledSimulator) else None
         model: FiniteModel | None = None if simulator is None else simulator.model
         arguments = {**settings.arguments(), "seed": trial.seed}
-        agent = DistAsyncQLearning(**arguments, comm=THIS_PROCESS)
+        with read_back():
+            agent = DistAsyncQLearning(**arguments, comm=THIS_PROCESS)
         state_of(agent).says_idle = False
         place = self._folder / "checkpoints" / trial.key
         is_long = simulator is not None and trial.total_steps > LONG_STEPS

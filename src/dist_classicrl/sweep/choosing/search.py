@@ -13,6 +13,8 @@ import numpy as np
 from dist_classicrl.checks import as_float, is_flag, is_real, is_whole
 from dist_classicrl.errors import StudyError
 
+_MOST_COMBINATIONS = 1_000  # that are looked at before a search begins
+
 
 @dataclass(frozen=True)
 class Range:
@@ -101,6 +103,19 @@ def variants(
         rng = np.random.default_rng((int(seed), number))
         drawn.append({name: _drawn(values, rng) for name, values in vary.items()})
     return drawn
+
+
+def ends_of(vary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return all combinations of the values, of a `Range` both ends; where they are too many, some of them.
+
+    Which these are depends on no seed.
+    """
+    values: dict[str, Any] = {
+        name: [each.low, each.high] if isinstance(each, Range) else each for name, each in vary.items()
+    }
+    if math.prod(map(len, values.values())) <= _MOST_COMBINATIONS:
+        return variants(values)
+    return variants(values, "random", _MOST_COMBINATIONS)
 
 
 def n_tried(vary: Mapping[str, Any], search: str, n_variants: int | None, seed: int) -> int:
