@@ -244,6 +244,20 @@ def test_hosts_that_do_not_reach_the_same_folder_are_told_so_before_the_first_st
     assert learner.steps == 20_000
 
 
+def test_hosts_that_do_not_reach_the_folder_do_not_take_up_what_is_there_either(monkeypatch, folder):
+    monkeypatch.setattr(session, "_REACH_SECONDS", 0.5)
+    asked = {"seed": 1, "discount_factor": 0.9, "async_updates": False, "initial_value": 3.0}
+    learned_more(DistAsyncQLearning(**asked), 20_000, checkpoint_dir=folder)
+    places._agents.clear()  # as in another process
+    again = DistAsyncQLearning(**asked)
+    with pytest.raises((CheckpointError, RemoteRankError), match="checkpoint_dir that all hosts reach"):
+        elsewhere = folder if WORLD.rank == 0 else folder / "elsewhere"
+        learned_more(again, 40_000, checkpoint_dir=elsewhere)
+    assert again.steps == 0
+    learned_more(again, 20_000)
+    assert again.steps == 20_000 and (again.action_values(STATES) != 3.0).any()
+
+
 def test_what_cannot_be_divided_or_does_not_fit_is_refused_by_name(monkeypatch):
     with pytest.raises(SettingsError, match="more than one table"):
         learned_more(DistAsyncQLearning(algorithm="double_q_learning", async_updates=False))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from dist_classicrl import schedules
 from dist_classicrl.agent.agreement import Agreement
-from dist_classicrl.agent.checkpoints import check_goes_on, find, put_table_back, take_up
+from dist_classicrl.agent.checkpoints import Found, check_goes_on, find, put_table_back, take_up
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.comm import envelope
 from dist_classicrl.engines.idle import told
@@ -87,19 +87,29 @@ def begin_call(
     agreement: Agreement,
     in_rows: bool = False,
     walkers: int | None = None,
+    reach: Callable[[PlaceName | None, BaseException | None], None] | None = None,
 ) -> tuple[Beginning, Place | None]:
     """Bring the agents of all ranks to where a call of `total` steps begins.
 
     Return that, and where this rank saves the call. `in_rows`: the engine sees to it that all have the table.
-    `walkers`: so many are saved with it, where there are some.
+    `walkers`: so many are saved with it, where there are some. All ranks call `reach`, before a checkpoint is
+    taken up, on the one that serves with where the call is saved, or with what it found wrong.
     """
     found: Beginning | None = None
     place: Place | None = None
     error: BaseException | None = None
+    claimed, read = None, None
     if agreement.is_head:
         try:
-            found, place = find_out(state, source, total, ranks, plan, watch, walkers)
+            place, read, claimed = find_out(state, source, total, plan, walkers)
         except BaseException as caught:  # whatever it is, the others must hear of it
+            error = caught
+    if reach is not None:
+        reach(claimed, error)
+    if agreement.is_head and error is None:
+        try:
+            found = _begin(state, total, ranks, watch, place, read)
+        except BaseException as caught:
             error = caught
     own = state.digests() if len(agreement.members) > 1 else []
     everyone = agreement.agree(error, {}, own, "the server to read its checkpoint, if there is one")
@@ -141,41 +151,55 @@ def _tell_keys(state: AgentState, keyed: KeyedRows, agreement: Agreement) -> Non
 
 
 def find_out(
-    state: AgentState,
-    source: Source,
-    total: int,
-    ranks: int,
-    plan: CheckpointPlan | None,
-    watch: StopWatch | None,
-    walkers: int | None = None,
-) -> tuple[Beginning, Place | None]:
-    """Find out where a call begins and ends, on the rank that serves; take up a checkpoint if there is one.
+    state: AgentState, source: Source, total: int, plan: CheckpointPlan | None, walkers: int | None
+) -> tuple[Place | None, Found | None, PlaceName | None]:
+    """Find out on the rank that serves where a call is saved, and claim that place if steps are to be made.
 
-    Return that, and where the call is saved.
+    Return the place, the checkpoint that is to be taken up, if there is one, and what the place is called
+    from then on, if it was claimed.
     """
     begin = state.requested
-    asked = begin + total
     if begin < state.steps:
         # This call was begun by an earlier process. What the script does to the table between its calls, it
         # did then as well: the checkpoint contains it.
         put_table_back(state)
-    place, has_loaded = None, False
-    if plan is not None and total > 0:
-        place = state.places.of(plan, _experiment(state, source))
-        found = None if place.is_looked_through else find(state, source, place, plan, asked, walkers)
-        if found is None:
-            check_goes_on(state, source, begin, walkers, plan.strict)
-        steps, read = (state.steps, place.read) if found is None else (found.steps, found.name)
-        finished = state.finished if found is None else found.finished
-        if steps < end_of(finished, begin, asked) and not place.claim(read):
-            found = find(state, source, place, plan, asked, walkers)
-        # Nothing can fail from here on: the agent is as before, or as the checkpoint has it.
+    if plan is None or total == 0:
+        return None, None, None
+    asked = begin + total
+    place = state.places.of(plan, _experiment(state, source))
+    found = None if place.is_looked_through else find(state, source, place, plan, asked, walkers)
+    if found is None:
+        check_goes_on(state, source, begin, walkers, plan.strict)
+    steps, read = (state.steps, place.read) if found is None else (found.steps, found.name)
+    finished = state.finished if found is None else found.finished
+    if steps >= end_of(finished, begin, asked):
+        return place, found, None
+    if not place.claim(read):
+        found = find(state, source, place, plan, asked, walkers)
+    run = state.places.run if found is None or found.run is None else found.run
+    return place, found, PlaceName(place.number, run)
+
+
+def _begin(
+    state: AgentState,
+    total: int,
+    ranks: int,
+    watch: StopWatch | None,
+    place: Place | None,
+    found: Found | None,
+) -> Beginning:
+    """Take up the checkpoint that was found, and return where the call begins and ends.
+
+    Nothing can fail here: the agent is as before, or as the checkpoint has it.
+    """
+    if place is not None:
         if found is not None:
             take_up(state, place, found)
-            has_loaded = True
         place.is_looked_through = True
+    begin = state.requested
+    asked = begin + total
     end = end_of(state.finished, begin, asked)
-    beginning = Beginning(
+    return Beginning(
         begin=begin,
         end=end,
         asked=asked,
@@ -189,12 +213,11 @@ def find_out(
         run=state.places.run,
         place=None if place is None else place.name,
         generation=0 if place is None else place.generation,
-        has_loaded=has_loaded,
+        has_loaded=found is not None,
         resumed=resumed_of(state, begin) if state.steps < end else None,
         slurm_left=None if watch is None else watch.slurm_left,
         environment=state.environment,
     )
-    return beginning, place
 
 
 def _experiment(state: AgentState, source: Source) -> str:

@@ -67,7 +67,7 @@ from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.handshake import Setup
 from dist_classicrl.model.agent_state import AgentState, Corner
 from dist_classicrl.model.fit import get_to_know, learned_elsewhere, look_at
-from dist_classicrl.model.places import Place
+from dist_classicrl.model.places import Place, PlaceName
 from dist_classicrl.process.stop import StopWatch
 from dist_classicrl.rules import behaviors
 from dist_classicrl.schedules import to_dict, without_call
@@ -117,8 +117,10 @@ class Session:
             source, engine, total, choice, device = self._settle(agreement, ranks, error, until_training)
             in_rows = self._in_rows(source, engine)
             walkers = self._walkers(source, engine)
+            is_divided = state.large is not None and state.large.is_divided
+            reach = partial(self._check_reach, agreement) if is_divided and self.plan is not None else None
             beginning, place = begin_call(
-                state, source, total, ranks, self.plan, self.watch, agreement, in_rows, walkers
+                state, source, total, ranks, self.plan, self.watch, agreement, in_rows, walkers, reach
             )
             if state.steps >= beginning.end:
                 if state.steps == beginning.end:  # else it is a call of before, which another one followed
@@ -131,32 +133,41 @@ class Session:
                 return self._made_before(beginning, place, agreement, workers)
             self._check_environment(source, beginning, agreement)
             state.take_note_of(source)
-            if state.large is not None and state.large.is_divided and beginning.place is not None:
-                self._check_reach(agreement, place)
             until_training.pop_all()  # the engine closes the environment
         start = None if isinstance(agreement, Alone) else agreement
         return self._train(engine, source, beginning, place, start, in_rows, choice, device)
 
-    def _check_reach(self, agreement: Agreement, place: Place | None) -> None:
-        """Raise CheckpointError unless all ranks reach the folder in which each host is to save its rows."""
-        assert self.plan is not None  # else there is no place
-        claimed, error = None, None
-        if place is not None:
-            claimed = envelope.text({"claimed": place.folder.fence.claimed})
-            try:
-                place.folder.fence.check()
-            except CheckpointError as caught:  # the others must hear of it
-                error = caught
-        told = agreement.broadcast_message(claimed, "where the call is saved")
-        folder = self.state.places.of(self.plan).folder
-        seconds = min(_REACH_SECONDS, self.state.settings.timeout / 2.0)
-        if error is None and not folder.fence.sees(tuple(envelope.from_text(told)["claimed"]), seconds):
-            error = CheckpointError(
-                f"Rank {agreement.rank} on {socket.gethostname()} does not find in {folder.url} what rank "
-                f"{agreement.head} has written there just now. Of a table that is divided between hosts each "
-                "host saves its own rows: give a checkpoint_dir that all hosts reach, on a file system that "
-                "they share, or a URL such as s3://bucket/run."
-            )
+    def _check_reach(self, agreement: Agreement, own: PlaceName | None, error: BaseException | None) -> None:
+        """Raise CheckpointError unless all ranks reach the folder in which each host is to save its rows.
+
+        `own`: what the head, which alone knows it, is to save the call in; None where it makes no steps, or
+        has the `error`.
+        """
+        assert self.plan is not None  # else nobody asks
+        places, told = self.state.places, None
+        if agreement.is_head:
+            claimed = None
+            if own is not None:
+                fence = places.of(self.plan).folder.fence
+                claimed = fence.claimed
+                try:
+                    fence.check()
+                except CheckpointError as caught:  # the others must hear of it
+                    own, error = None, caught
+            told = envelope.text({"place": own, "claimed": claimed})
+        said = envelope.from_text(agreement.broadcast_message(told, "where the call is saved"))
+        if said["place"] is not None and error is None:
+            if not agreement.is_head:
+                places.note(self.plan, PlaceName(*said["place"]))
+            folder = places.of(self.plan).folder
+            seconds = min(_REACH_SECONDS, self.state.settings.timeout / 2.0)
+            if not folder.fence.sees(tuple(said["claimed"]), seconds):
+                error = CheckpointError(
+                    f"Rank {agreement.rank} on {socket.gethostname()} does not find in {folder.url} what "
+                    f"rank {agreement.head} has written there just now. Of a table that is divided between "
+                    "hosts each host saves its own rows: give a checkpoint_dir that all hosts reach, on a "
+                    "file system that they share, or a URL such as s3://bucket/run."
+                )
         agreement.agree(error, {}, [], "all hosts to look into the folder of checkpoints")
 
     def _share_rows(self, large: LargeTable, agreement: Setup) -> None:

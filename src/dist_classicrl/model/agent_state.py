@@ -344,6 +344,7 @@ class AgentState:
             return Corner(self, shape, *self.table, self.large)
         inner = tuple(map(slice, shape))
         if self.large is not None:
+            self.large.rows  # noqa: B018  # what they begin with takes memory of its own
             self.check_room_for_copy("A copy of the table, as this way of learning needs it,", _WITHOUT_COPY)
         values, counts = self.values[inner].reshape(-1), self.counts[inner].reshape(-1)
         return Corner(self, shape, values, counts.astype(np.int64, copy=False))

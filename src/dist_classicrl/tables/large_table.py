@@ -169,7 +169,7 @@ class LargeTable:
         """Have the rows in `memory`, a `HostMemory` that is this table's from now on.
 
         `is_first`: they are copied there, or filled. Else they are there, or will be. What they took is given
-        back meanwhile.
+        back meanwhile, unless a user may hold it.
         """
         if memory is self.shared:
             return
@@ -179,7 +179,7 @@ class LargeTable:
             part = slice(first, min(first + _MOVED_BYTES, self.size))
             if is_first and not fills and self._memory[part].any():
                 target[part] = self._memory[part]
-            if self.shared is None:
+            if self.shared is None and not self.is_given:
                 _memory.give_back(self._memory, part)
         if self.shared is not None:
             self.shared.close()

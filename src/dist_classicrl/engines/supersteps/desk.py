@@ -71,7 +71,7 @@ class RowDesk:
         wire = group.wire
         self._channels = {
             rank: wire.channel(rank, tag, _PIECE_BYTES)
-            for rank in range(wire.size)
+            for rank in group.view.members
             if rank != group.rank and rank not in group.dead
         }
         self._changed = threading.Condition()

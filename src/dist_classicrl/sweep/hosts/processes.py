@@ -72,18 +72,20 @@ class Helpers:
         return lost
 
     def end(self) -> None:
-        """End those that still run, by SIGTERM those that heed it in a while."""
-        self._kill(signal.SIGTERM)
-        end = time.monotonic() + _ENDING_SECONDS
-        self.lost()
-        while self._running and time.monotonic() < end:
-            time.sleep(_POLL_SECONDS)
+        """End those that still run, by SIGTERM those that heed it in a while; an exception ends the while."""
+        try:
+            self._kill(signal.SIGTERM)
+            end = time.monotonic() + _ENDING_SECONDS
             self.lost()
-        self._kill(signal.SIGKILL)
-        for child in self._running:
-            with suppress(ChildProcessError):
-                os.waitpid(child, 0)
-        self._running.clear()
+            while self._running and time.monotonic() < end:
+                time.sleep(_POLL_SECONDS)
+                self.lost()
+        finally:
+            self._kill(signal.SIGKILL)
+            for child in self._running:
+                with suppress(ChildProcessError):
+                    os.waitpid(child, 0)
+            self._running.clear()
 
     def _kill(self, number: int) -> None:
         for child in self._running:
