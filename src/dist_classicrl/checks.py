@@ -198,6 +198,18 @@ def is_row(value: Any) -> bool:
     return isinstance(value, Iterable) and getattr(value, "ndim", None) != 0
 
 
+def as_row(value: Any) -> tuple[Any, ...]:
+    """Return what is in a row, nothing of what is none."""
+    return tuple(value) if is_row(value) else ()
+
+
+def is_mapping(value: Any) -> bool:
+    """Whether `value` has entries by name, as a dict, and a table or column of pandas."""
+    return not isinstance(value, type) and all(
+        hasattr(value, has) for has in ("keys", "items", "__getitem__")
+    )
+
+
 def is_whole(value: Any) -> bool:
     """Whether `value` is a whole number of Python's or NumPy's, which counts its own among `numbers`."""
     return type(value) is int or isinstance(value, numbers.Integral) and not isinstance(value, bool)

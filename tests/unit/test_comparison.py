@@ -5,6 +5,7 @@ import tracemalloc
 from itertools import permutations, product
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from dist_classicrl import plotting
@@ -408,6 +409,25 @@ def test_step_down_finds_what_the_largest_difference_hid():
         ("a", "c"): "c",
         ("b", "c"): "c",
     }
+
+
+def test_tables_of_pandas_are_scores_like_dicts():
+    table = {"a": [1.0, 2.0, 4.0], "b": [3.0, 5.0, 6.0]}
+    given, bounds = {"x": pd.DataFrame(table)}, pd.Series({"x": (0, 4)})
+    expected = normalized({"x": table}, {"x": (0, 4)})
+    assert expected["x"]["a"].tolist() == [0.25, 0.5, 1.0]
+    for made in (normalized(given, {"x": (0, 4)}), normalized(given, bounds)):
+        assert {name: each.tolist() for name, each in made["x"].items()} == {
+            name: each.tolist() for name, each in expected["x"].items()
+        }
+    assert compare(given, "a", "b", bounds=bounds) == compare({"x": table}, "a", "b", bounds={"x": (0, 4)})
+    assert compare_all(given) == compare_all({"x": table})
+    made = normalized(pd.DataFrame({"x": {"a": 1.0, "b": 3.0}}), {"x": (0, 4)})
+    assert {name: float(each) for name, each in made["x"].items()} == {"a": 0.25, "b": 0.75}
+
+
+def test_a_single_number_has_a_middle_and_a_gap():
+    assert interquartile_mean(3.0) == 3.0 and optimality_gap(0.25, axis=None) == 0.75
 
 
 def test_holm_makes_many_equal_variants_no_different_ones():

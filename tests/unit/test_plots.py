@@ -2,12 +2,15 @@
 
 import shutil
 import sys
+from decimal import Decimal
 from xml.etree import ElementTree
 
 import hand_made_metrics as hand_made
 import numpy as np
+import pandas as pd
 import pytest
 from click.testing import CliRunner
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb, to_rgba
 
 from dist_classicrl import DistAsyncQLearning, plotting
@@ -30,6 +33,7 @@ from dist_classicrl.plotting import (
     save,
 )
 from dist_classicrl.plotting.curves import pooled
+from dist_classicrl.plotting.several_runs import RunRecords
 from dist_classicrl.plotting.timeline import Timeline, draw_timeline
 
 
@@ -544,6 +548,59 @@ def test_what_is_no_path_is_refused(use, path):
 
 
 LINE = ([1, 2], [0, 1], [2, 3])
+PAIR = {"v": (1, 0, 2), "w": (3, 2, 4)}
+
+
+@pytest.mark.parametrize(
+    "draw, same",
+    [
+        (
+            lambda: plotting.plot_comparison({"a": pd.DataFrame(PAIR)}, pd.Series({"a": 0.5})),
+            lambda: plotting.plot_comparison({"a": PAIR}, {"a": 0.5}),
+        ),
+        (
+            lambda: plotting.plot_comparison({"a": PAIR}, {"a": np.array(1.0)}, title=None),
+            lambda: plotting.plot_comparison({"a": PAIR}, {"a": 1.0}),
+        ),
+        (
+            lambda: plotting.plot_comparison({"a": PAIR}, {"a": True}, title=7),
+            lambda: plotting.plot_comparison({"a": PAIR}, {"a": Decimal(1)}, title="7"),
+        ),
+        (
+            lambda: plotting.plot_sensitivity({"a": (pd.Series(["x", "y"]), *LINE)}, {"a": np.array(0.5)}),
+            lambda: plotting.plot_sensitivity({"a": ("xy", *LINE)}, {"a": 0.5}),
+        ),
+        (
+            lambda: plotting.plot_learning_curves([1, 2], pd.DataFrame({"a": pd.Series(LINE)})),
+            lambda: plotting.plot_learning_curves([1, 2], {"a": LINE}),
+        ),
+    ],
+)
+def test_tables_arrays_and_numbers_are_drawn_as_what_they_hold(draw, same):
+    pictures = []
+    for each in (draw, same):
+        drawn = FigureCanvasAgg(each())
+        drawn.draw()
+        pictures.append(np.asarray(drawn.buffer_rgba()))
+    np.testing.assert_array_equal(*pictures)
+
+
+def test_rows_of_any_kind_name_runs_groups_and_axes(metrics):
+    _, expected = plot_several_runs([metrics, metrics], ["a", "b"], ["steps", "time"])
+    by_name = {"a": metrics, "b": metrics}
+    rows = (
+        (by_name.values(), by_name.keys(), dict.fromkeys(("steps", "time"))),
+        ((metrics, metrics), np.array(["a", "b"]), np.array(["steps", "time"])),
+        (iter([metrics, metrics]), iter("ab"), {"steps", "time"}),
+    )
+    for given in rows:
+        _, compared = plot_several_runs(*given)
+        assert compared.keys() == expected.keys() and {axis for _, axis in compared} == {"steps", "time"}
+        for key, each in compared.items():
+            np.testing.assert_array_equal(each.middle, expected[key].middle)
+    runs = {"one": RunRecords(metrics, "a"), "two": RunRecords(metrics, "b")}
+    _, groups = plotting.plot_groups({"g": runs.values()}, x="steps")
+    assert list(groups) == ["g"] and groups["g"].keys() == {key for key in expected if key[1] == "steps"}
 
 
 @pytest.mark.parametrize(
@@ -559,7 +616,10 @@ LINE = ([1, 2], [0, 1], [2, 3])
             "What 'a' has must be numbers",
         ),
         (lambda: plotting.plot_learning_curves("x", {"a": LINE}), "horizontal axis must be numbers"),
-        (lambda: plotting.plot_learning_curves([1, 2], {"a": LINE}, title=5), "title must be text, got 5"),
+        (
+            lambda: plotting.plot_learning_curves([1, 2], {"a": LINE}, title=np.array(["a", "b"])),
+            r"title must be text, got array\(\['a', 'b'\]",
+        ),
         (lambda: plotting.plot_profiles([1, 2], None), "profiles must be a dict by name, got None"),
         (lambda: plotting.plot_sensitivity([1], {}), "settings must be a dict by name"),
         (lambda: plotting.plot_sensitivity({"a": ("xy", *LINE)}, None), "explained must be a dict by name"),
@@ -572,6 +632,11 @@ LINE = ([1, 2], [0, 1], [2, 3])
             lambda: plotting.plot_comparison({"a": {"v": (1, 0, 2)}}, {"a": "x"}),
             "mark of 'a' must be a number",
         ),
+        (
+            lambda: plotting.plot_comparison({"a": {"v": (1, 0, 2)}}, {"a": None}),
+            "must be a number, got None",
+        ),
+        (lambda: plotting.plot_comparison({"a": {}}), r"nothing to draw in \{\}. Give a dict"),
         (lambda: plotting.plot_curves(None, x=5), "x must be 'steps' or 'time', or both, got 5"),
         (lambda: plotting.plot_curves(None, x=[["steps"]]), "x must be 'steps' or 'time'"),
         (lambda: plotting.plot_curves(None, greedy=None), "greedy must be what read_evaluations"),

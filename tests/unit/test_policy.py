@@ -326,3 +326,15 @@ def test_a_policy_is_copied_as_well_after_it_was_called(env, make_copy):
     assert [copied(each) for each in seen] == chosen
     np.testing.assert_array_equal(copied.greedy, policy.greedy)
     assert not copied.q.flags.writeable and not np.may_share_memory(copied.q, policy.q)
+
+
+@pytest.mark.parametrize(
+    "name, given",
+    [("q", [[1.0, 2.0], [3.0]]), ("q", [1.0, 2.0]), ("visits", 5), ("legal", [[True, False], [True]])],
+)
+def test_rows_that_make_no_table_are_no_policy(name, given):
+    rows = {"q": [[1.0, 2.0], [4.0, 3.0]], "visits": [[1, 0], [1, 1]], "legal": [[True, True], [False, True]]}
+    made = Policy(**rows)
+    assert made.greedy.tolist() == [1, 1] and made.values.tolist() == [2.0, 3.0]
+    with pytest.raises(SettingsError, match=rf"{name} must be an array of shape \(states, actions\), .* got"):
+        Policy(**{**rows, name: given})

@@ -10,14 +10,14 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from dist_classicrl import rules
+from dist_classicrl import DistAsyncQLearning, rules
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.learning.kinds import new_learner, problem_of
 from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.rates import Rates
-from dist_classicrl.learning.rules import find
+from dist_classicrl.learning.rules import check_source, find, why_none_travels
 from dist_classicrl.learning.rules.q_learning import RULE as Q_LEARNING
 from dist_classicrl.learning.rules.q_learning import QLearning
 from dist_classicrl.rules import LearningRule, Shared
@@ -161,11 +161,7 @@ def test_a_rule_that_is_written_anew_takes_the_place_of_the_old_one(own):
         ("shared", 5, "shared must be a tuple of Shared(name, merge)"),
         ("shared", (Shared("gain", "mean"),), "each merge one of 'affine', 'sum', 'owner', got (Shared("),
         ("shared", (Shared("gain", "sum"), Shared("gain", "sum")), "with different names"),
-        (
-            "shared",
-            (Shared("gain", "sum", -1),),
-            "shared as 'gain' must be a whole number of at least 0, got -1",
-        ),
+        ("shared", [Shared("gain", "sum"), 5], "shared must be a tuple of Shared(name, merge)"),
         (
             "defaults",
             {"foo": 1},
@@ -173,14 +169,24 @@ def test_a_rule_that_is_written_anew_takes_the_place_of_the_old_one(own):
         ),
         ("choices", {"y": ("a", "b")}, "choices must be a dict with a tuple of words for names of hyper-"),
         ("choices", {"steps": ...}, "got {'steps': Ellipsis}"),
+        ("can_travel", 2, "can_travel must be True or False, got 2"),
         (
-            "memory",
-            lambda p: (-1, 0),
-            "for Watkins(trace_decay=0.9, steps=2) must be a whole number of at least 0",
+            "idle",
+            lambda p: None,
+            "must be a dict with a reason, as text, for some of learning_rate, epsilon, ",
         ),
-        ("memory", lambda p: 3, "must be two numbers, (whole, real), got 3"),
-        ("model", lambda p, states, actions: 0.5, "The model of the rule 'own' for Watkins("),
-        ("waits", lambda p: None, "What waits by the rule 'own' for Watkins("),
+        (
+            "idle",
+            lambda p: {"nothing": "x"},
+            'discount_factor, trace_decay, steps, such as {"epsilon": "chooses no action"}, got {\'nothing\'',
+        ),
+        ("idle", lambda p: {"steps": 5}, "got {'steps': 5}"),
+        (
+            "idle",
+            lambda p: {}["x"],
+            "What plays no part (idle) by the rule 'own' for Watkins(trace_decay=0.9, steps=2) is not known: "
+            "its function raised KeyError: 'x'",
+        ),
     ],
 )
 def test_a_rule_with_a_field_that_is_none_cannot_be_registered(field, given, told):
@@ -195,13 +201,113 @@ def test_what_is_no_rule_cannot_be_registered(given):
         rules.register(given)
 
 
-def test_counts_are_looked_at_for_each_choice_of_hyper_parameters():
-    rule = rules.register(made(memory=lambda parameters: (parameters.steps, 0)))
+def test_what_plays_no_part_is_looked_at_for_each_choice_of_hyper_parameters():
+    def idle(parameters):
+        return {"epsilon": "chooses none"} if parameters.steps else {"nothing": "x"}
+
+    rule = rules.register(made(idle=idle))
     try:
-        with pytest.raises(
-            SettingsError, match=r"for Watkins\(trace_decay=0.9, steps=-2\) must be .* got -2"
-        ):
-            Settings(algorithm=Watkins(steps=-2))
+        assert Settings(algorithm=Watkins(steps=1)).algorithm == {"name": "own", "steps": 1}
+        with pytest.raises(SettingsError, match=r"steps=0\) must be a dict .* got {'nothing': 'x'}"):
+            Settings(algorithm=Watkins(steps=0))
+    finally:
+        rules.unregister(rule)
+
+
+def test_what_is_idle_with_defaults_that_are_no_choice_is_not_asked():
+    rule = made(
+        parameters=Sutton, check=refuse_usual, idle=lambda p: {"trace_decay": 1 / (0.9 - p.trace_decay)}
+    )
+    try:
+        assert rules.register(rule) is rule
+    finally:
+        rules.unregister(rule)
+
+
+def refuse_usual(parameters):
+    if parameters.trace_decay == 0.9:
+        raise SettingsError("Write trace_decay.")
+
+
+@pytest.mark.parametrize(
+    "field, given, told",
+    [
+        (
+            "shared",
+            (Shared("gain", "sum", -1),),
+            "shared as 'gain' must be a whole number of at least 0, got -1",
+        ),
+        (
+            "shared",
+            [Shared("gain", "owner", lambda p, s, a: s / 3)],
+            "shared as 'gain' must be a whole number",
+        ),
+        (
+            "memory",
+            lambda p: (-p.steps, 0),
+            "for Watkins(trace_decay=0.9, steps=2) must be a whole number of at least 0, got -2",
+        ),
+        ("memory", lambda p: 3, "must be two numbers, (whole, real), got 3"),
+        ("memory", lambda p: (1, 2, 3), "must be two numbers, (whole, real), got (1, 2, 3)"),
+        (
+            "memory",
+            lambda p: (100 // (p.steps - 2), 0),
+            "is not known: its function raised ZeroDivisionError: ",
+        ),
+        ("model", lambda p, states, actions: 0.5, "The model of the rule 'own' for Watkins("),
+        ("model", lambda p, states, actions: states - 30, "at least 0, got -14"),
+    ],
+)
+def test_counts_that_are_none_are_told_where_a_training_begins(field, given, told):
+    rule = rules.register(made(**{field: given}))
+    try:
+        settings = Settings(algorithm="own")
+        with pytest.raises(SettingsError, match=re.escape(told)):
+            check_source(settings, LAKE)
+    finally:
+        rules.unregister(rule)
+
+
+@pytest.mark.parametrize("waits", [lambda p: None, lambda p: -1, lambda p: 0.5])
+def test_what_waits_and_is_no_number_is_told_where_it_is_asked_for(waits):
+    with pytest.raises(SettingsError, match=r"What waits by the rule 'own' for Watkins\(.*at least 0, got"):
+        why_none_travels(made(waits=waits), Watkins())
+
+
+class Kinds(NamedTuple):
+    kind: str = "b"
+    steps: int = 0
+
+
+LAKE = resolve("FrozenLake-v1", 1, None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "field, given",
+    [
+        ("memory", lambda p: ((1, 2)[p.kind], 0)),
+        ("model", lambda p, states, actions: (0, 2)[p.kind]),
+        ("shared", (Shared("gain", "sum", lambda p, states, actions: (0, 2)[p.kind]),)),
+        ("shared", (Shared("gain", "owner", lambda p, states, actions: (0, 2)[p.kind]),)),
+        ("memory", lambda p: [p.steps, 0]),
+        ("memory", lambda p: np.array([p.steps, 0])),
+        ("memory", lambda p: (2 * p.steps - 1, 0)),  # nothing for the default
+        ("memory", lambda p: (100 // p.steps, p.steps > 2)),
+        ("shared", [Shared("gain", "sum", lambda p, states, actions: np.ceil(states / 3))]),
+        ("tables", ["q"]),
+        ("can_replay", 1),
+        ("model", lambda p, states, actions: states * (actions - 2)),
+        ("model", lambda p, states, actions: states // (actions - 1)),
+    ],
+)
+def test_a_rule_trains_whose_counts_are_right_where_they_are_used(field, given):
+    words = {"choices": {"kind": ["a", "b"]}}
+    rule = rules.register(made(parameters=Kinds, **words, **{field: given}))
+    try:
+        agent = DistAsyncQLearning(seed=1, algorithm=Kinds("b", 3))
+        assert agent.train("FrozenLake-v1", total_steps=200).steps == agent.steps == 200
+        assert why_none_travels(*find(Kinds("a", 3)))  # words there, too
     finally:
         rules.unregister(rule)
 

@@ -6,6 +6,7 @@ import os
 import struct
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from callback_reports import Reports
@@ -163,6 +164,12 @@ def test_mlflow_has_settings_numbers_at_their_steps_and_evaluations(folder, stor
     assert run.data.params["seed"] == "3" and run.data.params["total_steps"] == "6000"
     assert sorted(history["eval/mean_reward"]) == [2_000, 4_000, 6_000]
     assert history["workers/number"][6_000] == 1 and len(history["time/fps"]) > 100
+
+
+def test_mlflow_takes_the_path_of_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for given in (tmp_path / "all runs", Path("all runs")):
+        assert MlflowCallback(tracking_uri=given).tracking_uri == (tmp_path / "all runs").as_uri()
 
 
 def test_mlflow_closes_a_run_that_failed_and_goes_on_with_it(folder, store):

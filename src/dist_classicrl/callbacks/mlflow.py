@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from dist_classicrl.callbacks.tracking import TrackingCallback
@@ -37,9 +39,9 @@ class MlflowCallback(TrackingCallback):
         Made if it is missing; by default MLflow's own.
     name : str, optional
         The name that the run is shown under; by default MLflow makes one.
-    tracking_uri : str, optional
-        A server, or a store such as "sqlite:///mlflow.db"; by default what `mlflow.get_tracking_uri` says,
-        which obeys ``MLFLOW_TRACKING_URI``.
+    tracking_uri : str or path, optional
+        A server, a store such as "sqlite:///mlflow.db", or the path of a folder; by default what
+        `mlflow.get_tracking_uri` says, which obeys ``MLFLOW_TRACKING_URI``.
     run_id : str, optional
         A run to go on with. It keeps the parameters that it has.
     verbose : int
@@ -69,10 +71,12 @@ class MlflowCallback(TrackingCallback):
         self,
         experiment: str | None = None,
         name: str | None = None,
-        tracking_uri: str | None = None,
+        tracking_uri: str | os.PathLike[str] | None = None,
         run_id: str | None = None,
         verbose: int = 0,
     ) -> None:
+        if isinstance(tracking_uri, os.PathLike):
+            tracking_uri = Path(tracking_uri).absolute().as_uri()
         super().__init__(verbose, run_id=run_id, experiment=experiment, name=name, tracking_uri=tracking_uri)
         require_package("mlflow", "MlflowCallback", "mlflow", "mlflow-skinny")
         self._client: Any = None

@@ -119,10 +119,9 @@ def told(settings: Settings, idle: Mapping[str, str]) -> str:
 def _by_choice(settings: Settings) -> dict[str, str]:
     """Return what plays no part with the rule, or with the behavior."""
     rule, parameters = find(settings.algorithm)
-    idle = {} if rule.idle is None else rule.idle(parameters)
     found = {
         name: f"with the algorithm {rule.name}, which {why}: {_OUT}, or take another."
-        for name, why in idle.items()
+        for name, why in rule.playing_no_part(parameters).items()
     }
     behavior = behaviors.name_of(settings.behavior)
     if (why := behaviors.WITHOUT_EPSILON.get(behavior)) is not None:

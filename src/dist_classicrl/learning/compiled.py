@@ -97,7 +97,7 @@ class CompiledLearner:
             problem.is_alone
             or problem.settings.async_updates
             or isinstance(problem.behavior, EpsilonLadder)
-            or problem.rule.modeled(problem.parameters, 1, 1) > 0
+            or problem.rule.modeled(problem.parameters, *problem.shape.of_table) > 0
             or problem.settings.replay_ratio > 0.0
             or (self._stuck is not None and self._stuck.size)
         )

@@ -16,7 +16,6 @@ from dist_classicrl.learning.compiled import CompiledLearner
 from dist_classicrl.learning.learner import Learner, Problem
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules import find, for_kernels, table_shape
-from dist_classicrl.rules import in_numbers
 from dist_classicrl.rules.behaviors import behavior_of, in_kernels
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.line_table import LineTable
@@ -72,7 +71,7 @@ def problem_of(
         is_alone,
         rows,
         rule,
-        in_numbers(rule, parameters),
+        rule.in_numbers(parameters),
         walkers,
         partition,
         in_kernels(behavior_of(settings.behavior)),

@@ -15,7 +15,7 @@ from dist_classicrl.learning.loops import Logged
 from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.rates import Rates, values_at
 from dist_classicrl.learning.rules import compiling
-from dist_classicrl.rules import LearningRule, behaviors, in_numbers
+from dist_classicrl.rules import LearningRule, behaviors
 from dist_classicrl.schedules import PerVisit, final_value
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.kernels import SHARED_LOAD
@@ -51,7 +51,7 @@ class LoggedLearner:
         self.table = LocalTable(n_states, n_actions, np.dtype(settings.dtype), seen, shape=shape)
         self._transitions, self._seed, self._rank, self._ranks = transitions, seed, rank, ranks
         self._rule, parameters = rules.find(settings.algorithm)
-        self._parameters = in_numbers(self._rule, parameters)
+        self._parameters = self._rule.in_numbers(parameters)
         self._following = following(transitions) if needs_next_action(self._rule) else None
         moved = transitions.states
         if not moves_rows(self._rule):

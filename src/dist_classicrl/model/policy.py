@@ -14,7 +14,7 @@ from dist_classicrl.checks import as_array
 from dist_classicrl.environments.labels import Labels, labels_of
 from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.environments.stepped.spaces import SpaceIndex
-from dist_classicrl.errors import OutsideSpaceError
+from dist_classicrl.errors import OutsideSpaceError, SettingsError
 from dist_classicrl.model.agent_state import AgentState
 from dist_classicrl.model.fit import check_fits, look_at
 from dist_classicrl.model.keyed import KeyedLookup, KeyIndex
@@ -37,6 +37,11 @@ class Policy:
     visits : ndarray of int64, shape (states, actions)
     legal : ndarray of bool, shape (states, actions), or None
         The legal actions, where they are known to depend on the state alone.
+
+    Raises
+    ------
+    SettingsError
+        Where one of these is no array of two dimensions, or rows that make none.
     """
 
     q: np.ndarray
@@ -56,8 +61,14 @@ class Policy:
 
     def __post_init__(self) -> None:
         for name in ("q", "visits", "legal"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, _read_only(as_array(name, getattr(self, name))))
+            if (given := getattr(self, name)) is not None:
+                array = as_array(name, given)
+                if array.ndim != 2 or array.dtype == object:
+                    raise SettingsError(
+                        f"{name} must be an array of shape (states, actions), or rows of one length, "
+                        f"got {given!r:.200}."
+                    )
+                object.__setattr__(self, name, _read_only(array))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), tuple(getattr(self, each.name) for each in fields(self))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 import os
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from dist_classicrl.checks import check_shown, checked_path
+from dist_classicrl.checks import check_shown, checked_path, is_mapping
 from dist_classicrl.errors import MissingExtraError, PlotError
 
 if TYPE_CHECKING:
@@ -65,18 +65,24 @@ _STYLE: dict[Any, Any] = {
 }
 
 
-_ARGUMENTS = {
+def _has(name: str) -> Callable[[Any], bool]:
+    return lambda given: hasattr(given, name) and not isinstance(given, type)
+
+
+_ARGUMENTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(
         ("explained", "figures", "groups", "curves", "marks", "profiles", "settings"),
-        ("a dict by name", "items"),
+        ("a dict by name", is_mapping),
     ),
-    "greedy": ("what read_evaluations(folder) returns", "best"),
-    "grid_map": ("what map_of(q_table, env) returns", "grid"),
-    "report": ("a ScalingReport", "baseline"),
-    "score": ("text", "strip"),
-    "title": ("text", "strip"),
+    "greedy": ("what read_evaluations(folder) returns", _has("best")),
+    "grid_map": ("what map_of(q_table, env) returns", _has("grid")),
+    "report": ("a ScalingReport", _has("baseline")),
+    **dict.fromkeys(("score", "title"), ("text", lambda given: isinstance(given, Hashable))),
 }
-"""What arguments of these names have to be, in words, and an attribute that every such object has."""
+"""What arguments of these names have to be, in words, and whether an object may be one.
+
+As text matplotlib writes numbers, paths and None as well.
+"""
 
 
 def styled(draw: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -92,9 +98,10 @@ def styled(draw: Callable[_P, _R]) -> Callable[_P, _R]:
         import matplotlib
 
         for name, given in known.bind(*args, **kwargs).arguments.items():
-            what, has = _ARGUMENTS.get(name, ("", ""))
-            is_left_out = given is known.parameters[name].default
-            if what and not is_left_out and (isinstance(given, type) or not hasattr(given, has)):
+            if name not in _ARGUMENTS or given is known.parameters[name].default:
+                continue
+            what, may_be = _ARGUMENTS[name]
+            if not may_be(given):
                 raise PlotError(f"{name} must be {what}, got {given!r:.200}.")
         with matplotlib.rc_context(_STYLE):
             return draw(*args, **kwargs)
@@ -164,6 +171,14 @@ def as_numbers(name: str, values: Any) -> np.ndarray:
         return np.asarray(values, float)
     except (OverflowError, TypeError, ValueError) as error:
         raise PlotError(f"{name} must be numbers, in rows of the same length: {error}.") from error
+
+
+def as_number(given: Any) -> float | None:
+    """Return a number, or an array of a single one, as a float; None of what is none."""
+    try:
+        return None if isinstance(given, (str, bytes)) else float(np.asarray(given, object).item())
+    except (OverflowError, TypeError, ValueError):
+        return None
 
 
 def check_metrics(metrics: Any, name: str) -> None:

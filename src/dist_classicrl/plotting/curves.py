@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dist_classicrl.checks import as_row
 from dist_classicrl.errors import PlotError
 from dist_classicrl.plotting import canvas
 from dist_classicrl.plotting.greedy import NOTHING, Greedy
@@ -119,7 +120,7 @@ def plot_curves(
 
 def axes_of(x: str | Sequence[str]) -> tuple[str, ...]:
     """Return the horizontal axes that are asked for, each once."""
-    wanted = (x,) if isinstance(x, str) else tuple(x) if isinstance(x, Sequence) else ()
+    wanted = (x,) if isinstance(x, str) else as_row(x)
     if not wanted or not all(isinstance(name, str) and name in AXES for name in wanted):
         raise PlotError(f"x must be {' or '.join(map(repr, AXES))}, or both, got {x!r}.")
     return tuple(dict.fromkeys(wanted))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dist_classicrl.checks import as_row
 from dist_classicrl.errors import PlotError
 from dist_classicrl.plotting import canvas
 from dist_classicrl.plotting.curves import (
@@ -114,10 +115,10 @@ def plot_several_runs(
         If there are fewer than two runs, or two of the same name, the records of one are empty, or there is
         no range that all of them cover.
     """
-    n_runs, n_names = (len(each) if isinstance(each, Sequence) else 0 for each in (runs, names))
-    if n_runs < 2 or n_names != n_runs:
+    runs, names = as_row(runs), as_row(names)
+    if len(runs) < 2 or len(names) != len(runs):
         raise PlotError(
-            f"Several runs, each with a name, are compared; got {n_runs} and {n_names} names. "
+            f"Several runs, each with a name, are compared; got {len(runs)} and {len(names)} names. "
             "Use plot_curves for one."
         )
     wanted = axes_of(x)
@@ -168,7 +169,8 @@ def plot_groups(
     PlotError
         If there is no run, or the records of one are empty.
     """
-    if not groups or not all(isinstance(runs, Sequence) and runs for runs in groups.values()):
+    groups = {name: as_row(runs) for name, runs in groups.items()}
+    if not groups or not all(groups.values()):
         raise PlotError("Each group needs a run at least, and there must be one group. Give some.")
     for runs in groups.values():
         for run in runs:

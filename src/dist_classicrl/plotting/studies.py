@@ -6,11 +6,11 @@ Each function takes plain arrays, as `dist_classicrl.sweep` finds them, and retu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from dist_classicrl.checks import is_real, is_row
+from dist_classicrl.checks import as_row, is_mapping
 from dist_classicrl.errors import PlotError
 from dist_classicrl.plotting import canvas
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Interval = tuple[Any, Any, Any]
 """Middle, low and high end: numbers, or arrays of one shape."""
+
+_T = TypeVar("_T")
 
 _PANEL, _BAR = 3.2, 0.45  # inches
 
@@ -89,21 +91,22 @@ def plot_sensitivity(
     PlotError
         If there is nothing to draw, shapes differ, or a setting's share is missing.
     """
-    _check_any(settings)
+    settings = _entries(settings)
     columns = min(3, len(settings))
     rows = -(-len(settings) // columns)
     figure = canvas.new_figure(_PANEL * rows + 0.6)
     canvas.write_title(figure, title)
     panels = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel()
     for axes, (name, given) in zip(panels, settings.items(), strict=False):
-        if not is_real(explained.get(name)):
+        share = canvas.as_number(explained[name]) if name in explained else None
+        if share is None:
             raise PlotError(f"Setting {name!r} has no share of the variance. Give one in explained.")
-        values, *interval = _row(given) or [()]
-        places = np.arange(len(_row(values)))
+        values, *interval = as_row(given) or ((),)
+        places = np.arange(len(as_row(values)))
         middle, low, high = _arrays(name, interval, places.shape)
         axes.errorbar(places, middle, _arms(middle, low, high), fmt="o-", color=canvas.BLUE, capsize=4)
         axes.set_xticks(places, list(values), rotation=20 if len(values) > 3 else 0)
-        axes.set_title(f"{name}: {explained[name]:.0%} of the variance")
+        axes.set_title(f"{name}: {share:.0%} of the variance")
     for axes in panels[len(settings) :]:
         axes.set_visible(False)
     for axes in panels[::columns]:
@@ -131,9 +134,7 @@ def plot_comparison(
     PlotError
         If there is nothing to draw.
     """
-    _check_any(figures)
-    for intervals in figures.values():
-        _check_any(intervals)
+    figures = {name: _entries(intervals) for name, intervals in _entries(figures).items()}
     most = max(map(len, figures.values()))
     figure = canvas.new_figure(_BAR * most + 1.6)
     canvas.write_title(figure, title)
@@ -145,9 +146,10 @@ def plot_comparison(
             axes.barh(place, high - low, left=low, height=0.6, color=color, alpha=0.5)
             axes.vlines(middle, place - 0.3, place + 0.3, color=canvas.BLACK, lw=2)
         if marks is not None and name in marks:
-            if not is_real(marks[name]):
+            mark = canvas.as_number(marks[name])
+            if mark is None:
                 raise PlotError(f"The mark of {name!r} must be a number, got {marks[name]!r:.200}.")
-            axes.axvline(marks[name], color=canvas.GRAY, ls="--", lw=1)
+            axes.axvline(mark, color=canvas.GRAY, ls="--", lw=1)
         axes.use_sticky_edges = False  # which would end the axis where the first bar begins
         axes.autoscale_view()
         axes.set_yticks(range(len(intervals)), list(intervals))
@@ -158,7 +160,7 @@ def plot_comparison(
 
 
 def _bands(x: Any, curves: Mapping[str, Interval], title: str) -> tuple[Figure, Axes]:
-    _check_any(curves)
+    curves = _entries(curves)
     places = canvas.as_numbers("The places on the horizontal axis", x)
     figure = canvas.new_figure(_PANEL + 1.6)
     canvas.write_title(figure, title)
@@ -173,18 +175,16 @@ def _bands(x: Any, curves: Mapping[str, Interval], title: str) -> tuple[Figure, 
     return figure, axes
 
 
-def _check_any(what: Mapping[str, Any]) -> None:
-    if not isinstance(what, Mapping) or not what:
+def _entries(what: Mapping[str, _T]) -> dict[str, _T]:
+    """Return the entries of a dict, or of a table or column of pandas; PlotError where there are none."""
+    entries = dict(what.items()) if is_mapping(what) else {}
+    if not entries:
         raise PlotError(f"There is nothing to draw in {what!r:.200}. Give a dict with one entry at least.")
-
-
-def _row(given: Any) -> list[Any]:
-    """Return what is in a row, nothing of what is none."""
-    return list(given) if is_row(given) else []
+    return entries
 
 
 def _arrays(name: str, interval: Any, shape: tuple[int, ...]) -> list[np.ndarray]:
-    arrays = [canvas.as_numbers(f"What {name!r} has", each) for each in _row(interval)]
+    arrays = [canvas.as_numbers(f"What {name!r} has", each) for each in as_row(interval)]
     if len(arrays) != 3 or any(each.shape != shape for each in arrays):
         raise PlotError(
             f"{name!r} has arrays of shapes {[each.shape for each in arrays]}. Give three of shape {shape}: "

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dist_classicrl._lazy import lazy_names
 from dist_classicrl._words import counted, nearest
-from dist_classicrl.checks import as_float, is_flag, is_real, is_whole, takes
-from dist_classicrl.errors import SettingsError
+from dist_classicrl.checks import as_float, is_flag, is_real, is_row, is_whole, takes
+from dist_classicrl.errors import DistClassicRLError, SettingsError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -91,8 +91,9 @@ class Shared:
 
     def count(self, parameters: Any, n_states: int, n_actions: int) -> int:
         """Return how many numbers these are in a problem of this size; SettingsError where it says none."""
-        size = self.size(parameters, n_states, n_actions) if callable(self.size) else self.size
-        return _counted(f"The size of what is shared as {self.name!r}", size)
+        who = f"The size of what is shared as {self.name!r}"
+        given = (parameters, n_states, n_actions)
+        return _counted(who, _said(who, self.size, *given) if callable(self.size) else self.size)
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,8 @@ class LearningRule:
     defaults : mapping of str to object
         Settings (`learning_rate`, `epsilon`) that it takes where none are given; `BUILT_IN` has them too.
     choices : mapping of str to tuple of str
-        By the name of a hyper-parameter the words that it may be; the functions get the place of the word.
+        By the name of a hyper-parameter the words that it may be. Compiled functions, and those that say how
+        many numbers there are, or what these may be, get the place of the word.
     check : callable, optional
         Raises a `SettingsError` if a hyper-parameter is not allowed.
     check_source : callable, optional
@@ -242,33 +244,79 @@ class LearningRule:
 
     def n_merged(self, parameters: Any, n_states: int, n_actions: int) -> int:
         """Return how many of the shared numbers are merged."""
-        return sum(one.count(parameters, n_states, n_actions) for one in self.shared if one.merge != "owner")
+        return sum(self.shares(parameters, n_states, n_actions, is_merged=True))
 
     def n_owned(self, parameters: Any, n_states: int, n_actions: int) -> int:
         """Return how many of the shared numbers each walker keeps for itself."""
-        return sum(one.count(parameters, n_states, n_actions) for one in self.shared if one.merge == "owner")
+        return sum(self.shares(parameters, n_states, n_actions, is_merged=False))
+
+    def shares(self, parameters: Any, n_states: int, n_actions: int, is_merged: bool) -> list[int]:
+        """Return how many numbers each `Shared` has that is merged, or that each walker keeps for itself."""
+        size = self.in_numbers(parameters), n_states, n_actions
+        return [one.count(*size) for one in self.shared if (one.merge != "owner") == is_merged]
 
     def remembered(self, parameters: Any) -> tuple[int, int]:
         """Return how many whole and real numbers a walker carries along; SettingsError where it is not so."""
-        given = self.memory(parameters)
         who = f"The memory of the rule {self.name!r} for {parameters}"
-        if not isinstance(given, tuple) or len(given) != 2:
+        given = _said(who, self.memory, self.in_numbers(parameters))
+        if not is_row(given) or len(counts := tuple(given)) != 2:
             raise SettingsError(f"{who} must be two numbers, (whole, real), got {given!r}.")
-        return _counted(who, given[0]), _counted(who, given[1])
+        return _counted(who, counts[0]), _counted(who, counts[1])
 
     def modeled(self, parameters: Any, n_states: int, n_actions: int) -> int:
         """Return how many numbers each worker keeps of the environment; SettingsError where it is not so."""
-        given = self.model(parameters, n_states, n_actions)
-        return _counted(f"The model of the rule {self.name!r} for {parameters}", given)
+        who = f"The model of the rule {self.name!r} for {parameters}"
+        return _counted(who, _said(who, self.model, self.in_numbers(parameters), n_states, n_actions))
+
+    def has_model(self, parameters: Any) -> bool:
+        """Whether each worker keeps something of an environment, if that is not a small one."""
+        return self.modeled(parameters, 1000, 1000) > 0
 
     def waiting(self, parameters: Any) -> int:
         """Return how many steps wait at most, 0 without `waits`; SettingsError where it is not so."""
-        given = 0 if self.waits is None else self.waits(parameters)
-        return _counted(f"What waits by the rule {self.name!r} for {parameters}", given)
+        who = f"What waits by the rule {self.name!r} for {parameters}"
+        return 0 if self.waits is None else _counted(who, _said(who, self.waits, self.in_numbers(parameters)))
+
+    def playing_no_part(self, parameters: Any) -> dict[str, str]:
+        """Return what `idle` says; SettingsError where it does not say why, by name."""
+        if self.idle is None:
+            return {}
+        who = f"What plays no part (idle) by the rule {self.name!r} for {parameters}"
+        given = _said(who, self.idle, parameters)
+        allowed = ("learning_rate", "epsilon", "discount_factor", *self.usual)
+        if not isinstance(given, Mapping) or not all(
+            name in allowed and isinstance(why, str) and why for name, why in given.items()
+        ):
+            raise SettingsError(
+                f"{who} must be a dict with a reason, as text, for some of {', '.join(allowed)}, such as "
+                f'{{"epsilon": "chooses no action"}}, got {given!r}.'
+            )
+        return dict(given)
+
+    def in_numbers(self, parameters: Any) -> Any:
+        """Return hyper-parameters as the rule's functions take them: words as their places."""
+        given = {name: getattr(parameters, name) for name in self.choices}
+        places = {
+            name: self.choices[name].index(word) for name, word in given.items() if isinstance(word, str)
+        }
+        return parameters._replace(**places) if places else parameters
+
+
+def _said(who: str, function: Callable[..., Any], *given: Any) -> Any:
+    """Return what a function of a rule returns; SettingsError where it raises an error of another kind."""
+    try:
+        return function(*given)
+    except DistClassicRLError:
+        raise
+    except Exception as error:
+        raise SettingsError(
+            f"{who} is not known: its function raised {type(error).__name__}: {error}. Let it return a value "
+            "for these hyper-parameters, or refuse them with a SettingsError in check."
+        ) from error
 
 
 def _counted(who: str, given: Any) -> int:
-    if not is_whole(given) or given < 0:
+    if not (is_flag(given) or is_real(given)) or not 0 <= given < math.inf or given != int(given):
         raise SettingsError(f"{who} must be a whole number of at least 0, got {given!r}.")
     return int(given)
 
@@ -359,7 +407,9 @@ def register(rule: LearningRule) -> LearningRule:
             f"The rule {rule.name!r} cannot be registered: in {rule.parameters.__name__} "
             f"{', '.join(lacking)} must have a default that is a number, True or False."
         )
-    _check_counts(rule, kind())
+    usual = kind()
+    if rule.idle is not None and _allows(rule, usual):
+        rule.playing_no_part(usual)
     compared_by_class(kind)
     _known[rule.name] = rule
     return rule
@@ -369,7 +419,7 @@ def _wrong_field(rule: LearningRule) -> str:
     """Return which field of a rule is not what it has to be, and what that is; nothing where all are."""
 
     def is_names(given: Any) -> bool:
-        is_text = isinstance(given, tuple) and all(isinstance(name, str) and name for name in given)
+        is_text = _is_list(given) and all(isinstance(name, str) and name for name in given)
         return is_text and 0 < len(given) == len(set(given))
 
     for name, count in _FUNCTIONS.items():
@@ -379,12 +429,13 @@ def _wrong_field(rule: LearningRule) -> str:
             otherwise = " or None" * may_lack
             return f"{name} must be a function of {counted(count, 'argument')}{otherwise}, got {given!r}"
     for name in ("can_replay", "is_reproducible", "can_travel"):
-        if not is_flag(getattr(rule, name)):
-            return f"{name} must be True or False, got {getattr(rule, name)!r}"
+        given = getattr(rule, name)
+        if not (is_flag(given) or is_whole(given) and given in (0, 1)):
+            return f"{name} must be True or False, got {given!r}"
     if not is_names(rule.tables):
         return f'tables must be a tuple of different names, one or more, such as ("q",), got {rule.tables!r}'
     merges = ("affine", "sum", "owner")
-    are_shared = isinstance(rule.shared, tuple) and all(
+    are_shared = _is_list(rule.shared) and all(
         isinstance(one, Shared) and isinstance(one.merge, str) and one.merge in merges for one in rule.shared
     )
     if not are_shared or rule.shared and not is_names(tuple(one.name for one in rule.shared)):
@@ -403,13 +454,18 @@ def _wrong_field(rule: LearningRule) -> str:
     return ""
 
 
-def _check_counts(rule: LearningRule, parameters: Any) -> None:
-    """Raise SettingsError unless what a rule remembers with these hyper-parameters are so many numbers."""
-    rule.remembered(parameters)
-    rule.waiting(parameters)
-    rule.modeled(parameters, 1, 1)
-    for one in rule.shared:
-        one.count(parameters, 1, 1)
+def _allows(rule: LearningRule, parameters: Any) -> bool:
+    """Return whether these hyper-parameters, such as defaults that only hold a place, may be chosen."""
+    try:
+        if rule.check is not None:
+            rule.check(parameters)
+    except SettingsError:
+        return False
+    return True
+
+
+def _is_list(given: Any) -> bool:
+    return isinstance(given, Sequence) and not isinstance(given, (str, bytes))
 
 
 def compared_by_class(kind: type[_Kind]) -> type[_Kind]:
@@ -509,14 +565,8 @@ def checked(rule: LearningRule, parameters: Any) -> Any:
     parameters = rule.parameters(*values)
     if rule.check is not None:
         rule.check(parameters)
-    _check_counts(rule, parameters)
+    rule.playing_no_part(parameters)
     return parameters
-
-
-def in_numbers(rule: LearningRule, parameters: Any) -> Any:
-    """Return checked hyper-parameters as the rule's functions take them: words as their places."""
-    words = {name: words.index(getattr(parameters, name)) for name, words in rule.choices.items()}
-    return parameters._replace(**words) if words else parameters
 
 
 def _like(name: str, value: Any, default: Any, words: tuple[str, ...]) -> bool | int | float | str:

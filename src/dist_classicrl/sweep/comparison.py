@@ -16,7 +16,7 @@ import numpy as np
 
 from dist_classicrl._arguments import named_arguments
 from dist_classicrl._words import counted
-from dist_classicrl.checks import as_float, check_shown, is_real, is_row, is_whole
+from dist_classicrl.checks import as_float, check_shown, is_mapping, is_real, is_row, is_whole
 from dist_classicrl.errors import MissingExtraError, StudyError
 
 Scores = Mapping[str, Mapping[str, Any]]
@@ -206,7 +206,7 @@ def compare_all(
         If scipy is not installed.
     """
     check_mapping(scores)
-    names = list(dict.fromkeys(name for task in scores.values() for name in task))
+    names = list(dict.fromkeys(name for _, task in scores.items() for name in task.keys()))
     if len(names) < 2:
         raise StudyError(
             f"Comparing needs two variants, and the scores have {len(names)}. Give scores of two."
@@ -253,12 +253,13 @@ def interquartile_mean(values: Any, axis: int = -1) -> Any:
 
     This is scipy's ``trim_mean(values, 0.25)``, as rliable has it.
     """
-    return stats().trim_mean(_in_rows(values, "Values"), 0.25, axis=axis)
+    return stats().trim_mean(as_numbers(values, "Values"), 0.25, axis=axis)
 
 
 def optimality_gap(values: Any, axis: int = -1) -> Any:
     """Return how far normalized scores stay below 1, on average: scores above 1 make up for nothing."""
-    return np.maximum(0.0, 1.0 - _in_rows(values, "Scores")).mean(axis=axis)
+    below = 1.0 - (as_numbers(values, "Scores") if axis is None else _in_rows(values, "Scores"))
+    return np.maximum(0.0, below).mean(axis=axis)
 
 
 def least_p_value(sizes: Sequence[tuple[int, int]], permutations: int) -> float:
@@ -401,7 +402,7 @@ def normalized(scores: Scores, bounds: Mapping[str, tuple[float, float]]) -> dic
         If a task has no bounds, or its optimum is not above its random policy; or scores are no numbers.
     """
     check_mapping(scores)
-    if not isinstance(bounds, Mapping):
+    if not is_mapping(bounds):
         raise StudyError(
             f"bounds must be a dict of tasks, got {type(bounds).__name__}. Write bounds={{task: (score of a "
             "random policy, score of an optimal one), ...}."
@@ -410,7 +411,7 @@ def normalized(scores: Scores, bounds: Mapping[str, tuple[float, float]]) -> dic
     for task, variants in scores.items():
         if task not in bounds:
             raise StudyError(
-                f"Task {task!r} has no bounds, which are there for {list(bounds)}. Write "
+                f"Task {task!r} has no bounds, which are there for {list(bounds.keys())}. Write "
                 f"bounds={{{task!r}: (score of a random policy, score of an optimal one), ...}}."
             )
         ends = tuple(bounds[task]) if is_row(bounds[task]) else ()
@@ -439,7 +440,7 @@ def checked_scores(
         As `compare`.
     """
     check_mapping(scores)
-    known = list(dict.fromkeys(name for task in scores.values() for name in task))
+    known = list(dict.fromkeys(name for _, task in scores.items() for name in task.keys()))
     checked: dict[str, dict[str, np.ndarray]] = {}
     for name in names:
         if name not in known:
@@ -458,8 +459,8 @@ def checked_scores(
 
 def check_mapping(scores: Any) -> None:
     """Raise `StudyError` unless scores are those of variants in tasks."""
-    tasks = scores.values() if isinstance(scores, Mapping) else [None]
-    if not all(isinstance(task, Mapping) for task in tasks):
+    tasks = [task for _, task in scores.items()] if is_mapping(scores) else [None]
+    if not all(map(is_mapping, tasks)):
         raise StudyError(
             f"Scores must be a dict of tasks, each a dict of variants, got {type(scores).__name__}. Write "
             "scores={task: {variant: [one score per seed], ...}, ...}."

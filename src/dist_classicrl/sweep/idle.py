@@ -64,7 +64,7 @@ def check_part(made: Sequence[Settings], varied: Iterable[str], looks: Collectio
     for name in varied:
         if name in idle:
             raise StudyError(
-                f"vary has {name}, which plays no part {idle[name]} For each of its values all runs would "
-                "come to the same."
+                f"vary has {name}, which plays no part {idle[name]} Whatever its value, the runs "
+                "would come to the same."
             )
     return told(made[0], idle)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.checks import as_float, is_real, is_row
+from dist_classicrl.checks import as_float, is_mapping, is_real, is_row
 from dist_classicrl.errors import StudyError
 from dist_classicrl.plotting.intervals import t_interval
 from dist_classicrl.sweep.comparison import (
@@ -176,7 +176,7 @@ def sensitivity(settings: Mapping[str, Sequence[Any]], scores: Any, bins: int = 
     """
     check_count("bins", bins, 2)
     values = checked_values(scores, "Scores of runs")
-    if not isinstance(settings, Mapping):
+    if not is_mapping(settings):
         raise StudyError(
             f"settings must be a dict of lists, got {type(settings).__name__}. Write settings={{name: [its "
             "value in each run], ...}."

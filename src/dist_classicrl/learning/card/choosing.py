@@ -86,7 +86,7 @@ def why_not_simulated(source: Source, settings: Settings) -> str | None:
 
 def _why_not_rule(rule: LearningRule, parameters: Any) -> str | None:
     """Return why a rule cannot learn on a card: each walker has to move entries towards targets."""
-    if rule.modeled(parameters, 1, 1):
+    if rule.has_model(parameters):
         return (
             "keeps a model of the environment, of which each walker would need one, as each run of "
             "learn_runs has"

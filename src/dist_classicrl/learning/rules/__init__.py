@@ -107,8 +107,15 @@ def check_settings(settings: Settings) -> None:
 
 
 def check_source(settings: Settings, source: Source) -> None:
-    """Raise an error of the package if the rule cannot be right in this environment."""
+    """Raise an error of the package if the rule cannot be right in this environment, or how much it keeps.
+
+    All ranks ask before they make learners, of which a server has none.
+    """
     rule, parameters = find(settings.algorithm)
+    rule.remembered(parameters)
+    if source.keys is None:
+        size = parameters, source.n_states, source.n_actions
+        rule.modeled(*size), rule.shares(*size, is_merged=True), rule.shares(*size, is_merged=False)
     if rule.check_source is not None:
         rule.check_source(parameters, source)
 
@@ -125,7 +132,7 @@ def why_none_travels(rule: LearningRule, parameters: Any) -> str | None:
             "learns where the entry is (on_target), where what it remembers of the walker (memory) and the "
             "steps that wait are not"
         )
-    if rule.modeled(parameters, 1, 1):
+    if rule.has_model(parameters):
         return "keeps a model of the environment, of which each owner would see a part"
     if rule.waits is not None and len(rule.tables) > 1:
         return "lets steps wait, and has several tables"
@@ -149,7 +156,7 @@ def named_shared(algorithm: Any, n_states: int, n_actions: int, numbers: np.ndar
     """Return by name what a rule shares of the merged numbers, in their order."""
     rule, parameters = find(algorithm)
     merged = [one for one in rule.shared if one.merge != "owner"]
-    ends = np.cumsum([one.count(parameters, n_states, n_actions) for one in merged])
+    ends = np.cumsum(rule.shares(parameters, n_states, n_actions, is_merged=True))
     return {one.name: part for one, part in zip(merged, np.split(numbers, ends), strict=False)}
 
 
