@@ -316,3 +316,16 @@ def test_evaluation_reads_nothing_beside_the_table(dtype):
     table.load(np.array([0.0, 1.0, 0.0, 1.0]), np.zeros(4, np.int64))
     simulator = CompiledSimulator.from_model(both_ends)
     assert _evaluate_compiled(simulator, table, 100, 1, 10).returns.tolist() == [1.0] * 100
+
+
+def test_what_values_begin_with_takes_room_before_a_copy_does(monkeypatch):
+    learner = agent(initial_value=2.0, state_size=5_100)  # more states than there are: it learns in a copy
+
+    def left():
+        large = state_of(learner).large
+        is_written = large is not None and large.unfilled.values[0, 0] != 0.0
+        return 200_000 if is_written else 500_000  # of a table of 326,400 bytes, and a copy of as many
+
+    monkeypatch.setattr(_memory, "memory_left", left)
+    with pytest.raises(SettingsError, match="A copy of the table, as this way of learning needs it"):
+        learner.train(MODEL, total_steps=10)
