@@ -79,7 +79,9 @@ def test_an_error_below_the_server_of_a_host_is_raised_everywhere(world, two_hos
 
 
 @pytest.mark.core
-def test_a_tree_on_one_host_is_none_which_rank_0_alone_is_told_once(world, make_agent, lake, caplog):
+def test_a_tree_on_one_host_is_none_which_rank_0_alone_is_told_once(
+    world, make_agent, lake, several_ranks, caplog
+):
     agent = make_agent(topology="tree", logical_workers=2)
     for _ in range(2):
         agent.train(lake, total_steps=1_000)
