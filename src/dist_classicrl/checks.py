@@ -325,6 +325,17 @@ def check_shown(name: str, value: Any, error: type[Exception] = SettingsError) -
         )
 
 
+def as_floats(name: str, values: Any, error: type[Exception]) -> np.ndarray:
+    """Return `values` as an array of float64; an `error` where they are no numbers, or some are hidden."""
+    import numpy as np
+
+    check_shown(name, values, error)
+    try:
+        return np.asarray(values, float)
+    except (OverflowError, TypeError, ValueError) as caught:
+        raise error(f"{name} must be numbers, in rows of the same length: {caught}.") from caught
+
+
 def sum_tolerance(rows: np.ndarray) -> float:
     """Return how far rows of probabilities may be from adding up to 1: by 1e-8, or their own rounding."""
     import numpy as np

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from own_rules import sum_of_both
 from superstep_runs import KEY, learned, play, problem_of, shares_of
 from test_keyed_supersteps import scrambled_once
 from test_supersteps import garnet, settings_of, shop
@@ -235,11 +236,6 @@ def learn_by_bits(rule, context, now, step, learned):
 def there_by_bits(rule, context, now, row, action, target, learned):
     mine = np.int64(bits(now, 0) & np.uint64(1))
     return update(context, now, row + mine * context.table.n_states, action, target, learned)
-
-
-@rule_function
-def sum_of_both(rule, context, state, action):
-    return value(context, state, action) + value(context, state + context.table.n_states, action)
 
 
 def test_what_learns_where_the_entry_is_draws_what_learn_drew():

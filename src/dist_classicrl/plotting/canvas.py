@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from dist_classicrl.checks import check_shown, checked_path, is_mapping
+from dist_classicrl.checks import checked_path, is_mapping
 from dist_classicrl.errors import MissingExtraError, PlotError
 
 if TYPE_CHECKING:
@@ -162,15 +162,6 @@ def check_target(path: str | os.PathLike[str]) -> Path:
             f"Give, for instance, {target.with_suffix('.png') if target.name else 'plot.png'}."
         )
     return target
-
-
-def as_numbers(name: str, values: Any) -> np.ndarray:
-    """Return `values` as an array of float64; PlotError where they are no numbers."""
-    check_shown(name, values, PlotError)
-    try:
-        return np.asarray(values, float)
-    except (OverflowError, TypeError, ValueError) as error:
-        raise PlotError(f"{name} must be numbers, in rows of the same length: {error}.") from error
 
 
 def as_number(given: Any) -> float | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from dist_classicrl.checks import as_row, is_mapping
+from dist_classicrl.checks import as_floats, as_row, is_mapping
 from dist_classicrl.errors import PlotError
 from dist_classicrl.plotting import canvas
 
@@ -161,7 +161,7 @@ def plot_comparison(
 
 def _bands(x: Any, curves: Mapping[str, Interval], title: str) -> tuple[Figure, Axes]:
     curves = _entries(curves)
-    places = canvas.as_numbers("The places on the horizontal axis", x)
+    places = as_floats("The places on the horizontal axis", x, PlotError)
     figure = canvas.new_figure(_PANEL + 1.6)
     canvas.write_title(figure, title)
     axes = figure.subplots()
@@ -184,7 +184,7 @@ def _entries(what: Mapping[str, _T]) -> dict[str, _T]:
 
 
 def _arrays(name: str, interval: Any, shape: tuple[int, ...]) -> list[np.ndarray]:
-    arrays = [canvas.as_numbers(f"What {name!r} has", each) for each in as_row(interval)]
+    arrays = [as_floats(f"What {name!r} has", each, PlotError) for each in as_row(interval)]
     if len(arrays) != 3 or any(each.shape != shape for each in arrays):
         raise PlotError(
             f"{name!r} has arrays of shapes {[each.shape for each in arrays]}. Give three of shape {shape}: "

@@ -16,7 +16,7 @@ import numpy as np
 
 from dist_classicrl._arguments import named_arguments
 from dist_classicrl._words import counted
-from dist_classicrl.checks import as_float, check_shown, is_mapping, is_real, is_row, is_whole
+from dist_classicrl.checks import as_float, as_floats, is_mapping, is_real, is_row, is_whole
 from dist_classicrl.errors import MissingExtraError, StudyError
 
 Scores = Mapping[str, Mapping[str, Any]]
@@ -253,12 +253,12 @@ def interquartile_mean(values: Any, axis: int = -1) -> Any:
 
     This is scipy's ``trim_mean(values, 0.25)``, as rliable has it.
     """
-    return stats().trim_mean(as_numbers(values, "Values"), 0.25, axis=axis)
+    return stats().trim_mean(as_floats("Values", values, StudyError), 0.25, axis=axis)
 
 
 def optimality_gap(values: Any, axis: int = -1) -> Any:
     """Return how far normalized scores stay below 1, on average: scores above 1 make up for nothing."""
-    below = 1.0 - (as_numbers(values, "Scores") if axis is None else _in_rows(values, "Scores"))
+    below = 1.0 - (as_floats("Scores", values, StudyError) if axis is None else _in_rows(values, "Scores"))
     return np.maximum(0.0, below).mean(axis=axis)
 
 
@@ -423,7 +423,8 @@ def normalized(scores: Scores, bounds: Mapping[str, tuple[float, float]]) -> dic
             )
         random, optimal = map(float, ends)
         made[task] = {
-            name: (as_numbers(each, f"Scores of {name!r} in {task!r}") - random) / (optimal - random)
+            name: (as_floats(f"Scores of {name!r} in {task!r}", each, StudyError) - random)
+            / (optimal - random)
             for name, each in variants.items()
         }
     return made
@@ -467,18 +468,9 @@ def check_mapping(scores: Any) -> None:
         )
 
 
-def as_numbers(values: Any, what: str) -> np.ndarray:
-    """Return `values` as an array of float64, or raise `StudyError`."""
-    check_shown(what, values, StudyError)
-    try:
-        return np.asarray(values, float)
-    except (OverflowError, TypeError, ValueError) as error:
-        raise StudyError(f"{what} must be numbers, in rows of the same length: {error}.") from error
-
-
 def _in_rows(values: Any, what: str, most: float = math.inf) -> np.ndarray:
     """Return numbers as an array of at least one dimension, and at `most` so many."""
-    array = as_numbers(values, what)
+    array = as_floats(what, values, StudyError)
     if not 1 <= array.ndim <= most:
         raise StudyError(f"{what} must be numbers in a row, as a list, got {values!r}.")
     return array
@@ -486,7 +478,7 @@ def _in_rows(values: Any, what: str, most: float = math.inf) -> np.ndarray:
 
 def checked_values(values: Any, what: str) -> np.ndarray:
     """Return `values` as a 1-D array of at least 2 finite numbers, or raise `StudyError`."""
-    array = as_numbers(values, what)
+    array = as_floats(what, values, StudyError)
     if array.ndim != 1:
         raise StudyError(f"{what} have shape {array.shape}. Give one number per seed, as a list.")
     if array.size < FEWEST:

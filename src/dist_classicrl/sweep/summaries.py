@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl.checks import as_float, is_mapping, is_real, is_row
+from dist_classicrl.checks import as_float, as_floats, is_mapping, is_real, is_row
 from dist_classicrl.errors import StudyError
 from dist_classicrl.plotting.intervals import t_interval
 from dist_classicrl.sweep.comparison import (
     FEWEST,
     RESAMPLES,
     Scores,
-    as_numbers,
     bootstrap_interval,
     check_count,
     checked_scores,
@@ -92,7 +91,7 @@ def curve_with_interval(
         raise StudyError(f"average must be {' or '.join(map(repr, AVERAGES))}, got {average!r}.")
     check_count("resamples", resamples, 100)
     check_count("seed", seed, 0)
-    values = as_numbers(curves, "Curves")
+    values = as_floats("Curves", curves, StudyError)
     if values.ndim != 2 or len(values) < FEWEST or not values.shape[1]:
         raise StudyError(
             f"Curves have shape {values.shape}. Give an array of shape (seeds, points), with {FEWEST} seeds "
@@ -140,7 +139,7 @@ def performance_profile(
     """
     check_count("resamples", resamples, 100)
     check_count("seed", seed, 0)
-    bars = np.atleast_1d(as_numbers(thresholds, "Thresholds"))
+    bars = np.atleast_1d(as_floats("Thresholds", thresholds, StudyError))
     if bars.ndim != 1 or not bars.size or not np.isfinite(bars).all():
         raise StudyError(
             f"Thresholds must be finite numbers in a row, got shape {bars.shape}. Write for instance "
