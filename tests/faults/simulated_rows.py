@@ -35,6 +35,7 @@ from dist_classicrl.engines.run import Resumed, Run
 from dist_classicrl.engines.saving import Position
 from dist_classicrl.engines.sharded import server as sharded_server
 from dist_classicrl.engines.sharded import training as sharded_training
+from dist_classicrl.engines.sharded.host_memory import HostMemory, share_rows
 from dist_classicrl.engines.sharded.own_share import Chunk, Done, OwnShare
 from dist_classicrl.engines.sharded.rows import HostRows
 from dist_classicrl.engines.supersteps import division
@@ -174,7 +175,11 @@ class SharedRows(Supersteps):
         self.disks = [_Disk() for _ in range(self.calls)]
         shape = TableShape(16, 4)
         self.larges = [LargeTable(shape, np.dtype(np.float64)) for _ in self.network.ranks]
-        self._memories: dict[int, _Memory] = {}  # by host
+        self._memories: dict[int, HostMemory] = {}  # by host
+        self.dies_moving = rng.random() < 0.2  # whoever first takes the table to where all see it
+        self.initial = rng.choice([0.0, 0.25])
+        for large in self.larges:
+            large.begin_with(self.initial)
         self.had_nothing = False  # to go back to, when a rank was lost
 
     def run_of(self, group: Group | None, *begin: Any, **more: Any) -> Run:
@@ -199,33 +204,46 @@ class SharedRows(Supersteps):
         run.large.put(disk.values, disk.counts)
         return disk.saved
 
-    def _share_rows(self, run: Run, group: Group, start: Setup | Entry) -> None:
-        """Do what the engine does, with memory of a host that this process has."""
-        large, host = run.large, self.network.hosts[group.rank]
-        if isinstance(start, Entry):
-            if run.told["rows"]["host"] != host and not large.is_in_use:
-                raise CutOffError("This rank cannot open the memory of the others.")
-            memory = self._memory_of(host)
-        else:
-            memory = self._memory_of(host)
-            if isinstance(start, Setup):
-                told = start.broadcast_message(large.memory if start.is_head else None, "the table")
-                if start.rank == start.here[0]:
-                    memory.bytes[:] = told
-                start.agree(None, {}, [], "all to have the table")
-        large.move_to(memory, False)
-        run.told["rows"] = memory.told
-        run.rows = large.rows
-        run.values, run.counts = large.rows.values, large.rows.counts
+    def beginning(self) -> tuple[np.ndarray, np.ndarray, dict[int, dict[str, np.ndarray]]]:
+        """Return a table of first values, which the rows are filled with when the first call begins."""
+        values, counts, states = super().beginning()
+        return values + self.initial, counts, states
 
-    def _memory_of(self, host: int) -> _Memory:
-        size = self.larges[0].size
-        return self._memories.setdefault(host, _Memory(size, host))
+    def _share_rows(self, run: Run, group: Group, start: Setup | Entry) -> None:
+        """Do what the engine does, and know on which host the memory is: all ranks are one process."""
+        large, host = run.large, self.network.hosts[group.rank]
+        is_entry = isinstance(start, Entry)
+        if is_entry and run.told["rows"]["host"] != host and not large.is_in_use:
+            raise CutOffError("This rank cannot open the memory of the others.")
+        with mock.patch.object(large, "_move", partial(self._move, group, large._move)):
+            SHARE_ROWS(run, group, start)
+        run.told["rows"] = {**run.told["rows"], "host": host}
+
+    def _move(self, group: Group, move: Callable[..., None], memory: Any, is_first: bool) -> None:
+        """Take the time that a copy takes, in which a rank may die."""
+        if is_first and self.network.conditions.has_word:  # else another one may come meanwhile
+            if self.dies_moving:
+                self.dies_moving = False
+                self.network.at(self.network.now + 0.1 * INTERVAL, partial(self.network.kill, group.rank))
+            group.wire.work(0.2 * INTERVAL)
+        move(memory, is_first)
+
+    def _share(self, large: LargeTable, setup: Any) -> None:
+        """Do what `share_rows` does, and where nobody hears of deaths let who is first make the memory."""
+        if isinstance(setup, Setup):
+            share_rows(large, setup)
+            return
+        host = self.network.hosts[next(rank for rank, its in enumerate(self.larges) if its is large)]
+        is_first = host not in self._memories
+        if is_first:
+            self._memories[host] = HostMemory.new(large.size, is_sparse=True)
+        large.move_to(self._memories[host], is_first)
 
     def check(self) -> list[str]:
         """Let it happen, and return what was wrong."""
         with (
             mock.patch.object(superstep_training, "_share_rows", self._share_rows),
+            mock.patch.object(superstep_training, "share_rows", self._share),
             mock.patch.object(FileThread, "do", _do_now),
         ):
             return super().check()
@@ -300,10 +318,6 @@ class Divided(SharedRows):
         put_rows(part.run.large, part.group.host_of(part.group.rank), *self._table(name))
         return {}
 
-    def _share_rows(self, run: Run, group: Group, start: Setup | Entry) -> None:
-        """Do what the engine does."""
-        SHARE_ROWS(run, group, start)
-
     def check(self) -> list[str]:
         """Let it happen, and return what was wrong."""
         save, load = (
@@ -315,11 +329,7 @@ class Divided(SharedRows):
             mock.patch.object(superstep_training, "open_desk", lambda *_: None),
             mock.patch.object(division, "BLOCK_SHIFT", 0),
         ):
-            wrong = super().check()
-        for large in self.larges:
-            if large.shared is not None:
-                large.shared.close()
-        return wrong
+            return super().check()
 
     @property
     def must_end_well(self) -> bool:

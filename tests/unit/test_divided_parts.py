@@ -325,6 +325,23 @@ def test_a_desk_takes_a_tag_that_is_free_on_all_ranks(monkeypatch):
     assert another.desk[0] == rest[3] and in_use == {*rest}
 
 
+def test_who_has_a_desk_already_agrees_with_the_others_on_its_tag(monkeypatch):
+    """A rank was lost when some had opened theirs, and all begin again."""
+    monkeypatch.setattr(desk, "RowDesk", lambda group, large, tag, in_use: SimpleNamespace(tag=tag))
+    with_one, without, theirs = SimpleNamespace(desk=None), SimpleNamespace(desk=None), []
+    before, group = group_of_two(), group_of_two()
+    for _ in range(3):
+        with_one.desk = None
+        desk.open_desk(with_one, before, told([]))
+    opened = with_one.desk
+    all_told = SimpleNamespace(agree=lambda *asked: theirs.append(asked[2]) or np.array([asked[2]]))
+    desk.open_desk(with_one, before, all_told)
+    assert with_one.desk is opened and theirs == [[int(tag == opened.tag) for tag in desk._TAGS]]
+    agreed = SimpleNamespace(agree=lambda error, description, own, what: np.array([own, theirs[0]]))
+    desk.open_desk(without, group, agreed)
+    assert without.desk.tag == opened.tag == desk._TAGS[2]
+
+
 def test_rows_of_a_host_that_leaves_do_not_move_while_a_rank_that_came_has_not_begun(monkeypatch):
     """Its host would get them, and no player is there to take them."""
     server = object.__new__(DividedServer)

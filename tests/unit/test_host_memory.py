@@ -5,6 +5,7 @@ import errno
 import os
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,9 +14,12 @@ import pytest
 
 from dist_classicrl import _memory
 from dist_classicrl._memory import HUGE_PAGE
+from dist_classicrl.comm import envelope
 from dist_classicrl.engines.sharded import host_memory
-from dist_classicrl.engines.sharded.host_memory import HostMemory
+from dist_classicrl.engines.sharded.host_memory import HostMemory, share_rows
 from dist_classicrl.errors import SettingsError
+from dist_classicrl.membership.election import Deposed
+from dist_classicrl.membership.view import View
 from dist_classicrl.tables.large_table import LargeTable
 from dist_classicrl.tables.shape import TableShape
 
@@ -164,3 +168,81 @@ def test_parts_of_a_table_are_taken_by_the_ranks_of_its_host(monkeypatch):
     table.take_part(0, 3)
     assert len(taken) == 3
     memory.close()
+
+
+class Steps:
+    """What the rank of a host does in a setup with one more, which is lost in one of the steps."""
+
+    def __init__(self, head, told=None, lost_in=99):
+        self.rank, self.head, self.is_head = 1, head, head == 1
+        self.here = self.members = [0, 1]
+        self.told, self.left = told, lost_in
+
+    def agree(self, error, description, numbers, what=""):
+        self.left -= 1
+        if self.left == 0:
+            raise Deposed(View(1, 0, 0, (0, 1)))
+        return np.array([numbers, numbers])
+
+    def broadcast_message(self, message, what):
+        return envelope.text(self.told) if message is None else message
+
+
+@on_linux
+@pytest.mark.parametrize("lost_in", [2, 3, 99])
+def test_rows_count_as_there_only_once_all_have_them(lost_in):
+    """The rank that serves may be lost while it writes them; who takes its place has its own."""
+    table, open_files = (
+        LargeTable(TableShape(300_000, 4), np.dtype(np.float32)),
+        len(os.listdir("/proc/self/fd")),
+    )
+    table.begin_with(2.5)
+    lost = HostMemory.new(table.size, is_sparse=True)  # which nothing was written to
+    with suppress(Deposed):
+        share_rows(table, Steps(0, lost.told, lost_in))
+    has_moved = lost_in == 99
+    assert (table.shared is not None) == has_moved
+    assert len(os.listdir("/proc/self/fd")) == open_files + 1 + has_moved
+    lost.close()
+    share_rows(table, Steps(1))
+    assert (table.rows.values == (0.0 if has_moved else 2.5)).all()
+    table.shared.close()
+    assert len(os.listdir("/proc/self/fd")) == open_files
+
+
+@on_linux
+def test_values_that_were_put_into_rows_are_kept_until_others_have_them():
+    table = LargeTable(TableShape(300_000, 4), np.dtype(np.float32))
+    table.put(np.full((300_000, 4), 3.5, np.float32), np.ones((300_000, 4), np.int64))
+    lost = HostMemory.new(table.size, is_sparse=True)
+    with pytest.raises(Deposed):
+        share_rows(table, Steps(0, lost.told, 3))
+    lost.close()
+    share_rows(table, Steps(1))
+    assert (table.rows.values == 3.5).all() and (table.rows.counts == 1).all()
+    table.shared.close()
+
+
+@on_linux
+def test_an_error_of_who_writes_the_rows_is_told_and_they_are_written_when_it_is_tried_again(monkeypatch):
+    table, told = LargeTable(TableShape(300_000, 4), np.dtype(np.float32)), []
+    table.begin_with(2.5)
+    setup = Steps(1)
+
+    def agree(error, description, numbers, what=""):
+        told.append(error)
+        if error is not None:
+            raise error
+        return np.array([numbers, numbers])
+
+    def fail(self):
+        raise MemoryError
+
+    setup.agree = agree
+    with monkeypatch.context() as failing, pytest.raises(MemoryError):
+        failing.setattr(LargeTable, "_fill", fail)
+        share_rows(table, setup)
+    assert [error is None for error in told] == [True, True, False]
+    share_rows(table, setup)
+    assert (table.rows.values == 2.5).all()
+    table.shared.close()

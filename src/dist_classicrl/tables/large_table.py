@@ -100,8 +100,8 @@ class LargeTable:
         return self._memory
 
     def _fill(self) -> None:
-        self._is_unfilled = False
         self.unfilled.shape.tables(self.unfilled.values)[:] = self.initial
+        self._is_unfilled = False
 
     def take_room(self, part: int | None = None) -> None:
         """Raise SettingsError, before anything is written, where the host has not as much memory left.
@@ -171,13 +171,18 @@ class LargeTable:
         `is_first`: they are copied there, or filled. Else they are there, or will be. What they took is given
         back meanwhile, unless a user may hold it.
         """
-        if memory is self.shared:
-            return
+        if memory is not self.shared:
+            self._move(memory, is_first)
+        if is_first and self._is_unfilled:
+            self._fill()
+        self._is_unfilled = False
+
+    def _move(self, memory: Any, is_first: bool) -> None:
         target, self._has_room = memory.array(in_small_pages=self.is_divided), True
-        fills, self._is_unfilled = is_first and self._is_unfilled, False
+        copies = is_first and not self._is_unfilled
         for first in range(0, 0 if self.is_divided else self.size, _MOVED_BYTES):
             part = slice(first, min(first + _MOVED_BYTES, self.size))
-            if is_first and not fills and self._memory[part].any():
+            if copies and self._memory[part].any():
                 target[part] = self._memory[part]
             if self.shared is None and not self.is_given:
                 _memory.give_back(self._memory, part)
@@ -185,5 +190,3 @@ class LargeTable:
             self.shared.close()
         shape, dtype = self.unfilled.shape, self.unfilled.values.dtype
         self.shared, self._memory, self.unfilled = memory, target, LineTable(shape, dtype, None, target)
-        if fills:
-            self._fill()

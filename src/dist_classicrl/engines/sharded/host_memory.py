@@ -12,6 +12,7 @@ import mmap
 import os
 import secrets
 import tempfile
+import weakref
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -35,12 +36,15 @@ _TOLD_BYTES = 1 << 24
 
 @dataclass(eq=False)
 class HostMemory:
-    """`size` bytes in an open file that others can open."""
+    """`size` bytes in an open file that others can open until this is closed, or gone."""
 
     descriptor: int
     size: int
     mark: str  # hexadecimal digits
     is_a_file: bool = False  # since not all ranks see each other's open files
+
+    def __post_init__(self) -> None:
+        self._close = weakref.finalize(self, os.close, self.descriptor)
 
     @classmethod
     def new(cls, size: int, is_sparse: bool = False) -> HostMemory:
@@ -96,7 +100,7 @@ class HostMemory:
 
     def close(self) -> None:
         """Let nobody find it here any more."""
-        os.close(self.descriptor)
+        self._close()
 
 
 def share(setup: Setup, size: int, is_sparse: bool = False, own: HostMemory | None = None) -> HostMemory:
@@ -121,23 +125,37 @@ def share(setup: Setup, size: int, is_sparse: bool = False, own: HostMemory | No
 
 
 def share_rows(large: LargeTable, setup: Setup) -> None:
-    """Let the ranks of each host have the rows of the head in memory of theirs; all call it together."""
+    """Let the ranks of each host have the rows of the head in memory of theirs; all call it together.
+
+    Each keeps what it had until all are known to have the rows: where the head is lost, another one's count.
+    The head gives its own back as it copies them, since they would be lost with it anyway.
+    """
     before = large.shared
-    if len(setup.here) == len(setup.members):
-        large.move_to(share(setup, large.size, True, large.shared), setup.is_head)
+    is_one_host = len(setup.here) == len(setup.members)
+    if is_one_host:
+        memory = share(setup, large.size, True, before)
     else:
-        _share_by_hosts(large, setup)
-    if large.shared is not before:
+        first = setup.head if setup.head in setup.here else setup.here[0]
+        memory = share_by_host(setup, large.size, first, before)
+    error: BaseException | None = None
+    try:
+        if setup.is_head:
+            large.move_to(memory, True)
+    except BaseException as caught:  # whatever it is, the others must hear of it
+        error = caught
+    setup.agree(error, {}, [], "the server to have its table where the ranks of its host see it")
+    if not is_one_host:
+        _tell_hosts(memory.array(), setup, setup.rank == first)
+        setup.agree(None, {}, [], "all hosts to have the server's table")
+    large.move_to(memory, False)
+    if memory is not before:
         large.take_part(setup.here.index(setup.rank), len(setup.here))
 
 
-def _share_by_hosts(large: LargeTable, setup: Setup) -> None:
-    first = setup.head if setup.head in setup.here else setup.here[0]
-    is_first = setup.rank == first
-    large.move_to(share_by_host(setup, large.size, first, large.shared), is_first)
-    for begin in range(0, large.size, _TOLD_BYTES):
-        part = slice(begin, min(begin + _TOLD_BYTES, large.size))
-        rows = large.memory[part]
+def _tell_hosts(own: np.ndarray, setup: Setup, is_first: bool) -> None:
+    """Write the head's bytes of a table into those of each host; `is_first`: this rank writes its host's."""
+    for begin in range(0, own.size, _TOLD_BYTES):
+        rows = own[begin : begin + _TOLD_BYTES]
         told = None
         if setup.is_head:
             told = rows if rows.any() else rows[:0]

@@ -64,7 +64,9 @@ class RowDesk:
     """Answers the other ranks, and asks them for rows of `large`."""
 
     def __init__(self, group: Group, large: LargeTable, tag: int, in_use: set[int]) -> None:
-        self._group, self._tag, self._in_use = group, tag, in_use
+        #: What the ranks send each other rows with.
+        self.tag = tag
+        self._group, self._in_use = group, in_use
         # The thread must not keep an agent's table for longer than others may ask for its rows.
         self._table = weakref.ref(large)
         self._held = large.memory, large.rows, large.shared
@@ -178,7 +180,7 @@ class RowDesk:
         is_lost = [channel.lost is not None for channel in self._channels.values()]
         # Of who is silent something may come yet.
         if all(are_closed) and not any(is_lost) and set(self._channels) <= self._left:
-            self._in_use.discard(self._tag)
+            self._in_use.discard(self.tag)
         atexit.unregister(self._leave)
 
     def _turn(self) -> bool:
@@ -245,9 +247,10 @@ _in_use: weakref.WeakKeyDictionary[Group, set[int]] = weakref.WeakKeyDictionary(
 
 
 def open_desk(large: LargeTable, group: Group, setup: Setup) -> None:
-    """Let the ranks ask each other for rows from now on; all ranks call it together."""
-    if large.desk is not None:
-        return
+    """Let the ranks ask each other for rows from now on; all ranks call it together.
+
+    Some may have a desk already, where a rank was lost while all opened theirs: the others take its tag.
+    """
     if not group.wire.has_threads:
         raise SettingsError(
             "A table that is divided between hosts needs an MPI library that several threads may call "
@@ -255,9 +258,10 @@ def open_desk(large: LargeTable, group: Group, setup: Setup) -> None:
             "does by itself, unless mpi4py.rc.thread_level says otherwise."
         )
     in_use = _in_use.setdefault(group, set())
+    own = None if large.desk is None else large.desk.tag
     for _ in range(_TAG_TRIES):
-        are_free = [int(tag not in in_use) for tag in _TAGS]
-        everyone = setup.agree(None, {}, are_free, "all ranks to say which agents are gone")
+        can_be = [int(tag not in in_use if own is None else tag == own) for tag in _TAGS]
+        everyone = setup.agree(None, {}, can_be, "all ranks to say which agents are gone")
         free = [tag for tag, answers in zip(_TAGS, everyone.T, strict=True) if answers.all()]
         if free:
             break
@@ -268,5 +272,6 @@ def open_desk(large: LargeTable, group: Group, setup: Setup) -> None:
             "at a time. Let go of those that are not needed any more, on all ranks (del agent). Where a rank "
             "was lost since, that does not help: start the job again."
         )
-    in_use.add(free[0])
-    large.desk = RowDesk(group, large, free[0], in_use)
+    if own is None:
+        in_use.add(free[0])
+        large.desk = RowDesk(group, large, free[0], in_use)
