@@ -40,6 +40,9 @@ TEMPERATURE = "temperature"
 DEVICES = ("cpu", "cuda", "auto")
 """What `Settings.device` may be."""
 
+PLACEMENTS = ("auto", "replicated", "sharded")
+"""What an agent takes for `placement`, and `train` besides an engine."""
+
 MERGINGS = ("affine", "order_free", "staleness_weighted", "reject_stale")
 """Ways in which a server puts pushes into its table, see `dist_classicrl.tables.merging`."""
 
@@ -89,6 +92,19 @@ class Compression(OneOf):
     def __call__(self, name: str, value: Any) -> Any:
         """Return it as plain data."""
         return compressions.to_data(value)
+
+
+class Placement(OneOf):
+    """Words for where tables are; an engine of a user's own is told where it goes."""
+
+    def __call__(self, name: str, value: Any) -> str:
+        """Return the word."""
+        if hasattr(value, "suits") and hasattr(value, "train"):
+            raise SettingsError(
+                f"{name} must be one of {', '.join(map(repr, self.words))}, got {value!r}. An engine of your "
+                f"own is given to train: leave this out, and write {name}= there."
+            )
+        return super().__call__(name, value)
 
 
 class Pattern(OneOf):
@@ -237,6 +253,12 @@ class Settings(Checked):
         None, Or(None, WholeNumber(0, "None", bits=63)), "Of all random numbers; drawn if left out."
     )  # ranks tell each other the seed as an int64
     dtype: str = _learning("float64", NumberType(("float64", "float32")), "Of the table.")
+    placement: str = setting(
+        "auto",
+        Placement(PLACEMENTS),
+        "Where the table is: a copy on each rank, or one that all ranks learn in.",
+        section="Learning",
+    )  # not kept: what one way has begun another one goes on with
     device: str = setting(
         "cpu",
         Device(DEVICES, {"gpu": "device='gpu' is written device='cuda'."}),
@@ -272,7 +294,7 @@ class Settings(Checked):
     compression_threshold: float = _talking(0.0, RealNumber(0.0), "Changes of values below this may wait.")
     compression: Any = _talking(
         "none",
-        Compression(tuple(compressions.NAMED), {"threshold": compressions.THRESHOLD}),
+        Compression(tuple(compressions.NAMED)),
         "How messages go in fewer bytes.",
     )
     prefetch_factor: int = _talking(2, WholeNumber(1, bits=31), "Pushes in flight per worker.")
@@ -355,6 +377,8 @@ class Settings(Checked):
                 f"go up to {_MOST_OF_FLOAT32:g}. Make it smaller, or write dtype='float64'."
             )
         self._check_compression(compressions.name_of(self.compression))
+        if self.compression == "threshold":  # which is none besides
+            object.__setattr__(self, "compression", "none")
         if self.topology == "tree" and not self.async_updates:
             raise SettingsError(
                 f'topology="{self.topology}" has no place in the reproducible mode (async_updates=False), '
@@ -423,7 +447,12 @@ class Settings(Checked):
             )
 
     def _check_compression(self, name: str) -> None:
-        """Refuse a kind of compression with settings that it cannot be had with."""
+        """Refuse a kind of compression with settings that it cannot be had with, or without."""
+        if name == "threshold" and self.compression_threshold == 0.0:
+            raise SettingsError(
+                'compression="threshold" lets changes wait that are below compression_threshold, and that is '
+                "0: none is. Write compression_threshold=0.01 as well, or another number."
+            )
         if name in ("top_k", "quantized") and not self.async_updates:
             raise SettingsError(
                 f'compression="{name}" has no place in the reproducible mode (async_updates=False): what '

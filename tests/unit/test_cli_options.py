@@ -32,6 +32,7 @@ from dist_classicrl.settings import ByRule, Settings
 NO_OPTIONS = {
     *("self", "env", "new_env", "steps", "progress", "callbacks"),
     *("progress_bar", "verbose"),
+    "placement",  # a setting, which a call may override
 }
 
 
@@ -61,7 +62,7 @@ def test_the_words_to_choose_from_are_those_of_the_library():
 @pytest.mark.parametrize(
     ("name", "word", "said"),
     [
-        ("compression", "threshold", "Write compression_threshold=0.01"),
+        ("device", "gpu", "is written device='cuda'"),
         ("communication_backend", "nccl", "needs one GPU per rank"),
     ],
 )

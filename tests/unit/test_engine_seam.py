@@ -326,7 +326,7 @@ def test_engines_that_cannot_be_registered(registered):
         engines.unregister("swim")
 
 
-@pytest.mark.parametrize("placement", ["shared", "", None, 1, Walk, object()])
+@pytest.mark.parametrize("placement", ["shared", "", 1, Walk, object()])
 def test_what_is_no_placement_is_refused(placement):
     agent = DistAsyncQLearning(seed=5)
     with pytest.raises(
@@ -334,6 +334,19 @@ def test_what_is_no_placement_is_refused(placement):
     ):
         agent.train(LAKE, total_steps=100, placement=placement)
     assert agent.steps == 0 and agent.train(LAKE, total_steps=10).steps == 10
+
+
+def test_a_call_that_says_nothing_of_placement_takes_the_agents():
+    def learned(given, **asked):
+        agent = DistAsyncQLearning(seed=5, async_updates=False, **given)
+        agent.train(LAKE, total_steps=2_000, **asked)
+        return agent.q_table
+
+    by_owners, in_rounds = learned({}, placement="sharded"), learned({}, placement="replicated")
+    assert not np.array_equal(by_owners, in_rounds)
+    np.testing.assert_array_equal(learned({"placement": "sharded"}), by_owners)
+    np.testing.assert_array_equal(learned({"placement": "sharded"}, placement="replicated"), in_rounds)
+    np.testing.assert_array_equal(learned({"placement": "replicated"}, placement="sharded"), by_owners)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import inspect
 import json
 import math
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -185,8 +186,8 @@ def test_settings_that_contradict_each_other():
 def test_compression():
     assert Settings().compression == "none"
     assert Settings(compression="lossless", compression_threshold=0.1).compression == "lossless"
-    for wrong in (3, "zip", {"name": "zip"}, {"name": "top_k", "bits": 8}, {"name": []}, (0.1,), None):
-        with pytest.raises(SettingsError, match="compression must be one of 'none', 'delta'.*TopK\\("):
+    for wrong in (3, "zip", {"name": "zip"}, {"name": "top_k", "bits": 8}, {"name": []}, (0.1,), ""):
+        with pytest.raises(SettingsError, match="compression must be one of 'none', 'threshold', 'delta'.*TopK\\("):
             Settings(compression=wrong)
     with pytest.raises(SettingsError, match="Write TopK\\(\\) for"):
         Settings(compression=TopK)
@@ -209,8 +210,23 @@ def test_compression():
             Settings(compression=Quantized(bits))
     with pytest.raises(SettingsError, match='compression="top_k" says itself.*=0.5'):
         Settings(compression="top_k", compression_threshold=0.5)
-    with pytest.raises(SettingsError, match="Write compression_threshold=0.01"):
+    with pytest.raises(SettingsError, match=r"threshold, and that is 0.*Write compression_threshold=0\.01"):
         Settings(compression="threshold")
+    waiting = Settings(compression_threshold=0.5)
+    assert Settings(compression=None) == Settings() != waiting
+    for words in (None, "none", "threshold"):
+        assert Settings(compression=words, compression_threshold=0.5) == waiting
+
+
+def test_an_engine_is_given_to_train_and_not_kept_as_a_setting():
+    assert Settings(placement="sharded").to_dict()["placement"] == "sharded"
+    with pytest.raises(SettingsError, match="one of 'auto', 'replicated', 'sharded', got 'shared'"):
+        Settings(placement="shared")
+    engine = SimpleNamespace(name="own", suits=lambda *_: True, train=lambda *_: None)
+    with pytest.raises(
+        SettingsError, match="An engine of your own is given to train.*write placement= there"
+    ):
+        Settings(placement=engine)
 
 
 def test_compression_names_the_package_that_it_lacks(monkeypatch):

@@ -108,8 +108,9 @@ class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
     initial_value : float
         Of all entries of a new table. More than can be collected lets everything be tried: values can only
         fall then.
-    compression : str or NamedTuple
-        How pushes and refreshes go in fewer bytes. "delta": in shorter forms of numbers, and "lossless": by
+    compression : str, NamedTuple or None
+        How pushes and refreshes go in fewer bytes. None or "none", or "threshold" where there is a
+        `compression_threshold`: as they are. "delta": in shorter forms of numbers, and "lossless": by
         Zstandard besides (extra `compression`), each where messages get smaller by a tenth at least, with no
         bit of the table changed. Likewise as "delta", "top_k" or ``TopK(share=0.1)`` of
         `dist_classicrl.compression`: the maps that move values most go, and the others stay with the worker
@@ -142,6 +143,8 @@ class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
         was learned in them, visits too, is dropped.
     dtype : str
         Of the table, "float64" or "float32". Maps and targets are float64 in either case.
+    placement : str
+        Where the table is, in each call of `train` that does not say so itself; see there.
     device : str
         Where this rank learns. "cpu": on a core. "cuda": on a CUDA card, each rank on its own, with many
         walkers at a time; needs the extra `gpu`. "auto": on a card where there is one and the problem suits
@@ -208,11 +211,12 @@ class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
         seed: int | None = None,
         comm: MPI.Comm | None = None,
         *,
+        placement: Literal["auto", "replicated", "sharded"] = "auto",
         device: Literal["cpu", "cuda", "auto"] = "cpu",
         behavior: str | tuple[Any, ...] | Mapping[str, Any] | npt.ArrayLike = "epsilon_greedy",
         exploring_starts: bool = False,
         initial_value: float = 0.0,
-        compression: str | tuple[Any, ...] | Mapping[str, Any] = "none",
+        compression: str | tuple[Any, ...] | Mapping[str, Any] | None = "none",
         topology: Literal["flat", "tree", "decentralized", "auto"] = "flat",
         exchange_pattern: Literal["auto", "doubling", "ring", "tree", "two_level"] = "auto",
         tree_group_size: int | None = None,
@@ -301,7 +305,7 @@ class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
         checkpoint_mode: int = 0o600,
         leave_signals: Iterable[int | str] = (),
         callbacks: CallbacksLike = None,
-        placement: Literal["auto", "replicated", "sharded"] | Engine = "auto",
+        placement: Literal["auto", "replicated", "sharded"] | Engine | None = None,
         walkers: int | None = None,
         partition: Literal["hash", "range"] | Callable[[int], int] = "hash",
     ) -> TrainingResult:
@@ -374,8 +378,9 @@ class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
         callbacks : BaseCallback, callable, or sequence of them, optional
             What `dist_classicrl.callbacks` has, or of its kind: called on rank 0, or the rank that took its
             place, whenever `progress` is, and when something happens. A callback can end the run early.
-        placement : "auto", "replicated", "sharded" or Engine
-            Where the table is and how the training is spread, the same on all ranks. With "replicated" every
+        placement : "auto", "replicated", "sharded" or Engine, optional
+            Where the table is and how the training is spread, the same on all ranks; by default the agent's
+            `placement`, which is "auto" where none was given. With "replicated" every
             rank has the whole table: a process alone learns by itself, and several ranks learn with a server,
             or in rounds in the reproducible mode. With "sharded" there is one table for all. The ranks of
             one host learn in the same rows in shared memory, each with 32 episodes at a time. On several
@@ -462,6 +467,8 @@ class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
         many ranks the table is what the server had by then on rank 0 and as before on the others, and `steps`
         is as before; rank 0's table counts at the next call.
         """
+        if placement is None:
+            placement = self._state.settings.placement
         given = locals()
         from dist_classicrl.agent.request import Request
         from dist_classicrl.agent.training import train

@@ -30,7 +30,7 @@ from dist_classicrl.cli.option_types import (
     Whole,
     WholeOr,
 )
-from dist_classicrl.engines.engine import PARTITIONS, PLACEMENTS
+from dist_classicrl.engines.engine import PARTITIONS
 from dist_classicrl.settings import ByRule, Settings, checked_chance, checked_step_size
 
 SHOWING = "Records, evaluation and display"
@@ -103,13 +103,6 @@ OF_SETTINGS = _of_fields(Settings)
 OF_TRAIN = [
     Option("total_steps", Whole(1, most=2**62 - 1), 10_000_000, "Steps of all ranks together.", RUN),
     Option("total_episodes", Whole(1), None, "Episodes of all ranks after which the run ends as well.", RUN),
-    Option(
-        "placement",
-        Choice(*PLACEMENTS),
-        "auto",
-        "Where the table is: a copy on each rank, or one that all ranks learn in.",
-        RUN,
-    ),
     Option(
         "walkers",
         Whole(1),

@@ -111,7 +111,7 @@ class RequestedRun:
         asked, settings, ranks = self.of_train(), Settings(**self.of_agent()), self.ranks or 1
         settings.check_given()
         settings.check_packages(ranks)
-        engine_for(settings, ranks, asked["placement"])
+        engine_for(settings, ranks, settings.placement)
         if asked["walkers"] is not None:
             check_walkers(asked["walkers"])
         saving = {field.name: asked[field.name] for field in fields(CheckpointPlan)}

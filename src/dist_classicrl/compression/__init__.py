@@ -38,6 +38,7 @@ class Quantized(NamedTuple):
 
 NAMED: Mapping[str, type | None] = {
     "none": None,
+    "threshold": None,
     "delta": None,
     "lossless": None,
     "top_k": TopK,
@@ -46,30 +47,25 @@ NAMED: Mapping[str, type | None] = {
 }
 """What `compression` may be by name, with the class of its settings where it has some."""
 
-THRESHOLD = (
-    "compression='threshold' does not say which changes may wait. Write compression_threshold=0.01, or "
-    "another number."
-)
-
 
 def to_data(compression: Any) -> str | dict[str, Any]:
     """Return a kind of compression as plain data for JSON: its name, and settings that are not the defaults.
 
     Parameters
     ----------
-    compression : str, NamedTuple or dict
-        A name; an object of one of the classes here; or what this function returned.
+    compression : str, NamedTuple, dict or None
+        A name; an object of one of the classes here; what this function returned; or None, which is "none".
 
     Raises
     ------
     SettingsError
         If it is none, or a setting is not allowed.
     """
+    if compression is None:
+        return "none"
     if isinstance(compression, str):
         if compression in NAMED:
             return compression
-        if compression == "threshold":
-            raise SettingsError(THRESHOLD)
     elif isinstance(compression, dict):
         kind = NAMED.get(str(compression.get("name")))
         given = {key: value for key, value in compression.items() if key != "name"}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from dist_classicrl.compression import Carry, name_of
 from dist_classicrl.engines.decentralized.checks import check_decentralized
 from dist_classicrl.errors import SettingsError
-from dist_classicrl.settings import LOGICAL_WORKERS, Settings
+from dist_classicrl.settings import LOGICAL_WORKERS, PLACEMENTS, Settings
 
 if TYPE_CHECKING:
     from dist_classicrl.engines.outcome import Outcome
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from dist_classicrl.membership.handshake import Setup
 
 logger = logging.getLogger(__name__)
-
-PLACEMENTS = ("auto", "replicated", "sharded")
-"""What `train` takes for `placement` besides an engine."""
 
 PARTITIONS = ("hash", "range")
 """What it takes for `partition` besides a function."""

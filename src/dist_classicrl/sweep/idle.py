@@ -50,7 +50,7 @@ def check_part(made: Sequence[Settings], varied: Iterable[str], looks: Collectio
     idle: dict[str, str] | None = None
     for settings in made:
         try:
-            engine = engine_for(settings, 1, "auto")
+            engine = engine_for(settings, 1, settings.placement)
             check_workers(settings, 1, engine)
         except SettingsError as error:
             raise StudyError(

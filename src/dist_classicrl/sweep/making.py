@@ -128,7 +128,7 @@ class Making:
             if (why := why_not_at_once(source, settings)) is not None:
                 return why
             look_at(AgentState(settings), self._environment(trial.environment, settings)).close()
-            engine = engine_for(settings, 1, "auto").name
+            engine = engine_for(settings, 1, settings.placement).name
         except DistClassicRLError as error:  # which each run raises
             return str(error).rstrip(".")
         return None if engine == _ENGINE else f"the engine {engine!r} is none of a core"
