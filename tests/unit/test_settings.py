@@ -187,7 +187,9 @@ def test_compression():
     assert Settings().compression == "none"
     assert Settings(compression="lossless", compression_threshold=0.1).compression == "lossless"
     for wrong in (3, "zip", {"name": "zip"}, {"name": "top_k", "bits": 8}, {"name": []}, (0.1,), ""):
-        with pytest.raises(SettingsError, match="compression must be one of 'none', 'threshold', 'delta'.*TopK\\("):
+        with pytest.raises(
+            SettingsError, match="compression must be one of 'none', 'threshold', 'delta'.*TopK\\("
+        ):
             Settings(compression=wrong)
     with pytest.raises(SettingsError, match="Write TopK\\(\\) for"):
         Settings(compression=TopK)
