@@ -467,9 +467,9 @@ class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
         many ranks the table is what the server had by then on rank 0 and as before on the others, and `steps`
         is as before; rank 0's table counts at the next call.
         """
-        if placement is None:
-            placement = self._state.settings.placement
         given = locals()
+        if placement is None:
+            given = {**given, "placement": self._state.settings.placement}
         from dist_classicrl.agent.request import Request
         from dist_classicrl.agent.training import train
 
