@@ -24,6 +24,8 @@ EXACT_VISITS = 2 << _BUCKET_BITS
 """Visits below this have a table slot of their own."""
 
 _MAX_VISIT_BITS = 48
+VISITS_END = 1 << _MAX_VISIT_BITS
+"""Visits of an entry are fewer than these, where the table of `PerVisit` ends."""
 
 
 def _check_number(owner: str, name: str, value: Any) -> float:

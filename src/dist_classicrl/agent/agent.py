@@ -102,9 +102,9 @@ class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
         with hyper-parameters of its own an object such as ``Boltzmann(temperature=0.5)`` of
         `dist_classicrl.rules`; or the chances of actions of a policy that stays as it is.
     exploring_starts : bool
-        Episodes of the training begin in each state that one can act in, all equally likely, and not where
-        the environment begins: in a `TabularMDP`, and what is known to be one. The first action is chosen as
-        all are.
+        Episodes of the training begin in each state that one can come to from where the environment begins,
+        and act in, all equally likely: in a `TabularMDP`, and what is known to be one. The first action is
+        chosen as all are.
     initial_value : float
         Of all entries of a new table. More than can be collected lets everything be tried: values can only
         fall then.

@@ -128,9 +128,10 @@ class Source:
 
 
 def with_exploring_starts(source: Source) -> Source:
-    """Return an environment whose episodes begin in each state that one can act in, all equally likely.
+    """Return an environment whose episodes begin in each state that one can reach and act in.
 
-    Its name and its fingerprint stay what they are. SettingsError where its model is not known.
+    All are equally likely. Its name and its fingerprint stay what they are. SettingsError where its model is
+    not known.
     """
     simulator = source.simulator
     if simulator is None or simulator.model is None:

@@ -23,6 +23,7 @@ from dist_classicrl.model.lookup import Lookup, tried
 from dist_classicrl.model.model_file import SavedModel
 from dist_classicrl.model.places import Places
 from dist_classicrl.process.leave import LeaveWatch
+from dist_classicrl.schedules import VISITS_END
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables import large_table
 from dist_classicrl.tables.large_table import LargeTable, check_room
@@ -276,13 +277,20 @@ class AgentState:
         self.shape.tables(self.values)[:] = given
 
     def check_values(self) -> None:
-        """Check that the table holds finite numbers, which a user may have written others into."""
+        """Check that the table holds what can be learned from: a user may have written others into it."""
         is_divided = self.large is not None and self.large.is_divided  # then nobody can write into it
         if self._shape is not None and not is_divided and not self._is_finite():
             raise SettingsError(
                 "q_table must hold finite numbers, and NaN or infinity was written into it. Write others: "
                 "such a table can be neither learned from nor saved."
             )
+        if self._shape is not None and self.large is None and self.counts.size:
+            least, most = int(self.counts.min()), int(self.counts.max())
+            if least < 0 or most >= VISITS_END:
+                raise SettingsError(
+                    f"visits must be from 0 to 2**48 - 1, and {least if least < 0 else most} was written "
+                    "into it. Write others: step sizes go by them."
+                )
 
     def _is_finite(self) -> bool:
         if self.large is None:

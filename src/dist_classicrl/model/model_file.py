@@ -24,6 +24,7 @@ from dist_classicrl.errors import ModelFileError
 from dist_classicrl.learning.rules import check_settings, table_shape
 from dist_classicrl.model.archive import ArrayArchive, digest_of
 from dist_classicrl.model.keyed import keys_fault
+from dist_classicrl.schedules import VISITS_END
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.shape import OTHER_ARRAYS
 
@@ -35,7 +36,6 @@ _CHUNK_ROWS = 1 << 20
 _MAX_ABOUT = 1 << 24  # besides a behavior, which may be a table of float64 in base64
 _BEHAVIOR_SHARE = 3  # at most, of the bytes of a table in float32
 _MOST_ABOUT = 1 << 30  # tables with a behavior are not large ones
-_MAX_VISITS = 1 << 48  # where the table of `PerVisit` ends
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ def table_fault(values: np.ndarray, visits: np.ndarray) -> str | None:
             f"its arrays have the shapes {values.shape} and {visits.shape}, and its visits are "
             f"{visits.dtype}; both must be (states, actions), and visits int64"
         )
-    if visits.size and not 0 <= visits.min() <= visits.max() < _MAX_VISITS:
+    if visits.size and not 0 <= visits.min() <= visits.max() < VISITS_END:
         return f"its visits go from {visits.min()} to {visits.max()}, not from 0 to 2**48 - 1"
     if values.dtype.kind != "f" or not values.dtype.isnative or not all_finite(values):
         return f"its table is {values.dtype} and must hold finite floating-point numbers"
