@@ -348,7 +348,7 @@ def test_only_kernels_are_optimized_to_the_end_and_not_their_entries():
     def kernel(numbers):
         return part(numbers)
 
-    @_jit.jit_allocating
+    @_jit.jit
     def each(numbers):
         for number in numbers:
             yield 2 * number

@@ -52,11 +52,6 @@ def jit(function: Callable[..., Any]) -> Any:
     return _compiled(function, _nrt=False)
 
 
-def jit_allocating(function: Callable[..., Any]) -> Any:
-    """Compile like `jit` a function that makes arrays."""
-    return _compiled(function)
-
-
 def jit_inline(function: Callable[..., Any]) -> Any:
     """Compile like `jit`, and always into the caller.
 
