@@ -152,9 +152,3 @@ def show_grid(axes: Axes, values: np.ndarray, title: str, **settings: Any) -> No
     assert axes.figure is not None
     axes.figure.colorbar(image, ax=axes, shrink=0.8)
     axes.set_title(title)
-
-
-def mean_and_error(values: Any) -> tuple[float, float]:
-    """Return the mean of numbers and its standard error."""
-    array = np.asarray(values, float)
-    return float(array.mean()), float(array.std(ddof=1) / np.sqrt(array.size))

@@ -107,7 +107,8 @@ class YesOrNo:
     def __call__(self, name: str, value: Any) -> bool:
         """Return the flag."""
         if not is_flag(value):
-            raise SettingsError(f"{name} must be True or False{self.otherwise}, got {value!r}.")
+            hint = f" or {self.otherwise}" if self.otherwise else ""
+            raise SettingsError(f"{name} must be True or False{hint}, got {value!r}.")
         return bool(value)
 
 
@@ -158,9 +159,9 @@ class Or:
         return value if is_word else self.check(name, value)
 
 
-def checked_whole(name: str, value: Any, least: int, otherwise: str = "") -> int:
-    """Return `value` as an int of at least `least`; SettingsError, which names `otherwise`, for others."""
-    return WholeNumber(least, otherwise)(name, value)
+def checked_whole(name: str, value: Any, least: int) -> int:
+    """Return `value` as an int of at least `least`; SettingsError for others."""
+    return WholeNumber(least)(name, value)
 
 
 def checked_positive(name: str, value: Any) -> float:

@@ -275,7 +275,7 @@ class Settings(Checked):
         "Most states of the table, where nobody has counted them.",
     )
     use_action_mask: bool | None = _learning(
-        None, Or(None, YesOrNo(" or None")), "Follow action masks; by default yes, except Taxi's."
+        None, Or(None, YesOrNo("None")), "Follow action masks; by default yes, except Taxi's."
     )
     replay_ratio: float = _learning(0.0, RealNumber(0.0, 1e6), "Replayed updates per step.")
     buffer_size: int = _learning(

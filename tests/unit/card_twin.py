@@ -130,6 +130,17 @@ def _all_threads(function):
 _ADD_UP = _all_threads(on_core.add_up_all)
 
 
+def _room_for_copy(entries, itemsize):
+    """Return the `copies` of `on_core.play_round`, for values of so many bytes."""
+    real = np.float64 if itemsize == 8 else np.float32
+    return (
+        np.zeros(entries, np.int64),
+        *(np.zeros(entries, real) for _ in range(3)),
+        np.zeros(entries, np.int32),
+        np.zeros(entries, np.int32),
+    )
+
+
 class OnCore(InCopies):
     """Plays a card's rounds with copies on a core."""
 
@@ -143,7 +154,7 @@ class OnCore(InCopies):
         return _ADD_UP
 
     def _play_round(self, grid, rule, simulation, walkers, parts, arrays, copies, moments, number):
-        room = on_core.room_for_copy(self.table.q.size, self._itemsize)
+        room = _room_for_copy(self.table.q.size, self._itemsize)
         letters = np.zeros(self._letters, np.int64), np.zeros(self._letters), np.zeros(1, np.int64)
         on_core.play_round(
             rule,

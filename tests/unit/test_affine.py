@@ -591,7 +591,7 @@ def test_stamps_may_wrap_around():
     table = local_table()
     values, counts = np.arange(SIZE, dtype=float), np.ones(SIZE, np.int64)
     table.rebase(Refresh(-1, 1, None, values, counts), [])
-    table._stamp_now = np.iinfo(np.int32).max - 2
+    table._stamps._now = np.iinfo(np.int32).max - 2
     pending = [packed([0, 1], [0.5, 0.5], [1.0, 1.0], [1, 1])]
     for _ in range(4):
         some = Refresh(0, 2, np.array([1], np.int32), np.array([8.0]), np.array([5]))

@@ -20,7 +20,10 @@ import dist_classicrl
 from dist_classicrl import _jit, rules
 from dist_classicrl._jit import machine_code
 from dist_classicrl._random import below, mix
+from dist_classicrl.environments.simulate import begin
+from dist_classicrl.learning.behavior import expected_value
 from dist_classicrl.learning.rules import find
+from dist_classicrl.tables.rows import value_of
 
 pytestmark = pytest.mark.slow  # processes of their own compile anew
 
@@ -348,7 +351,7 @@ def test_only_kernels_are_optimized_to_the_end_and_not_their_entries():
     def kernel(numbers):
         return part(numbers)
 
-    @_jit.jit_allocating
+    @_jit.jit
     def each(numbers):
         for number in numbers:
             yield 2 * number
@@ -440,6 +443,13 @@ def test_where_nothing_is_compiled_a_training_says_what_to_unset():
         [sys.executable, "-c", NOTHING_COMPILED], env=environment, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("function", [value_of, begin, expected_value])
+def test_what_stands_for_jitted_code_refuses_calls_from_python_by_its_name(function):
+    assert function.__module__.startswith("dist_classicrl.") and function.__doc__.startswith("Return the")
+    with pytest.raises(NotImplementedError, match=f"^{function.__name__} is for jitted code$"):
+        function(None, action=0)
 
 
 @pytest.mark.parametrize("name", [*rules.BUILT_IN, "tables.blocks"])

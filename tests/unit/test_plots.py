@@ -223,12 +223,12 @@ def test_several_runs_have_their_mean_and_t_interval_where_all_were_reported(tmp
     assert len(shown.curves) == 3 and shown.curves[2].x.size == 22
     values = np.array(slopes) + 0.1
     half = 4.302653 * values.std(ddof=1) / np.sqrt(3)
-    np.testing.assert_allclose(shown.mean, values.mean())
-    np.testing.assert_allclose(shown.half, half, rtol=1e-6)
+    np.testing.assert_allclose(shown.middle, values.mean())
+    np.testing.assert_allclose((shown.high - shown.low) / 2, half, rtol=1e-6)
     # Inside, the mean of a straight line around a place is the line.
     inner = compared["mean_return", "steps"]
     middle = (inner.x > 300) & (inner.x < 1800)
-    np.testing.assert_allclose(inner.mean[middle], 3.0 * inner.x[middle])
+    np.testing.assert_allclose(inner.middle[middle], 3.0 * inner.x[middle])
     assert legend_of(figure) == ["each run", "95 % t-interval", "mean of 3 runs"]
 
 

@@ -110,7 +110,7 @@ def test_two_runs_have_a_middle_without_an_interval(tmp_path):
         figure, compared = plot_groups(groups)
         shown = compared["x"]["td_error", "steps"]
         np.testing.assert_array_equal(shown.middle, 1.5)
-        assert np.isnan([shown.low, shown.high, shown.half]).all() and not shown.has_interval
+        assert np.isnan([shown.low, shown.high]).all() and not shown.has_interval
         assert not any(axes.collections for axes in figure.axes)
         assert "95 % t-interval" not in legend_of(figure)
 

@@ -6,10 +6,10 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, wraps
 from itertools import count
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from dist_classicrl._hints import rank_of_environment
 
@@ -50,11 +50,6 @@ def jit(function: Callable[..., Any]) -> Any:
     would do in the middle of loops over arrays in NamedTuples.
     """
     return _compiled(function, _nrt=False)
-
-
-def jit_allocating(function: Callable[..., Any]) -> Any:
-    """Compile like `jit` a function that makes arrays."""
-    return _compiled(function)
 
 
 def jit_inline(function: Callable[..., Any]) -> Any:
@@ -120,6 +115,17 @@ def overloads(stub: Callable[..., Any], inline: bool = False) -> Any:
     return numba.extending.overload(stub, jit_options=options)
 
 
+def stub(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what stands for a function of jitted code alone, see `overloads`: from Python it is refused."""
+
+    @wraps(function)
+    def refuse(*arguments: Any, **named: Any) -> NoReturn:
+        check_compiles()
+        raise NotImplementedError(f"{function.__name__} is for jitted code")
+
+    return refuse
+
+
 def picked(function_of: Callable[[Any], Any], inline: bool = True) -> Any:
     """Return the decorator of a stub, for which jitted code calls another function.
 
@@ -127,9 +133,6 @@ def picked(function_of: Callable[[Any], Any], inline: bool = True) -> Any:
     """
 
     def decorate(stub: Callable[..., Any]) -> Callable[..., Any]:
-        if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
-            return lambda *arguments: check_compiles()
-
         # Without types, as the lambda: numba wants both to have the same signature.
         def pick(*arguments):  # type: ignore[no-untyped-def]
             function = function_of(arguments[0])
@@ -140,6 +143,26 @@ def picked(function_of: Callable[[Any], Any], inline: bool = True) -> Any:
         overloads(stub, inline)(pick)
         _call_it_directly(stub, function_of)
         return stub
+
+    return decorate
+
+
+def picked_from(of_class: Callable[[Any], Any], default: Any = None, inline: bool = True) -> Any:
+    """Return the decorator of a stub, for which jitted code calls the function that has its name.
+
+    `of_class` returns what has such functions, by the class of the first argument, a NamedTuple; None: there
+    are none for it. `default` is called where it has None by that name.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        name = function.__name__
+
+        def function_of(kind: Any) -> Any:
+            functions = of_class(getattr(kind, "instance_class", type(None)))
+            return None if functions is None else getattr(functions, name) or default
+
+        found: Callable[..., Any] = picked(function_of, inline)(stub(function))
+        return found
 
     return decorate
 

@@ -51,9 +51,8 @@ class Found:
     run: str | None  # None: it is of something else, and what is saved from now on is a run of its own
     finished: list[dict[str, Any]]
     environment: Identity | None  # what the table was learned in; None: something else, or not known
-    schedules: dict[
-        str, Schedule
-    ]  # that the agent has, too: with the call of `train` that each is a share of
+    # That the agent has, too: with the call of `train` that each is a share of.
+    schedules: dict[str, Schedule]
     pending: Pending  # the rest, with the table
 
 

@@ -109,7 +109,7 @@ class Request:
                 f"progress must be a function of one argument, a Progress, or None, got {self.progress!r}."
             )
         callback_list(self.callbacks)
-        Or(None, YesOrNo(" or None"))("progress_bar", self.progress_bar)
+        Or(None, YesOrNo("None"))("progress_bar", self.progress_bar)
         if not is_flag(self.verbose) and not (is_whole(self.verbose) and self.verbose in (0, 1)):
             raise SettingsError(f"verbose must be True or False, or 1 or 0, got {self.verbose!r}.")
         if isinstance(interval, str) and interval == "auto":

@@ -104,9 +104,8 @@ class Writer:
     def fail(self, error: Exception, name: CheckpointName | None) -> None:
         """Take note that others could not write their parts to `name`, and remove those that are there."""
         if name is not None:
-            with suppress(
-                Exception
-            ):  # backends raise errors of many kinds; what is left the next one removes
+            # Backends raise errors of many kinds; what is left the next one removes.
+            with suppress(Exception):
                 self._folder.discard(name)
         self._note_failure(error)
 

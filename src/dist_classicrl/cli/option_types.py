@@ -197,11 +197,11 @@ class WholeOr(_OrWord, Whole):
         super().__init__(word, 1)
 
 
-class RealOr(_OrWord, Real):
-    """Numbers of at least 0, or one word."""
+class RealOrAuto(_OrWord, Real):
+    """Numbers of at least 0, or auto."""
 
-    def __init__(self, word: str) -> None:
-        super().__init__(word, 0)
+    def __init__(self) -> None:
+        super().__init__("auto", 0)
 
 
 class StepsOrTime(Kind):

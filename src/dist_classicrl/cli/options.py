@@ -23,7 +23,7 @@ from dist_classicrl.cli.option_types import (
     Mode,
     Names,
     Real,
-    RealOr,
+    RealOrAuto,
     Schedule,
     StepsOrTime,
     Time,
@@ -124,7 +124,7 @@ OF_TRAIN = [
     ),
     Option(
         "progress_interval",
-        RealOr("auto"),
+        RealOrAuto(),
         "auto",
         "Seconds between two records, besides 200 a run; auto: 1, or none with --no-async-updates.",
         SHOWING,

@@ -16,6 +16,7 @@ from dist_classicrl.errors import RankLostError, SettingsError
 
 _TESTS_AT_ONCE = 100
 _NAME_BYTES = 64
+_PATIENCE_SECONDS = 1.0
 _OVER_THE_OTHERS = "over the ranks that are left, such as comm.Shrink()."
 
 
@@ -169,7 +170,10 @@ def spin(comm: Any, request: Any, seconds: float, what: str, *in_use: Any) -> No
 
 
 def give_back(
-    comm: Any, channels: Collection[Channel], left: Callable[[], Collection[Channel]], seconds: float = 1.0
+    comm: Any,
+    channels: Collection[Channel],
+    left: Callable[[], Collection[Channel]],
+    seconds: float = _PATIENCE_SECONDS,
 ) -> None:
     """Free `comm`, of which MPI has a limited number, once nobody sends over it any more.
 
@@ -181,7 +185,7 @@ def give_back(
     _wait_until_over(_Used(comm, channels, left), seconds)
 
 
-def free_together(comms: Sequence[Any], seconds: float = 1.0) -> None:
+def free_together(comms: Sequence[Any]) -> None:
     """Free communicators once all ranks have come to this; waits like `give_back`.
 
     The last of `comms` is for this alone.
@@ -193,10 +197,10 @@ def free_together(comms: Sequence[Any], seconds: float = 1.0) -> None:
     except MPI.Exception:
         leave_to_mpi(comms)
     else:
-        _wait_until_over(_Together(comms, request), seconds)
+        _wait_until_over(_Together(comms, request))
 
 
-def _wait_until_over(used: _Used | _Together, seconds: float) -> None:
+def _wait_until_over(used: _Used | _Together, seconds: float = _PATIENCE_SECONDS) -> None:
     backoff = Backoff()
     deadline = time.monotonic() + seconds
     while not used.is_over():

@@ -139,7 +139,7 @@ def end_job_on_unhandled_errors() -> None:
 def _end_job(error: BaseException, show: Callable[[], Any]) -> None:
     if process_exit.is_cut_off(error) and _has_other_ranks():
         show()
-        process_exit.end_alone(1)
+        process_exit.end_alone()
     told = isinstance(error, RemoteRankError) or getattr(error, "_told_elsewhere", False)
     if told and _has_other_ranks():
         time.sleep(_GRACE_SECONDS)

@@ -118,12 +118,10 @@ class Progress:
         return cls(**{**with_nan(data, _MAY_BE_NAN), "ranks": ranks, "events": tuple(data["events"])})
 
 
-_FIRST_LOOK = (
-    10  # steps after which to look first whether episodes have ended, and between looks until one has
-)
-_MISSING_STEPS = (
-    0.9  # which part of the steps that are missing by the mean length is made before the next look
-)
+# Steps after which to look first whether episodes have ended, and between looks until one has.
+_FIRST_LOOK = 10
+# Which part of the steps that are missing by the mean length is made before the next look.
+_MISSING_STEPS = 0.9
 
 
 class Observer:

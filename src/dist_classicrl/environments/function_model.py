@@ -18,6 +18,7 @@ from dist_classicrl.environments.model_checks import (
     check_acting_states,
     checked_mask,
     checked_start,
+    checked_state_values,
     checked_time_limit,
     positive_int,
 )
@@ -433,12 +434,7 @@ class FunctionMDP:
 
     def start_value(self, v: np.ndarray) -> float:
         """Return the mean of the state values `v`, shape (S,), over the start distribution."""
-        v = as_array("v", v)
-        if v.shape != (self.n_states,) or v.dtype.kind not in "fiub":
-            raise ModelError(
-                f"v has shape {v.shape} and dtype {v.dtype}; it needs one value per state, "
-                f"numbers of shape ({self.n_states},)"
-            )
+        v = checked_state_values(v, self.n_states)
         if self._start is None and not self._start_prob.size:
             first, number = self._starts[1].tolist()
             return float(v[first : first + number].mean())

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from dist_classicrl._jit import as_called_by_kernels, jit, jit_for, overloads
+from dist_classicrl._jit import as_called_by_kernels, jit, jit_for, overloads, stub
 from dist_classicrl.environments.simulate import GAMES, CompiledSimulator, game_of, with_checks
 from dist_classicrl.environments.state_keys import as_number, as_words, is_wide, state_at
 from dist_classicrl.errors import OutsideSpaceError
@@ -52,22 +52,19 @@ class PackedStates:
     has_mask: bool = False
 
 
+@stub
 def as_key(simulation, key):
-    """Return a `key` as it is held, or the number of a state, in the type that a game takes.
-
-    Jitted code only.
-    """
-    raise NotImplementedError("as_key is for jitted code")
+    """Return a `key` as it is held, or the number of a state, in the type that a game takes."""
 
 
+@stub
 def no_key(simulation):
-    """Return what stands in place of a key, where there is none yet. Jitted code only."""
-    raise NotImplementedError("no_key is for jitted code")
+    """Return what stands in place of a key, where there is none yet."""
 
 
+@stub
 def may_play(simulation, key, action):
-    """Return whether `action` is legal in the state of a `key` as it is held. Jitted code only."""
-    raise NotImplementedError("may_play is for jitted code")
+    """Return whether `action` is legal in the state of a `key` as it is held."""
 
 
 @overloads(as_key, inline=True)

@@ -12,18 +12,17 @@ import numpy as np
 from dist_classicrl._html import facts_of
 from dist_classicrl.environments import reachability
 from dist_classicrl.environments.model_checks import (
-    as_array,
     check_acting_states,
     checked_grid,
     checked_mask,
     checked_outcomes,
     checked_start,
+    checked_state_values,
     checked_time_limit,
     positive_int,
 )
 from dist_classicrl.environments.model_making import Making
 from dist_classicrl.environments.sampling.ranges import Rows
-from dist_classicrl.errors import ModelError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -349,10 +348,5 @@ class TabularMDP(Making):
 
     def start_value(self, v: np.ndarray) -> float:
         """Return the mean of the state values `v`, shape (S,), over the start distribution."""
-        v = as_array("v", v)
-        if v.shape != (self.n_states,) or v.dtype.kind not in "fiub":
-            raise ModelError(
-                f"v has shape {v.shape} and dtype {v.dtype}; it needs one value per state, "
-                f"numbers of shape ({self.n_states},)"
-            )
+        v = checked_state_values(v, self.n_states)
         return float((self.start_prob * v).sum())

@@ -37,6 +37,17 @@ def as_array(name: str, value: Any) -> np.ndarray:
         raise ModelError(f"{name} is no array: {error}") from error
 
 
+def checked_state_values(value: Any, n_states: int) -> np.ndarray:
+    """Return `value` as an array of one number per state; ModelError where it is none."""
+    v = as_array("v", value)
+    if v.shape != (n_states,) or v.dtype.kind not in "fiub":
+        raise ModelError(
+            f"v has shape {v.shape} and dtype {v.dtype}; it needs one value per state, "
+            f"numbers of shape ({n_states},)"
+        )
+    return v
+
+
 def checked_time_limit(value: Any) -> int | None:
     """Return the `max_episode_steps` of a model or game; SettingsError where it is none."""
     return None if value is None else _LIMIT("max_episode_steps", value)

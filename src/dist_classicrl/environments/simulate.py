@@ -22,6 +22,7 @@ from dist_classicrl._jit import (
     is_of_package,
     jit_inline,
     overloads,
+    stub,
 )
 from dist_classicrl.checks import WholeNumber, YesOrNo
 from dist_classicrl.environments.finite_model import ArrayModel, FiniteModel
@@ -48,41 +49,40 @@ _begin_model, _advance_model = alias.begin_model, alias.advance_model
 _prefetch_model = alias.prefetch_model
 
 
+@stub
 def begin(simulation, memory, random):
-    """Return the first state of an episode, drawn with the uint64 `random`. Jitted code only."""
-    raise NotImplementedError("begin is for jitted code")
+    """Return the first state of an episode, drawn with the uint64 `random`."""
 
 
+@stub
 def advance(simulation, memory, state, action, random, n_actions):
-    """Return (next state, reward, terminated) of `action`, drawn with `random`. Jitted code only."""
-    raise NotImplementedError("advance is for jitted code")
+    """Return (next state, reward, terminated) of `action`, drawn with `random`."""
 
 
+@stub
 def is_wrong(simulation, state, reward, n_states):
     """Return whether `state`, as it is held, is none of `n_states`, or `reward` no finite number.
 
-    Jitted code only. With `n_states` 0 states are keys. Of a model it is known that neither can be: there the
-    question costs nothing.
+    With `n_states` 0 states are keys. Of a model it is known that neither can be: there the question costs
+    nothing.
     """
-    raise NotImplementedError("is_wrong is for jitted code")
 
 
+@stub
 def note(simulation, came, state, action):
     """Write into `came` what is about to be played, where an index of the game may be refused.
 
-    Jitted code only. `came` is int64 of shape (3,): the state, the action, -1 for both where an episode
-    begins, and the state that was wrong. Where states may be pairs it has the shape (`CAME`,), and the pair
-    stands behind these.
+    `came` is int64 of shape (3,): the state, the action, -1 for both where an episode begins, and the state
+    that was wrong. Where states may be pairs it has the shape (`CAME`,), and the pair stands behind these.
     """
-    raise NotImplementedError("note is for jitted code")
 
 
 _PAIR_THAT_CAME, CAME = 3, 5
 
 
+@stub
 def put_name(came, state):
-    """Write a state into `came`. Jitted code only."""
-    raise NotImplementedError("put_name is for jitted code")
+    """Write a state into `came`."""
 
 
 @overloads(put_name, inline=True)
@@ -106,9 +106,9 @@ def state_that_came(came: np.ndarray, keys: np.dtype | None) -> int:
     return as_number(came[first : first + words_of(keys)].view(keys)[0])
 
 
+@stub
 def prefetch_outcome(simulation, state, action, random, n_actions):
-    """Ask for the memory that `advance` will read for these arguments. Jitted code only."""
-    raise NotImplementedError("prefetch_outcome is for jitted code")
+    """Ask for the memory that `advance` will read for these arguments."""
 
 
 @dataclass(frozen=True, repr=False)

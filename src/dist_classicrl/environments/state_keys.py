@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from dist_classicrl._jit import jit_inline, overloads
+from dist_classicrl._jit import jit_inline, overloads, stub
 from dist_classicrl._random import mix
 
 WIDE = np.dtype([("high", np.uint64), ("low", np.uint64)])
@@ -109,57 +109,57 @@ def has_pairs(states: Any) -> bool:
     return bool(states.dtype == types.uint64)
 
 
+@stub
 def held(state):
-    """Return a state that a game gave as it is held: int64, or a pair of uint64. Jitted code only."""
-    raise NotImplementedError("held is for jitted code")
+    """Return a state that a game gave as it is held: int64, or a pair of uint64."""
 
 
+@stub
 def folded(state):
-    """Return a uint64 that differs, but for chance, where keys do; 64 bits as they are. Jitted code only.
+    """Return a uint64 that differs, but for chance, where keys do; 64 bits as they are.
 
     Pairs with high 0 give the low one. To hash and to name by, never in place of a key.
     """
-    raise NotImplementedError("folded is for jitted code")
 
 
+@stub
 def numbered(state):
-    """Return the number of a state, or the `folded` key, as int64. Jitted code only."""
-    raise NotImplementedError("numbered is for jitted code")
+    """Return the number of a state, or the `folded` key, as int64."""
 
 
+@stub
 def are_same(state, other):
-    """Return whether two states are the same one. Jitted code only."""
-    raise NotImplementedError("are_same is for jitted code")
+    """Return whether two states are the same one."""
 
 
+@stub
 def is_below(state, n_states):
-    """Return whether a state is one of so many; 0: any key is. Jitted code only."""
-    raise NotImplementedError("is_below is for jitted code")
+    """Return whether a state is one of so many; 0: any key is."""
 
 
+@stub
 def n_states_in(states):
-    """Return how many states an array has. Jitted code only."""
-    raise NotImplementedError("n_states_in is for jitted code")
+    """Return how many states an array has."""
 
 
+@stub
 def state_at(states, i):
-    """Return the i-th state of an array, for `i` of 0 or more. Jitted code only."""
-    raise NotImplementedError("state_at is for jitted code")
+    """Return the i-th state of an array, for `i` of 0 or more."""
 
 
+@stub
 def put_state_at(states, i, state):
-    """Let that be another one. Jitted code only."""
-    raise NotImplementedError("put_state_at is for jitted code")
+    """Let that be another one."""
 
 
+@stub
 def first_word_of(states, i):
-    """Return where in an array of words the i-th state begins, for `i` of 0 or more. Jitted code only."""
-    raise NotImplementedError("first_word_of is for jitted code")
+    """Return where in an array of words the i-th state begins, for `i` of 0 or more."""
 
 
+@stub
 def put_words(words, at, state):
-    """Write a state into an array of int64, from `at` on. Jitted code only."""
-    raise NotImplementedError("put_words is for jitted code")
+    """Write a state into an array of int64, from `at` on."""
 
 
 @jit_inline

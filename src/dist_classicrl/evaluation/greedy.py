@@ -90,7 +90,7 @@ def move_each(simulation, memories, counters, states, running, table, n_states, 
             simulation, memories[i], states[i], action, mix(counters[i]), n_actions
         )
         if is_wrong(simulation, np.int64(next_state), reward, n_states):
-            came[0], came[1], came[2] = states[i], action, np.int64(next_state)
+            tell_wrong(came, states[i], action, next_state)
             returns[0] = reward
             return True
         returns[i] = reward

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dist_classicrl._jit import jit, jit_inline, overloads, picked
+from dist_classicrl._jit import jit, jit_inline, overloads, picked_from, stub
 from dist_classicrl._random import SHIFT_32, below
 from dist_classicrl.learning.rules.kernel import (
     best_value,
@@ -49,43 +49,30 @@ BEHAVIORS: dict[type, Functions] = {}
 """By the class of a behavior's parameters."""
 
 
-def _of_behavior(name: str) -> Callable[[Any], Any]:
-    """Return what finds the function that a behavior has by this name."""
-
-    def function_of(behavior_type: Any) -> Callable[..., Any] | None:
-        functions = BEHAVIORS.get(getattr(behavior_type, "instance_class", type(None)))
-        return None if functions is None else getattr(functions, name)
-
-    return function_of
-
-
-@picked(_of_behavior("choose"))
+@picked_from(BEHAVIORS.get)
 def choose(behavior, rule, context, state, epsilon, random):
     """Return an action in `state`, drawn with the uint64 `random`."""
-    raise NotImplementedError("choose is for jitted code")
 
 
-@picked(_of_behavior("choose_masked"), inline=False)
+@picked_from(BEHAVIORS.get, inline=False)
 def choose_masked(behavior, rule, context, state, masks, i, epsilon, random):
     """Return an action in `state` that row `i` of `masks`, bool of shape (B, A), allows."""
-    raise NotImplementedError("choose_masked is for jitted code")
 
 
-@picked(_of_behavior("measure"))
+@picked_from(BEHAVIORS.get)
 def measure(behavior, rule, context, state, action, known):
     """Return the number by which a behavior tells an action from others: a weight, or what is to be largest.
 
     `known`, float64, is what the behavior knows of all actions of the state.
     """
-    raise NotImplementedError("measure is for jitted code")
 
 
+@stub
 def expected_value(behavior, rule, context, now, step, table=0):
     """Return the mean value of the next state in one of the rule's tables, under the behavior.
 
     Which actions it chooses does not depend on `table`.
     """
-    raise NotImplementedError("expected_value is for jitted code")
 
 
 def _has_no_preference(rule_type: Any) -> bool:
@@ -100,9 +87,10 @@ def _has_one_table(rule_type: Any) -> bool:
 
 @overloads(expected_value, inline=True)
 def _overload_expected_value(behavior, rule, context, now, step, table=0):
-    function = _of_behavior("expected_value")(behavior)
-    if function is None:
+    functions = BEHAVIORS.get(getattr(behavior, "instance_class", type(None)))
+    if functions is None:
         return None
+    function = functions.expected_value
 
     def call(behavior, rule, context, now, step, table=0):
         return function(behavior, rule, context, now, step, table)
@@ -151,9 +139,9 @@ def any_action(legal, state, n_actions, random):
     return np.int64(legal[1][state * n_actions + below(random, legal[0][state])])
 
 
+@stub
 def known_best(rule, context, state):
     """Return the best action in `state`, or -1 where that has to be looked for."""
-    raise NotImplementedError("known_best is for jitted code")
 
 
 @overloads(known_best, inline=True)
@@ -176,9 +164,9 @@ def _overload_known_best(rule, context, state):
     return by_preference
 
 
+@stub
 def find_best(rule, context, state, random):
     """Return one of the best actions in `state`, each with the same chance."""
-    raise NotImplementedError("find_best is for jitted code")
 
 
 @overloads(find_best)
@@ -314,9 +302,9 @@ def _measure_greedy(behavior, rule, context, state, action, top):
     return 1.0 if _worth(rule, context, state, action) == top else 0.0
 
 
+@stub
 def _greedy_value(rule, context, step, table):
     """Return the next state's mean value in a table, over its best actions; 0 where none is legal."""
-    raise NotImplementedError("_greedy_value is for jitted code")
 
 
 @overloads(_greedy_value, inline=True)
@@ -386,12 +374,12 @@ def rung(number: int) -> float:
 # Chances that a state's values tell: the exploration rate is the temperature
 
 
+@stub
 def _worth(rule, context, state, action):
     """Return by which value an action is compared: of a preference of several tables its share of a table.
 
     Such a preference is a sum, and so temperatures and bounds are those of the tables' mean.
     """
-    raise NotImplementedError("_worth is for jitted code")
 
 
 @overloads(_worth, inline=True)

@@ -15,9 +15,9 @@ from dist_classicrl.environments.trial import run_game, try_out
 from dist_classicrl.learning.compiled import NEVER, infinite_return, stuck_states, stuck_there
 from dist_classicrl.learning.learner import Problem, Stream, Totals
 from dist_classicrl.learning.loops import NO_STEPS, Stretch
-from dist_classicrl.learning.memory import RuleMemory
+from dist_classicrl.learning.memory import RuleMemory, crew_state, put_crew
 from dist_classicrl.learning.rules import compiling
-from dist_classicrl.learning.state import State, check_arrays, check_position
+from dist_classicrl.learning.state import State, check_arrays
 from dist_classicrl.learning.walkers import Walkers, walk
 from dist_classicrl.tables.line_table import LineTable
 
@@ -163,19 +163,12 @@ class InterleavedLearner:
 
     def state(self, walker: int) -> State:
         """See `Learner`."""
-        crew, memory = self._crews[walker]
-        position = np.concatenate([np.stack([crew.states, crew.elapsed], 1), crew.memory], 1)
-        return {"position": position, "running": crew.collected.copy(), **memory.state()}
+        return crew_state(*self._crews[walker])
 
     def restore(self, walker: int, state: State) -> None:
-        """See `Learner`. What a game keeps in its memory is known to the game alone and not checked."""
-        crew, memory = self._crews[walker]
+        """See `Learner`."""
         check_arrays(state, self.state(walker), {})
-        position, running = state["position"], state["running"]
-        check_position(position, running, self._n_states, crew.time_limit, self._stuck)
-        memory.restore(state, n_states=self._n_states)
-        crew.states[:], crew.elapsed[:], crew.memory[:] = position[:, 0], position[:, 1], position[:, 2:]
-        crew.collected[:] = running
+        put_crew(*self._crews[walker], state, self._n_states, self._stuck)
 
     def close(self) -> None:
         """Do nothing: there is nothing to close."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import types
 
-from dist_classicrl._jit import jit, jit_inline, overloads
+from dist_classicrl._jit import jit, jit_inline, overloads, stub
 from dist_classicrl.environments.keyed import as_key, may_play
 from dist_classicrl.environments.simulate import advance, begin, is_wrong, note, prefetch_outcome
 from dist_classicrl.environments.state_keys import (
@@ -71,45 +71,42 @@ def _pair_behind(memory):
 # What the loops ask of any game; other games have rows as states, and need nothing.
 
 
+@stub
 def prefetch_next(simulation, table, state):
-    """Ask for what is known of the state that a step gave. Jitted code only."""
-    raise NotImplementedError("prefetch_next is for jitted code")
+    """Ask for what is known of the state that a step gave."""
 
 
+@stub
 def number_states(simulation, walkers, first, last):
-    """Let the next states of these walkers be rows; return whether there is room. Jitted code only."""
-    raise NotImplementedError("number_states is for jitted code")
+    """Let the next states of these walkers be rows; return whether there is room."""
 
 
+@stub
 def row_of(simulation, memory, state):
-    """Return the row of the state that a step gave, or -1 where there is no room. Jitted code only.
+    """Return the row of the state that a step gave, or -1 where there is no room.
 
     `memory` is that of the walker.
     """
-    raise NotImplementedError("row_of is for jitted code")
 
 
+@stub
 def row_for(simulation, key):
-    """Return the row of a key, a new one where it is not known, or -1 where there is no room.
-
-    Jitted code only.
-    """
-    raise NotImplementedError("row_for is for jitted code")
+    """Return the row of a key, a new one where it is not known, or -1 where there is no room."""
 
 
+@stub
 def has_rows(simulation, n):
-    """Return whether so many keys more have room. Jitted code only."""
-    raise NotImplementedError("has_rows is for jitted code")
+    """Return whether so many keys more have room."""
 
 
+@stub
 def has_room(simulation, walkers):
-    """Return whether all walkers may make a step. Jitted code only."""
-    raise NotImplementedError("has_room is for jitted code")
+    """Return whether all walkers may make a step."""
 
 
+@stub
 def name_of(simulation, row):
-    """Return what the game calls the state of a row. Jitted code only."""
-    raise NotImplementedError("name_of is for jitted code")
+    """Return what the game calls the state of a row."""
 
 
 @overloads(prefetch_next, inline=True)
@@ -121,9 +118,9 @@ def _overload_prefetch_next(simulation, table, state):
     return lambda simulation, table, state: prefetch_values(table, state)
 
 
+@stub
 def _key_of(simulation, memory, state):
-    """Return the key that a step gave. Jitted code only."""
-    raise NotImplementedError("_key_of is for jitted code")
+    """Return the key that a step gave."""
 
 
 @overloads(_key_of, inline=True)
@@ -207,9 +204,9 @@ def _overload_name_of(simulation, row):
     return lambda simulation, row: row
 
 
+@stub
 def _new_row(simulation, at, key):
-    """Give a key that is not known a row, or return -1 where there is no room. Jitted code only."""
-    raise NotImplementedError("_new_row is for jitted code")
+    """Give a key that is not known a row, or return -1 where there is no room."""
 
 
 @overloads(_new_row)
@@ -233,9 +230,9 @@ def _overload_new_row(simulation, at, key):
     return impl
 
 
+@stub
 def _forbid(simulation, row, key):
-    """Write what is legal in a state into its rows; return whether nothing is. Jitted code only."""
-    raise NotImplementedError("_forbid is for jitted code")
+    """Write what is legal in a state into its rows; return whether nothing is."""
 
 
 @overloads(_forbid)

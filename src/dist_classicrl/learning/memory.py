@@ -10,7 +10,7 @@ import numpy as np
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.learning.behavior import Ladder, rung
 from dist_classicrl.learning.rules.kernel import Context
-from dist_classicrl.learning.state import RULE_ARRAYS, State, check_range, refused
+from dist_classicrl.learning.state import RULE_ARRAYS, State, check_position, check_range, refused
 from dist_classicrl.rules import LearningRule, Range
 from dist_classicrl.rules.behaviors import EpsilonGreedy, EpsilonLadder
 from dist_classicrl.tables.line_table import LineTable
@@ -150,3 +150,25 @@ class RuleMemory:
                 raise refused(_MODEL, wrong, "what belongs together")
         for name in own:
             self._arrays[name][:] = state[name]
+
+
+def crew_state(crew: Any, memory: RuleMemory) -> State:
+    """Return copies of where the episodes of a crew are, and of what its walkers remember.
+
+    It has the arrays `states`, `elapsed`, `memory` and `collected`, and a `time_limit`, as `Walkers` has.
+    """
+    position = np.concatenate([np.stack([crew.states, crew.elapsed], 1), crew.memory], 1)
+    return {"position": position, "running": crew.collected.copy(), **memory.state()}
+
+
+def put_crew(crew: Any, memory: RuleMemory, state: State, n_states: int, stuck: np.ndarray | None) -> None:
+    """Put a `state` of `crew_state` back whose arrays have their shapes; `stuck` is that of `check_position`.
+
+    CheckpointError where it cannot be; then nothing has changed. What a game keeps in its memory is known to
+    the game alone and not checked.
+    """
+    position, running = state["position"], state["running"]
+    check_position(position, running, n_states, crew.time_limit, stuck)
+    memory.restore(state, n_states=n_states)
+    crew.states[:], crew.elapsed[:], crew.memory[:] = position[:, 0], position[:, 1], position[:, 2:]
+    crew.collected[:] = running

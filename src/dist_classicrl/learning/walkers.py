@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dist_classicrl._jit import jit, jit_inline, overloads
+from dist_classicrl._jit import jit, jit_inline, overloads, stub
 from dist_classicrl._random import GAMMA, mix
 from dist_classicrl.environments.simulate import advance, begin, is_wrong, note, prefetch_outcome, tell_wrong
 from dist_classicrl.learning.behavior import choose
@@ -43,9 +43,9 @@ def _now(stretch, i, random, walker):
     return Now(on_line(stretch.step_size, i), on_line(stretch.epsilon, i), random ^ GAMMA, walker, 1)
 
 
+@stub
 def _begun(simulation, walkers, k, random, n_states):
-    """Begin an episode of walker `k`; return its state, or -1 where that is none. Jitted code only."""
-    raise NotImplementedError("_begun is for jitted code")
+    """Begin an episode of walker `k`; return its state, or -1 where that is none."""
 
 
 @overloads(_begun, inline=True)  # not `jit_inline`: machine code with a user's game in it is not kept on disk

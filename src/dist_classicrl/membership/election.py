@@ -8,7 +8,6 @@ so there are never two that get anywhere; and no promise is given while the serv
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -19,8 +18,6 @@ from dist_classicrl.comm.transport import Backoff
 from dist_classicrl.errors import CutOffError
 from dist_classicrl.membership.group import Group, NewView, Over, Question, Release
 from dist_classicrl.membership.view import View, confirmed, may_elect
-
-logger = logging.getLogger(__name__)
 
 _FINISHED = 2**62
 _RETRY_SHARE = 0.1

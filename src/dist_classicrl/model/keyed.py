@@ -195,11 +195,11 @@ class KeyedRows:
     states that are not known.
     """
 
-    def __init__(self, holder: Holder, keys: np.ndarray, game: CompiledSimulator | None = None) -> None:
+    def __init__(self, holder: Holder, keys: np.ndarray) -> None:
         self._holder = holder
         self._index: KeyIndex | None = None
         self.keys = keys
-        self.game = game
+        self.game: CompiledSimulator | None = None
 
     @property
     def index(self) -> KeyIndex:

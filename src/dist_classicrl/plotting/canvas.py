@@ -185,11 +185,11 @@ def drawable(values: Any) -> np.ndarray:
     return np.clip(values, -_LARGEST, _LARGEST)
 
 
-def quantity(unit: str = "") -> Any:
+def quantity() -> Any:
     """Return a formatter of ticks that writes 20000000 as 20 M."""
     from matplotlib.ticker import EngFormatter
 
-    return EngFormatter(unit=unit)
+    return EngFormatter()
 
 
 def use_log_scale(axes: Axes) -> None:

@@ -229,9 +229,9 @@ def draw_curves(figure: FigureBase, curves: Curves, title: str, greedy: Greedy =
     draw_panels(figure, [curves], title, draw)
 
 
-def draw_best(axes: Axes, best: float, color: str = canvas.BLACK, label: str = "best policy") -> None:
+def draw_best(axes: Axes, best: float, color: str = canvas.BLACK) -> None:
     """Draw the mark of what the best policy collects."""
-    axes.axhline(float(canvas.drawable(best)), ls="--", lw=1.3, color=color, label=label)
+    axes.axhline(float(canvas.drawable(best)), ls="--", lw=1.3, color=color, label="best policy")
 
 
 def draw_panels(

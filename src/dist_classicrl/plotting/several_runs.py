@@ -63,16 +63,6 @@ class Comparison:
     high: np.ndarray
 
     @property
-    def mean(self) -> np.ndarray:
-        """The same as `middle`."""
-        return self.middle
-
-    @property
-    def half(self) -> np.ndarray:
-        """Half the width of the interval."""
-        return (self.high - self.low) / 2
-
-    @property
     def has_interval(self) -> bool:
         """Whether there is an interval around the middle."""
         return self.x.size > 0 and len(self.curves) >= FEWEST

@@ -121,17 +121,11 @@ def fault_tolerant(environ: Mapping[str, str] | None = None) -> bool:
     return (os.environ if environ is None else environ).get(_FLAG_OF_ULFM, "").lower() in _TRUE
 
 
-def survival_advice(
-    survives: bool | None = None, n_ranks: int | None = None, environ: Mapping[str, str] | None = None
-) -> str | None:
-    """Return what it would take for this job to survive a death, or None if it does, or has one rank.
-
-    Whether MPI `survives` a death, and the number of ranks, are by default what the environment says.
-    """
+def survival_advice(environ: Mapping[str, str] | None = None) -> str | None:
+    """Return what it would take for this job to survive a death, or None if it does, or has one rank."""
     environ = os.environ if environ is None else environ
-    n_ranks = promised_size(environ) if n_ranks is None else n_ranks
-    survives = fault_tolerant(environ) if survives is None else survives
-    if n_ranks < 2 or survives or environ.get(LAUNCH_VARIABLE):
+    n_ranks = promised_size(environ)
+    if n_ranks < 2 or fault_tolerant(environ) or environ.get(LAUNCH_VARIABLE):
         return None
     return (
         "If a rank dies, MPI ends this job as a whole. Started as `python -m dist_classicrl launch "
@@ -259,8 +253,8 @@ def _end() -> None:
         limit_seconds(_HEAD_SECONDS if headed else _OTHERS_SECONDS)
 
 
-def end_alone(code: int) -> NoReturn:
-    """End this process, while the others may go on.
+def end_alone() -> NoReturn:
+    """End this process, which failed, while the others may go on.
 
     Without ULFM the launcher would end them with it, so it waits for them in MPI_Finalize.
     """
@@ -268,7 +262,7 @@ def end_alone(code: int) -> NoReturn:
     if not fault_tolerant():
         limit_seconds(_OTHERS_SECONDS)
         sys.modules["mpi4py.MPI"].Finalize()
-    os._exit(_quiet_code(code))
+    os._exit(_quiet_code(1))
 
 
 def _quiet_code(code: int) -> int:

@@ -17,8 +17,7 @@ class Composition:
     def __init__(self, size: int, merging: Merging = AFFINE) -> None:
         self._order_free = merging.is_order_free
         self._place = np.zeros(size, np.int64)
-        self._stamp = np.zeros(size, np.int32)
-        self._now = 0
+        self._stamps = kernels.Stamps(size)
 
     def of(self, maps: Sequence[PackedMap]) -> PackedMap:
         """Return the maps that have the effect of all of these (one at least), the first being the oldest.
@@ -27,16 +26,11 @@ class Composition:
         """
         if len(maps) == 1:
             return maps[0]
-        self._now += 1
-        if self._now == np.iinfo(np.int32).max:
-            self._stamp[:] = 0
-            self._now = 1
+        stamp, now = self._stamps.next_pass()
         most = min(sum(each.size for each in maps), self._place.size)
         composed = PackedMap.empty(most, maps[0].entries.dtype, maps[0].replays is not None)
         size = 0
         for each in maps:
             require_fit(each.entries, each, self._place.size)
-            size = kernels.compose_maps(
-                each, composed, self._place, self._stamp, self._now, size, self._order_free
-            )
+            size = kernels.compose_maps(each, composed, self._place, stamp, now, size, self._order_free)
         return composed.first(size)

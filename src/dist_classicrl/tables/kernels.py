@@ -362,6 +362,22 @@ def copy_below(entries, limit, values, counts, out_values, out_counts):
             out_counts[entry] = counts[entry]
 
 
+class Stamps:
+    """A number for each entry of a table, by which a pass over it tells those that it has been at."""
+
+    def __init__(self, size: int) -> None:
+        self._stamp = np.zeros(size, np.int32)
+        self._now = 0
+
+    def next_pass(self) -> tuple[np.ndarray, int]:
+        """Return them, int32, and the number of a new pass, which no entry has."""
+        self._now += 1
+        if self._now == np.iinfo(np.int32).max:
+            self._stamp[:] = 0
+            self._now = 1
+        return self._stamp, self._now
+
+
 @jit
 def collect_new(entries, stamp, now, out, size):
     """Append to `out`, from `size` on, the entries not stamped `now` yet, and stamp them.

@@ -14,7 +14,7 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-from dist_classicrl._jit import jit, jit_inline, overloads, prefetch, prefetch_to_write
+from dist_classicrl._jit import jit, jit_inline, overloads, prefetch, prefetch_to_write, stub
 from dist_classicrl._memory import LINE
 from dist_classicrl._random import SHIFT_32, below, mix
 from dist_classicrl.tables.blocks import largest, lowest_bit, number_of_bits, places_of
@@ -112,9 +112,9 @@ def write(table, legal, first, last, values, counts):
             counts[at] = table.counts[_count_at(table, row, action)]
 
 
+@stub
 def prefetch_values(table, state):
-    """Ask for the values of a state, so that they are there when they are read. Jitted code only."""
-    raise NotImplementedError("prefetch_values is for jitted code")
+    """Ask for the values of a state, so that they are there when they are read."""
 
 
 @overloads(prefetch_values, inline=True)
@@ -251,15 +251,15 @@ def _count(table, row, action, counts_as, touched):
     return touched
 
 
+@stub
 def stored_as(values, value, name, visits):
-    """Return `value` as the array `values` of a table holds it. Jitted code only.
+    """Return `value` as the array `values` of a table holds it.
 
     In float32 it becomes one of the two neighbours, the nearer one with the larger chance, so that the mean
     is right: steps of less than half of their distance, as late visits make them, would be lost otherwise.
     The draw is one of the value, the entry's uint64 `name` and its count: where these are the same, so is the
     result.
     """
-    raise NotImplementedError("stored_as is for jitted code")
 
 
 @overloads(stored_as, inline=True)

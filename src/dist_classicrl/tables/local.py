@@ -59,8 +59,7 @@ class LocalTable:
         self.n_touched = np.zeros(1, np.int64)
         self.base = np.zeros(size, dtype)
         self.limit = float(np.finfo(dtype).max)
-        self._stamp = np.zeros(size, np.int32)
-        self._stamp_now = 0
+        self._stamps = kernels.Stamps(size)
         self._index_dtype = index_dtype(size)
         self.illegal: np.ndarray | None = None
         lists: tuple[np.ndarray, np.ndarray] | None = None
@@ -298,11 +297,7 @@ class LocalTable:
 
     def _move_to(self, refresh: Refresh, pending: list[PackedMap], base: np.ndarray) -> None:
         refresh.require_fit(base.size)
-        self._stamp_now += 1
-        if self._stamp_now == np.iinfo(np.int32).max:
-            self._stamp[:] = 0
-            self._stamp_now = 1
-        stamp, now = self._stamp, self._stamp_now
+        stamp, now = self._stamps.next_pass()
         visits = np.empty(self.n_touched[0], np.int64)
         kernels.visits_under_maps(self.arrays, visits)
         kernels.set_base(

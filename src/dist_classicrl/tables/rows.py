@@ -19,7 +19,7 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-from dist_classicrl._jit import jit, jit_inline, picked
+from dist_classicrl._jit import jit, jit_inline, picked_from
 from dist_classicrl._random import below
 
 VISIT_MASK = (1 << 32) - 1
@@ -118,83 +118,62 @@ ROW_FUNCTIONS: dict[type, RowFunctions] = {}
 """By the class of a table."""
 
 
-def _of_table(name: str) -> Callable[[Any], Any]:
-    """Return what finds the function that a kind of table has by this name."""
-
-    def function_of(table_type: Any) -> Callable[..., Any] | None:
-        functions = ROW_FUNCTIONS.get(getattr(table_type, "instance_class", type(None)))
-        return None if functions is None else getattr(functions, name)
-
-    return function_of
-
-
-@picked(_of_table("actions_of"))
+@picked_from(ROW_FUNCTIONS.get)
 def actions_of(table):
     """Return A."""
-    raise NotImplementedError("actions_of is for jitted code")
 
 
-@picked(_of_table("value_of"))
+@picked_from(ROW_FUNCTIONS.get)
 def value_of(table, row, action):
     """Return the value of `action` in `row`, float64; -inf where it is illegal in a compiled environment."""
-    raise NotImplementedError("value_of is for jitted code")
 
 
-@picked(_of_table("row_maximum"))
+@picked_from(ROW_FUNCTIONS.get)
 def row_maximum(table, row):
     """Return the largest value in `row`; 0 where no action is legal in a compiled environment."""
-    raise NotImplementedError("row_maximum is for jitted code")
 
 
-@picked(_of_table("greedy_action"))
+@picked_from(ROW_FUNCTIONS.get)
 def greedy_action(table, row):
     """Return the action of the largest value in `row`, or -1 where several are equal."""
-    raise NotImplementedError("greedy_action is for jitted code")
 
 
-@picked(_of_table("any_greedy_action"), inline=False)
+@picked_from(ROW_FUNCTIONS.get, inline=False)
 def any_greedy_action(table, row, random):
     """Return one of the actions of the largest value in `row`, each with the same chance."""
-    raise NotImplementedError("any_greedy_action is for jitted code")
 
 
-@picked(_of_table("visits_of"))
+@picked_from(ROW_FUNCTIONS.get)
 def visits_of(table, row, action):
     """Return the visits of `action` in `row`, as far as they are known."""
-    raise NotImplementedError("visits_of is for jitted code")
 
 
-@picked(_of_table("count"))
+@picked_from(ROW_FUNCTIONS.get)
 def count(table, row, action, counts_as, touched):
     """Count an update, a visit or `ONE_REPLAY`, and return the new number of touched entries."""
-    raise NotImplementedError("count is for jitted code")
 
 
-@picked(_of_table("learn_target"))
+@picked_from(ROW_FUNCTIONS.get)
 def learn_target(table, row, action, target, step_size):
     """Move the value of `action` in `row` by `step_size` towards `target`."""
-    raise NotImplementedError("learn_target is for jitted code")
 
 
-@picked(_of_table("learn_row"))
+@picked_from(ROW_FUNCTIONS.get)
 def learn_row(table, row, target, step_size, counts_as, touched):
     """Do what `count` and `learn_target` do for each legal action of a row; return what `count` does."""
-    raise NotImplementedError("learn_row is for jitted code")
 
 
-@picked(_of_table("add_amount"))
+@picked_from(ROW_FUNCTIONS.get)
 def add_amount(table, row, action, amount):
     """Add `amount` to an entry that is shared with merge "sum"."""
-    raise NotImplementedError("add_amount is for jitted code")
 
 
-@picked(_of_table("send"))
+@picked_from(ROW_FUNCTIONS.get)
 def send(table, row, action, target):
     """Let the owner of an entry learn from a target; return False where that is here.
 
     The number of actions stands for all actions of a state that wait: see `tables.outbox.Letters`.
     """
-    raise NotImplementedError("send is for jitted code")
 
 
 @jit_inline

@@ -48,8 +48,7 @@ class SharedTable:
         self.index_dtype = index_dtype(size)
         entry_bytes = values.itemsize + counts.itemsize
         self._sparse_limit = size * entry_bytes // (entry_bytes + self.index_dtype.itemsize)
-        self._stamp = np.zeros(size, np.int32)
-        self._stamp_now = 0
+        self._stamps = kernels.Stamps(size)
         self._scratch = np.empty(size, self.index_dtype)
         self._cache: dict[int, Refresh] = {}
         self._snapshot: TableSnapshot | None = None
@@ -193,15 +192,12 @@ class SharedTable:
     def _changed_since(self, since: int) -> np.ndarray | None:
         if since < self._log_starts_after or (since < 0):
             return None
-        self._stamp_now += 1
-        if self._stamp_now == np.iinfo(np.int32).max:
-            self._stamp[:] = 0
-            self._stamp_now = 1
+        stamp, now = self._stamps.next_pass()
         size = 0
         for version, entries in reversed(self._log):
             if version <= since:
                 break
-            size = kernels.collect_new(entries, self._stamp, self._stamp_now, self._scratch, size)
+            size = kernels.collect_new(entries, stamp, now, self._scratch, size)
             if size > self._sparse_limit:
                 return None
         found = self._scratch[:size].copy()

@@ -1,4 +1,4 @@
-"""What both workers have in common: the server that they follow, how they lose it, and how it all ends."""
+"""What workers have in common: the server that they follow, how they lose it, and how it all ends."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 
 from dist_classicrl.engines.outcome import Outcome
@@ -25,8 +24,6 @@ from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.handshake import Setup
 from dist_classicrl.tables.line_table import size_of
 from dist_classicrl.tables.shared import SharedTable
-
-logger = logging.getLogger(__name__)
 
 _TOLD = "memory"
 

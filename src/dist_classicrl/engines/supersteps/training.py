@@ -135,9 +135,8 @@ class SuperstepLoop(StepLoop):
 
     @property
     def _whole(self) -> int:
-        return (
-            self._learner.quantum
-        )  # of stepped environments, too: a superstep ends where it does on many ranks
+        # Of stepped environments, too: a superstep ends where it does on many ranks.
+        return self._learner.quantum
 
     def _take_totals(self) -> None:
         self._sums.enter(self._learner.totals.values)

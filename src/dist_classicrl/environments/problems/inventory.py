@@ -66,7 +66,7 @@ def inventory(
     SettingsError
         An argument is not allowed.
     """
-    mean = checked_mean("mean_demand", mean_demand)
+    mean = checked_mean(mean_demand)
     setup, hold, wait = checked(
         AMOUNT, setup_cost=setup_cost, holding_cost=holding_cost, backorder_cost=backorder_cost
     )
@@ -185,7 +185,7 @@ def lost_sales(
     stocks = WholeNumber(1, bits=12)("max_stock", max_stock) + 1
     orders = WholeNumber(1, bits=12)("max_order", max_order) + 1
     _require_states(f"lead_time={lead}", stocks * orders ** (lead - 1), "max_order")
-    tails = poisson_tails(checked_mean("mean_demand", mean_demand), stocks)
+    tails = poisson_tails(checked_mean(mean_demand), stocks)
     hold, lost = checked(AMOUNT, holding_cost=holding_cost, lost_sale_cost=lost_sale_cost)
     return TabularMDP.from_function(
         _sell,

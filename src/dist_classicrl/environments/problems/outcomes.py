@@ -72,11 +72,11 @@ def checked(kind: RealNumber, **given: Any) -> list[float]:
     return [kind(name, value) for name, value in given.items()]
 
 
-def checked_mean(name: str, value: Any) -> float:
+def checked_mean(mean_demand: Any) -> float:
     """Return the mean of a Poisson distribution; SettingsError where it is none, or above 10,000."""
-    mean = checked_positive(name, value)
+    mean = checked_positive("mean_demand", mean_demand)
     if mean > 10_000:
-        raise SettingsError(f"{name} must be at most 10,000, got {value!r}.")
+        raise SettingsError(f"mean_demand must be at most 10,000, got {mean_demand!r}.")
     return mean
 
 

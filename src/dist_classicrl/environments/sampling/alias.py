@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import types
 
-from dist_classicrl._jit import jit, jit_inline, picked, prefetch
+from dist_classicrl._jit import jit, jit_inline, picked, prefetch, stub
 from dist_classicrl._memory import zeros
 from dist_classicrl._random import SHIFT_32, below
 
@@ -86,8 +86,9 @@ def _reward_of_compact(rewards, slot, other):
 
 
 @picked(lambda rewards: _reward if rewards.dtype == types.float64 else _reward_of_compact)
+@stub
 def _slot_reward(rewards, slot, other):
-    raise NotImplementedError("_slot_reward is for jitted code")
+    """Return the reward of a slot's outcome, or of the `other` one."""
 
 
 def begin_model(simulation, memory, random):

@@ -199,25 +199,23 @@ def solve_in_place(a: np.ndarray, b: np.ndarray, exits: np.ndarray, ends: np.nda
     return -1
 
 
-def _value_by_sweeps(
-    chain: OngoingRows, active: np.ndarray, discount: float, max_sweeps: int = MOST_SWEEPS
-) -> np.ndarray:
+def _value_by_sweeps(chain: OngoingRows, active: np.ndarray, discount: float) -> np.ndarray:
     sweeps = Sweeps(RowsProcess.of_chain(chain), discount)
     sweeps.policy[active] = 0
-    to_value(sweeps, max_sweeps)
+    to_value(sweeps)
     return sweeps.v[:-1]
 
 
-def to_value(sweeps: Sweeps, max_sweeps: int = MOST_SWEEPS) -> None:
+def to_value(sweeps: Sweeps) -> None:
     """Sweep until the values are those of the policy."""
     changes = Changes(sweeps.discount)
-    for _ in range(max_sweeps):
+    for _ in range(MOST_SWEEPS):
         change = sweeps.evaluate()
         if changes.bound(change) < POLICY_TOLERANCE or sweeps.is_rounding(change):
             return
     raise ConvergenceError(
         f"the policy's values at discount factor {sweeps.discount} still changed by {change:.3g} in sweep "
-        f"{max_sweeps}; use a smaller discount factor"
+        f"{MOST_SWEEPS}; use a smaller discount factor"
     )
 
 

@@ -41,8 +41,8 @@ from dist_classicrl.learning.card.steps import (
 )
 from dist_classicrl.learning.compiled import NEVER, infinite_return, stuck_states, stuck_there
 from dist_classicrl.learning.learner import Problem, Stream, Totals
-from dist_classicrl.learning.memory import RuleMemory
-from dist_classicrl.learning.state import State, check_arrays, check_position
+from dist_classicrl.learning.memory import RuleMemory, crew_state, put_crew
+from dist_classicrl.learning.state import State, check_arrays
 from dist_classicrl.tables.local import LocalTable
 
 _NEXT_BOUND, _LAST_BOUND = 2.0**10, 2.0**50
@@ -365,20 +365,12 @@ class CardLearner(ABC):
         if self._moving is not None and self._moving.number == walker:
             with launching.used(self.card):
                 self._bring_crew()
-        crew, memory = self._crews[walker]
-        position = np.concatenate([np.stack([crew.states, crew.elapsed], 1), crew.memory], 1)
-        bound = np.array([self._bounds[walker]])
-        return {"position": position, "running": crew.collected.copy(), "bound": bound, **memory.state()}
+        return {**crew_state(*self._crews[walker]), "bound": np.array([self._bounds[walker]])}
 
     def restore(self, walker: int, state: State) -> None:
-        """See `Learner`. What a game keeps in its memory is known to the game alone and not checked."""
+        """See `Learner`."""
         check_arrays(state, self.state(walker), {})
-        crew, memory = self._crews[walker]
-        position, running = state["position"], state["running"]
-        check_position(position, running, self.table.shape.n_states, crew.time_limit, self._stuck)
-        memory.restore(state)
-        crew.states[:], crew.elapsed[:], crew.memory[:] = position[:, 0], position[:, 1], position[:, 2:]
-        crew.collected[:] = running
+        put_crew(*self._crews[walker], state, self.table.shape.n_states, self._stuck)
         bound = 2.0 ** round(math.log2(max(state["bound"][0], 1.0)))
         self._bounds[walker] = min(max(self._first_bound, bound), _LAST_BOUND)
         self._forget(walker)

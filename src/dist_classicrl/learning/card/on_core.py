@@ -82,17 +82,6 @@ def play_round(
         merge_blocks(arrays, blocks, parts.step_sizes is not None, entry)
 
 
-def room_for_copy(entries: int, itemsize: int) -> tuple[np.ndarray, ...]:
-    """Return `copies` of `play_round`, for values of so many bytes."""
-    real = np.float64 if itemsize == 8 else np.float32
-    return (
-        np.zeros(entries, np.int64),
-        *(np.zeros(entries, real) for _ in range(3)),
-        np.zeros(entries, np.int32),
-        np.zeros(entries, np.int32),
-    )
-
-
 @jit
 def walk(rule, simulation, walkers, parts, table, moments, number):
     """Do what a card's kernel of the same name does, as the functions below."""

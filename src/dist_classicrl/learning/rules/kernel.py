@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dist_classicrl import rules
-from dist_classicrl._jit import jit, jit_inline, picked
+from dist_classicrl._jit import jit, jit_inline, picked_from
 from dist_classicrl._random import GAMMA, below, mix
 from dist_classicrl.rules import LearningRule
 from dist_classicrl.tables.lines import LineArrays
@@ -185,16 +185,6 @@ def rule_of_type(rule_type: Any) -> LearningRule | None:
     return rules.of_class(getattr(rule_type, "instance_class", None))
 
 
-def _of_rule(name: str, default: Any = None) -> Callable[[Any], Any]:
-    """Return what finds the function that a rule has by this name, or else `default`."""
-
-    def function_of(rule_type: Any) -> Any:
-        rule = rule_of_type(rule_type)
-        return None if rule is None else getattr(rule, name) or default
-
-    return function_of
-
-
 @rule_function
 def _learn_nothing(rule, context, now, state, action, learned):
     return learned
@@ -210,16 +200,14 @@ def _is_unknown(rule, context, state):
     return False
 
 
-@picked(_of_rule("learn"))
+@picked_from(rules.of_class)
 def learn(rule, context, now, step, learned):
     """Learn from a transition."""
-    raise NotImplementedError("learn is for jitted code")
 
 
-@picked(_of_rule("on_action", _learn_nothing))
+@picked_from(rules.of_class, _learn_nothing)
 def on_action(rule, context, now, state, action, learned):
     """Learn what waited for the next action."""
-    raise NotImplementedError("on_action is for jitted code")
 
 
 @rule_function
@@ -227,22 +215,19 @@ def _update(rule, context, now, row, action, target, learned):
     return update(context, now, row, action, target, learned)
 
 
-@picked(_of_rule("on_target", _update))
+@picked_from(rules.of_class, _update)
 def on_target(rule, context, now, row, action, target, learned):
     """Learn from the target of an entry, where the entry is."""
-    raise NotImplementedError("on_target is for jitted code")
 
 
-@picked(_of_rule("preference", _value))
+@picked_from(rules.of_class, _value)
 def preference(rule, context, state, action):
     """Return the number by which `action` is compared with others in `state`."""
-    raise NotImplementedError("preference is for jitted code")
 
 
-@picked(_of_rule("is_by_value", _is_unknown))
+@picked_from(rules.of_class, _is_unknown)
 def is_by_value(rule, context, state):
     """Return whether `preference` is surely the value in the first table, for all actions of `state`."""
-    raise NotImplementedError("is_by_value is for jitted code")
 
 
 # What rules are made of

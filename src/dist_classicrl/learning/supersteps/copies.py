@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dist_classicrl._jit import jit, jit_inline, overloads
+from dist_classicrl._jit import jit, jit_inline, overloads, stub
 from dist_classicrl._random import mix
 from dist_classicrl.learning.supersteps.partition import All, ByKey, class_of, owner_of, row_of
 from dist_classicrl.tables.keys import prefetch_slot
@@ -65,24 +65,24 @@ def rank_of(identity, ranks):
     return (identity >> GROUP_BITS) % ranks
 
 
+@stub
 def begins_at(partition, crew, identity, state):
-    """Return the rank at which a walker begins in `state`: so that as many do at each. Jitted code only."""
-    raise NotImplementedError("begins_at is for jitted code")
+    """Return the rank at which a walker begins in `state`: so that as many do at each."""
 
 
+@stub
 def goes_to(partition, crew, state):
-    """Return the rank at which a walker of this one acts in `state`. Jitted code only."""
-    raise NotImplementedError("goes_to is for jitted code")
+    """Return the rank at which a walker of this one acts in `state`."""
 
 
+@stub
 def row_here(partition, crew, state):
-    """Return the row of a state that `goes_to` lets act here. Jitted code only."""
-    raise NotImplementedError("row_here is for jitted code")
+    """Return the row of a state that `goes_to` lets act here."""
 
 
+@stub
 def row_ahead(partition, crew, table, state):
-    """Ask for the row of such a state; return it, or -1 where `find_rows` has to. Jitted code only."""
-    raise NotImplementedError("row_ahead is for jitted code")
+    """Ask for the row of such a state; return it, or -1 where `find_rows` has to."""
 
 
 @overloads(begins_at, inline=True)

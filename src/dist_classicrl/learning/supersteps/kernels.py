@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dist_classicrl._jit import jit, jit_inline, natural, overloads
+from dist_classicrl._jit import jit, jit_inline, natural, overloads, stub
 from dist_classicrl._random import mix
 from dist_classicrl.environments.keyed import as_key
 from dist_classicrl.environments.simulate import prefetch_outcome
@@ -102,12 +102,9 @@ def steps_at_once(start, used, walkers, per_walker):
     return size
 
 
+@stub
 def take_target(rule, partition, crew, asking, now, identity, elapsed, step, record, reals, targets, at):
-    """Learn a step, the `elapsed`-th of its episode, as a row of `targets` or as letters; see `find_target`.
-
-    Jitted code only.
-    """
-    raise NotImplementedError("take_target is for jitted code")
+    """Learn a step, the `elapsed`-th of its episode, as a row of `targets` or letters; see `find_target`."""
 
 
 @overloads(take_target, inline=True)
@@ -445,9 +442,9 @@ def read_letters(partition, crew, context, stretch, done, size, inbox, starts, c
     return FINE
 
 
+@stub
 def _settle_alone(rule, partition, crew, context, stretch, done, size):
-    """Learn from what this rank alone has found out; return `FINE`, or what is wrong. Jitted code only."""
-    raise NotImplementedError("_settle_alone is for jitted code")
+    """Learn from what this rank alone has found out; return `FINE`, or what is wrong."""
 
 
 @overloads(_settle_alone, inline=True)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dist_classicrl._jit import jit, jit_inline, overloads
+from dist_classicrl._jit import jit, jit_inline, overloads, stub
 from dist_classicrl._memory import zeros
 from dist_classicrl.environments.state_keys import is_below
 from dist_classicrl.learning.rules.kernel import Learned, Transition, learn, on_action, rule_of_type
@@ -124,12 +124,12 @@ def _write(partition, post, asking, record, identity, number):
     return True
 
 
+@stub
 def act(rule, partition, post, asking, now, identity, row, action, state, elapsed, record, reals):
-    """Learn what waited for the action of a walker; return whether that can be. Jitted code only.
+    """Learn what waited for the action of a walker; return whether that can be.
 
     `elapsed` steps of its episode have been made, and the next one begins in `state`, whose row is `row`.
     """
-    raise NotImplementedError("act is for jitted code")
 
 
 @overloads(act, inline=True)

@@ -26,6 +26,7 @@ from dist_classicrl._jit import (
     jit_inline,
     overloads,
     result_type,
+    stub,
 )
 from dist_classicrl._jit.identity import identity_of
 from dist_classicrl._random import SHIFT_32, mix, stream_key
@@ -143,80 +144,74 @@ WHERE = 1
 STATE_SHIFT = 24
 
 
+@stub
 def owner_of(partition, state):
-    """Return the rank that owns `state`. Jitted code only."""
-    raise NotImplementedError("owner_of is for jitted code")
+    """Return the rank that owns `state`."""
 
 
+@stub
 def has_owner(partition, state):
-    """Return whether a rank owns `state`, as a user's function may deny; its indices are checked.
-
-    Jitted code only.
-    """
-    raise NotImplementedError("has_owner is for jitted code")
+    """Return whether a rank owns `state`, as a user's function may deny; its indices are checked."""
 
 
+@stub
 def row_of(partition, state):
-    """Return the row of a state that is this rank's own. Jitted code only."""
-    raise NotImplementedError("row_of is for jitted code")
+    """Return the row of a state that is this rank's own."""
 
 
+@stub
 def find_rows(partition, table, states, rows, order, n):
-    """Put in the rows of `n` states for which there is a -1, and ask for them: `order` says which.
-
-    Jitted code only.
-    """
-    raise NotImplementedError("find_rows is for jitted code")
+    """Put in the rows of `n` states for which there is a -1, and ask for them: `order` says which."""
 
 
+@stub
 def meet(partition, state):
-    """Give a state of its own a row, which in numbered ones it has. Jitted code only."""
-    raise NotImplementedError("meet is for jitted code")
+    """Give a state of its own a row, which in numbered ones it has."""
 
 
+@stub
 def look_for(partition, records, i):
-    """Ask for what tells the row of record `i`. Jitted code only."""
-    raise NotImplementedError("look_for is for jitted code")
+    """Ask for what tells the row of record `i`."""
 
 
+@stub
 def has_room(partition, walkers):
-    """Return whether a superstep of so many walkers has room here. Jitted code only."""
-    raise NotImplementedError("has_room is for jitted code")
+    """Return whether a superstep of so many walkers has room here."""
 
 
+@stub
 def n_known(partition):
-    """Return how many states have come to this rank, where that is counted. Jitted code only."""
-    raise NotImplementedError("n_known is for jitted code")
+    """Return how many states have come to this rank, where that is counted."""
 
 
+@stub
 def is_over(partition, known):
-    """Return whether so many states of all ranks are more than there may be. Jitted code only."""
-    raise NotImplementedError("is_over is for jitted code")
+    """Return whether so many states of all ranks are more than there may be."""
 
 
+@stub
 def is_counted(partition):
-    """Return whether all ranks have to know how many states there are. Jitted code only."""
-    raise NotImplementedError("is_counted is for jitted code")
+    """Return whether all ranks have to know how many states there are."""
 
 
+@stub
 def state_in(partition, records, i):
-    """Return the state in record `i`. Jitted code only."""
-    raise NotImplementedError("state_in is for jitted code")
+    """Return the state in record `i`."""
 
 
+@stub
 def waiting_state(partition, places, place):
-    """Return the state of a step that waits, in the part of a record that is for these. Jitted code only."""
-    raise NotImplementedError("waiting_state is for jitted code")
+    """Return the state of a step that waits, in the part of a record that is for these."""
 
 
+@stub
 def put_waiting(partition, places, place, state):
-    """Let that be another one. Jitted code only."""
-    raise NotImplementedError("put_waiting is for jitted code")
+    """Let that be another one."""
 
 
+@stub
 def put_state(partition, records, i, state, low):
-    """Write a state into record `i`, and what stands below it in its word `WHERE`. Jitted code only."""
-    raise NotImplementedError("put_state is for jitted code")
+    """Write a state into record `i`, and what stands below it in its word `WHERE`."""
 
 
 def class_of(partition: Any) -> Any:

@@ -15,7 +15,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from dist_classicrl._jit import jit, jit_inline, overloads
+from dist_classicrl._jit import jit, jit_inline, overloads, stub
 from dist_classicrl._memory import LINE
 from dist_classicrl.learning.supersteps.crew import MOVED
 from dist_classicrl.learning.supersteps.kernels import answer, depart, read_letters, settle, steps_at_once
@@ -212,9 +212,9 @@ def _is_over(partition, crew, boxes):
     return is_over(partition, known)
 
 
+@stub
 def _reply(rule, crew, boxes):
-    """Take note of the replies to others, or write the letters to them. Jitted code only."""
-    raise NotImplementedError("_reply is for jitted code")
+    """Take note of the replies to others, or write the letters to them."""
 
 
 @overloads(_reply, inline=True)
@@ -242,9 +242,9 @@ def _overload_reply(rule, crew, boxes):
     return by_letters if lets_wait(rule) else impl
 
 
+@stub
 def _settle(rule, partition, crew, boxes, context, stretch, done):
-    """Learn from what came back; return `FINE`, or what is wrong. Jitted code only."""
-    raise NotImplementedError("_settle is for jitted code")
+    """Learn from what came back; return `FINE`, or what is wrong."""
 
 
 @overloads(_settle, inline=True)

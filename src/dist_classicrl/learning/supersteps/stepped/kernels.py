@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dist_classicrl._jit import jit, jit_inline, overloads
+from dist_classicrl._jit import jit, jit_inline, overloads, stub
 from dist_classicrl._random import mix
 from dist_classicrl.learning.behavior import choose, choose_masked
 from dist_classicrl.learning.loops import on_line
@@ -84,9 +84,9 @@ def _write_letters(table, letters, reals):
     return True
 
 
+@stub
 def act(rule, asking, now, row, action, first, record, reals, letters, letter_reals):
-    """Learn what waited for an action, as a row of letters; return whether that can be. Jitted code only."""
-    raise NotImplementedError("act is for jitted code")
+    """Learn what waited for an action, as a row of letters; return whether that can be."""
 
 
 @overloads(act, inline=True)
@@ -104,9 +104,9 @@ def _overload_act(rule, asking, now, row, action, first, record, reals, letters,
     return by_letters if lets_wait(rule) else impl
 
 
+@stub
 def take_target(rule, first, asking, now, step, record, reals, targets, letters, at):
-    """Learn a step as a row of `targets`, or as letters there; see `find_target`. Jitted code only."""
-    raise NotImplementedError("take_target is for jitted code")
+    """Learn a step as a row of `targets`, or as letters there; see `find_target`."""
 
 
 @overloads(take_target, inline=True)

@@ -1,4 +1,4 @@
-"""Suspicion: what the formula says, how it learns a peer's jitter, and what must not make it jumpy."""
+"""Phi accrual: what the formula says, how it learns a peer's jitter, and what must not make it jumpy."""
 
 import math
 

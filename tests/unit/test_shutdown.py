@@ -8,7 +8,7 @@ import pytest
 from dist_classicrl.comm import envelope, messages
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.remote_errors import Failed, raise_remote
-from dist_classicrl.engines.roles import shutdown as partings
+from dist_classicrl.engines.roles import shutdown
 from dist_classicrl.errors import RemoteRankError, TrainingStopped
 
 TIMEOUT = 60.0
@@ -49,7 +49,7 @@ def clock(monkeypatch):
 
 
 def fail(*peers):
-    partings.fail(list(peers), ZeroDivisionError("thin ice"), 3, TIMEOUT)
+    shutdown.fail(list(peers), ZeroDivisionError("thin ice"), 3, TIMEOUT)
 
 
 def test_all_are_told_what_failed_and_where():
@@ -63,10 +63,10 @@ def test_all_are_told_what_failed_and_where():
 
 def test_a_rank_that_fails_when_all_are_to_stop_does_not_hide_one_that_hangs(monkeypatch, caplog):
     registered = []
-    monkeypatch.setattr(partings.atexit, "register", lambda *what: registered.append(what))
+    monkeypatch.setattr(shutdown.atexit, "register", lambda *what: registered.append(what))
     failed, hanging, ended = Peer(messages.encode(TOLD)), Peer(), Peer(envelope.encode(Kind.BYE))
     stopped = TrainingStopped(143, "SIGTERM came", "here", 5)
-    partings.tell_stopped(None, [failed, hanging, ended], stopped, 0.0)
+    shutdown.tell_stopped(None, [failed, hanging, ended], stopped, 0.0)
     assert [late for _, _, late, _ in registered] == [[hanging]]
     assert "A rank did not stop in order: rank 2" in caplog.text
     assert all(len(peer.sent) == 1 for peer in (failed, hanging, ended))
@@ -85,7 +85,7 @@ def test_a_peer_that_failed_is_neither_told_nor_waited_for(clock):
         # What it said is what made this rank fail.
         raise_remote(gone, TOLD)
     other = Peer()
-    partings.fail([gone, other], caught.value, 0, TIMEOUT)
+    shutdown.fail([gone, other], caught.value, 0, TIMEOUT)
     assert gone.sent == []
     assert messages.decode(other.sent[0]) == TOLD
     assert clock() < 0.1
