@@ -16,10 +16,10 @@ from dist_classicrl.engines.decentralized.patterns import ExchangePattern, patte
 from dist_classicrl.engines.decentralized.server import Coordinator
 from dist_classicrl.engines.decentralized.stride import Stride
 from dist_classicrl.engines.decentralized.worker import Player
-from dist_classicrl.engines.loops import LearningOn
 from dist_classicrl.engines.outcome import Outcome
 from dist_classicrl.engines.roles.link import settle_compression
-from dist_classicrl.engines.roles.participants import Roles, run_together
+from dist_classicrl.engines.roles.ordered import OrderedRoles
+from dist_classicrl.engines.roles.participants import run_together
 from dist_classicrl.engines.run import Run
 from dist_classicrl.errors import RankLostError, SettingsError
 from dist_classicrl.learning.learner import Learner
@@ -48,7 +48,7 @@ def train(
     return run_together(partial(DecentralizedRoles, pattern=pattern), run, group, start)
 
 
-class DecentralizedRoles(Roles[Player, Coordinator]):
+class DecentralizedRoles(OrderedRoles[Player, Coordinator]):
     """What a rank may be where all learn, and exchange what they learned."""
 
     def __init__(self, run: Run, group: Group, rates: Rates, pattern: ExchangePattern | None) -> None:
@@ -135,7 +135,3 @@ class DecentralizedRoles(Roles[Player, Coordinator]):
         if cut.tally is not None:
             self.run.tally.take_over(cut.tally)
         return self.server(self.board(worker.base.version + 1), replace(cut, tally=None))
-
-    def learner_alone(self, server: Coordinator) -> LearningOn:
-        """Raise RuntimeError: the coordinator learns itself, and goes on with those who are left."""
-        raise RuntimeError("A coordinator is never left without a rank that learns.")

@@ -36,8 +36,8 @@ Client = TypeVar("Client")
 class Service(ABC, Generic[Client]):
     """What an engine does when its workers change: `Members` calls it from within the server's own loop."""
 
-    learns: ClassVar[bool] = False
-    """Whether this rank learns as the workers do: then it counts for `min_workers`."""
+    counts_as_worker: ClassVar[bool] = False
+    """Whether this rank counts for `min_workers`, as the workers do."""
 
     @abstractmethod
     def new_client(self, is_first: bool) -> Client:
@@ -277,7 +277,7 @@ class Members(Generic[Client]):
 
     def _check_policy(self, rank: int, why: str) -> None:
         """Check that the run may go on without `rank`, which was lost."""
-        policy, left = self.policy, len(self.peers.learners) + self.service.learns
+        policy, left = self.policy, len(self.peers.learners) + self.service.counts_as_worker
         if policy.on_failure == "abort":
             raise RankLostError(
                 f'Rank {rank} is lost ({why}), and on_failure="abort" ends the run then. "continue" goes on '

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl.engines.local import training as local
-from dist_classicrl.engines.loops import LearningOn, StepLoop
+from dist_classicrl.engines.loops import StepLoop
 from dist_classicrl.engines.outcome import Outcome
 from dist_classicrl.engines.roles.cores import settle_cores
 from dist_classicrl.engines.roles.messages import Final
-from dist_classicrl.engines.roles.participants import Roles, run_together
+from dist_classicrl.engines.roles.ordered import OrderedRoles
+from dist_classicrl.engines.roles.participants import run_together
 from dist_classicrl.engines.run import Run
 from dist_classicrl.engines.sharded.host_memory import HostMemory, opened_later, share, share_rows
 from dist_classicrl.engines.supersteps.desk import open_desk
@@ -143,7 +144,7 @@ class SuperstepLoop(StepLoop):
         self._sums.enter(self._learner.totals.values)
 
 
-class SuperstepRoles(Roles[SuperstepWorker, SuperstepServer]):
+class SuperstepRoles(OrderedRoles[SuperstepWorker, SuperstepServer]):
     """What a rank may be where all learn in supersteps."""
 
     def __init__(
@@ -213,7 +214,3 @@ class SuperstepRoles(Roles[SuperstepWorker, SuperstepServer]):
     def take(self, final: Final) -> None:
         """See `Roles`."""
         self._part.take(final.refresh)
-
-    def learner_alone(self, server: SuperstepServer) -> LearningOn:
-        """Raise RuntimeError: the server owns rows itself, and goes on with those of others."""
-        raise RuntimeError("A server of supersteps is never left without an owner of rows.")
