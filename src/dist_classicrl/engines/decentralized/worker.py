@@ -10,7 +10,7 @@ from dist_classicrl.comm.messages import decode, encode
 from dist_classicrl.comm.transport import Channel
 from dist_classicrl.engines.decentralized.messages import Begin, Cut, Play
 from dist_classicrl.engines.decentralized.part import RoundPart
-from dist_classicrl.engines.outcome import Counted
+from dist_classicrl.engines.outcome import Counted, Learned
 from dist_classicrl.engines.roles.ordered import OrderedWorker
 from dist_classicrl.membership.election import Base
 
@@ -63,10 +63,7 @@ class Player(OrderedWorker[RoundPart, Begin | Play]):
         if self._tally is not None:
             counters = self._tally.counters.copy()
             counters.steps += steps
-            counters.episodes += float(totals[0])
-            counters.returns += float(totals[1])
-            counters.lengths += float(totals[2])
-            counters.td_errors += float(totals[3])
+            counters.add_learned(Learned.of(totals))
             self._tally = replace(self._tally, counters=counters)
 
     def _take_in(self) -> None:
