@@ -8,8 +8,6 @@ from dataclasses import replace
 from functools import partial
 
 from dist_classicrl._words import START_AGAIN
-from dist_classicrl.comm.compression import codec_for
-from dist_classicrl.compression import name_of
 from dist_classicrl.engines.decentralized.messages import Cut
 from dist_classicrl.engines.decentralized.part import RoundPart
 from dist_classicrl.engines.decentralized.patterns import ExchangePattern, pattern_for
@@ -54,8 +52,7 @@ class DecentralizedRoles(OrderedRoles[Player, Coordinator]):
     def __init__(self, run: Run, group: Group, rates: Rates, pattern: ExchangePattern | None) -> None:
         super().__init__(run, group, rates)
         self._pattern = pattern
-        codec = codec_for(name_of(run.settings.compression), run.values.size)
-        self._part = RoundPart(run, group, rates, self._pattern_for, codec, self._learner)
+        self._part = RoundPart(run, group, rates, self._pattern_for, self.codec(), self._learner)
 
     def _learner(self) -> Learner:
         """Return this rank's learner, with the run's table as it is now."""
@@ -107,7 +104,7 @@ class DecentralizedRoles(OrderedRoles[Player, Coordinator]):
         """See `Roles`."""
         run = self.run
         part = self._part
-        part.use(SharedTable(run.values, run.counts, max(0, base.version)))
+        part.use(self.board(max(0, base.version)))
         part.made, part.stride = 0, self._first_cut().stride
         return Player(self.group, part, base, watch=run.watch, wants_to_leave=run.wants_to_leave)
 

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from dist_classicrl.comm.compression import Codec, codec_for
 from dist_classicrl.comm.transport import Channel
+from dist_classicrl.compression import name_of
 from dist_classicrl.engines.loops import LearningOn
 from dist_classicrl.engines.outcome import Outcome
 from dist_classicrl.engines.roles.messages import Final
@@ -70,6 +72,10 @@ class Roles(ABC, Generic[W, S]):
     def board(self, version: int = 0, applied: dict[int, int] | None = None) -> SharedTable:
         """Return the run's table for a server: its version, and the last push of each rank in it."""
         return SharedTable(self.run.values, self.run.counts, version, applied)
+
+    def codec(self) -> Codec:
+        """Return what writes and reads the messages of maps and refreshes."""
+        return codec_for(name_of(self.run.settings.compression), self.run.values.size)
 
     def take(self, final: Final) -> None:
         """Let the run's table be the final one."""

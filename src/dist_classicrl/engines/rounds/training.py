@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dist_classicrl.comm.compression import Codec, codec_for
-from dist_classicrl.compression import name_of
 from dist_classicrl.engines.loops import LearningOn, RoundLoop
 from dist_classicrl.engines.outcome import Outcome
 from dist_classicrl.engines.roles.cores import knows_cores, settle_cores
@@ -81,16 +79,13 @@ class RoundRoles(Roles[RoundWorker, RoundServer]):
             run.steps,
             run.seed,
             self._may_repeat,
-            codec=self._codec(),
+            codec=self.codec(),
             carried=carried,
         )
 
     def _part_of_server(self) -> RoundPart:
         first, self._first_part = self._first_part, None
         return self._part([]) if first is None else first
-
-    def _codec(self) -> Codec:
-        return codec_for(name_of(self.run.settings.compression), self.run.values.size)
 
     def worker(self, base: Base) -> RoundWorker:
         """See `Roles`."""
@@ -116,7 +111,7 @@ class RoundRoles(Roles[RoundWorker, RoundServer]):
             first=RoundStart(run.pace, tally=run.tally.so_far(0.0)) if first is None else first,
             may_repeat=self._may_repeat,
             make_part=self._part_of_server if self._head_may_play else None,
-            codec=self._codec(),
+            codec=self.codec(),
         )
 
     def successor(self, worker: RoundWorker) -> RoundServer:
@@ -127,7 +122,7 @@ class RoundRoles(Roles[RoundWorker, RoundServer]):
         run.counts[:] = worker.part.learner.table.visits
         if worker.round.tally is not None:
             run.tally.take_over(worker.round.tally)
-        return self.server(SharedTable(run.values, run.counts, worker.base.version + 1), worker.round)
+        return self.server(self.board(worker.base.version + 1), worker.round)
 
     def learner_alone(self, server: RoundServer) -> LearningOn:
         """See `Roles`."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any, ClassVar
 
-from dist_classicrl.comm.compression import Codec, codec_for
-from dist_classicrl.compression import Carry, name_of
+from dist_classicrl.compression import Carry
 from dist_classicrl.engines.loops import LearningOn, StepLoop
 from dist_classicrl.engines.outcome import Outcome
 from dist_classicrl.engines.roles.link import settle_compression
@@ -96,10 +95,6 @@ class AsyncRoles(Roles[Worker, Server]):
         table = super().board(version, applied)
         table.merging = self.merging
         return table
-
-    def codec(self) -> Codec:
-        """Return what writes and reads the messages of maps and refreshes."""
-        return codec_for(name_of(self.run.settings.compression), self.run.values.size)
 
     def note_workers(self, workers: int) -> None:
         """Learn as one of so many."""
