@@ -26,7 +26,7 @@ from dist_classicrl.membership.admission import Entry
 from dist_classicrl.membership.election import Base
 from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.handshake import Setup
-from dist_classicrl.tables.shared import SharedTable
+from dist_classicrl.tables.shared import ServedTable
 from dist_classicrl.tables.warm_up import warm_up_decentralized
 
 logger = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class DecentralizedRoles(OrderedRoles[Player, Coordinator]):
         part.made, part.stride = 0, self._first_cut().stride
         return Player(self.group, part, base, watch=run.watch, wants_to_leave=run.wants_to_leave)
 
-    def server(self, table: SharedTable, cut: Cut | None = None) -> Coordinator:
+    def server(self, table: ServedTable, cut: Cut | None = None) -> Coordinator:
         """See `Roles`; in place of one that was lost it goes on from `cut`."""
         run = self.run
         return Coordinator(

@@ -24,7 +24,7 @@ from dist_classicrl.membership.group import Group, NewView, Release
 from dist_classicrl.membership.phi_accrual import Arrivals
 from dist_classicrl.membership.spawn import Replacements
 from dist_classicrl.membership.view import Announced, confirmed
-from dist_classicrl.tables.shared import SharedTable
+from dist_classicrl.tables.shared import ServedTable
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Members(Generic[Client]):
     """The workers of one server, from when it begins to serve. A rank that joins is `told` of the call."""
 
     group: Group
-    table: SharedTable
+    table: ServedTable
     policy: LossPolicy
     tally: Tally
     told: dict[str, Any]

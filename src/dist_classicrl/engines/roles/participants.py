@@ -46,7 +46,7 @@ from dist_classicrl.membership.handshake import Setup
 from dist_classicrl.membership.heartbeat import Beat, heartbeat
 from dist_classicrl.membership.view import View
 from dist_classicrl.process.stop import Stop
-from dist_classicrl.tables.shared import SharedTable
+from dist_classicrl.tables.shared import ServedTable, SharedTable
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Roles(ABC, Generic[W, S]):
     def worker(self, base: Base) -> W:
         """Return a worker, compiled, whose table is the run's, as new as `base`."""
 
-    def board(self, version: int = 0, applied: dict[int, int] | None = None) -> SharedTable:
+    def board(self, version: int = 0, applied: dict[int, int] | None = None) -> ServedTable:
         """Return the run's table for a server: its version, and the last push of each rank in it."""
         return SharedTable(self.run.values, self.run.counts, version, applied)
 
@@ -90,7 +90,7 @@ class Roles(ABC, Generic[W, S]):
         self.run.compile(self.rates, serves)
 
     @abstractmethod
-    def server(self, table: SharedTable) -> S:
+    def server(self, table: ServedTable) -> S:
         """Return a server that begins with `table`."""
 
     @abstractmethod

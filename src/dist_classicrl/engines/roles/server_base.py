@@ -25,7 +25,7 @@ from dist_classicrl.errors import ProtocolError
 from dist_classicrl.membership.group import Group, Release
 from dist_classicrl.membership.heartbeat import Beat, say_beat
 from dist_classicrl.process.stop import Stop
-from dist_classicrl.tables.shared import SharedTable
+from dist_classicrl.tables.shared import ServedTable
 
 Client = TypeVar("Client")
 
@@ -49,7 +49,7 @@ class Serving(Service[Client]):
     """Whether `position` and the table belong together at any time."""
 
     group: Group
-    table: SharedTable
+    table: ServedTable
     policy: LossPolicy
     tally: Tally
     reporter: Reporter

@@ -18,7 +18,7 @@ from dist_classicrl.membership.admission import Entry
 from dist_classicrl.membership.election import Base
 from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.handshake import Setup
-from dist_classicrl.tables.shared import SharedTable
+from dist_classicrl.tables.shared import ServedTable
 
 
 def train(run: Run, group: Group, start: Setup | Entry) -> Outcome:
@@ -94,7 +94,7 @@ class RoundRoles(Roles[RoundWorker, RoundServer]):
             self.group, part, run.pace, base, watch=run.watch, wants_to_leave=run.wants_to_leave
         )
 
-    def server(self, table: SharedTable, first: RoundStart | None = None) -> RoundServer:
+    def server(self, table: ServedTable, first: RoundStart | None = None) -> RoundServer:
         """See `Roles`; `first` is the round that it begins with."""
         run = self.run
         return RoundServer(

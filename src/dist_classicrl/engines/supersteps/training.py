@@ -40,7 +40,7 @@ from dist_classicrl.membership.election import Base
 from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.handshake import Setup
 from dist_classicrl.tables.large_table import LargeTable
-from dist_classicrl.tables.shared import SharedTable
+from dist_classicrl.tables.shared import ServedTable
 
 _TOLD = "memory"
 _TOLD_ROWS = "rows"
@@ -181,7 +181,7 @@ class SuperstepRoles(OrderedRoles[SuperstepWorker, SuperstepServer]):
         """See `Roles`."""
         return (GatheredTable if self.run.large is None else RowsInPlace)(self.run, version)
 
-    def server(self, table: SharedTable, cut: Cut | None = None) -> SuperstepServer:
+    def server(self, table: ServedTable, cut: Cut | None = None) -> SuperstepServer:
         """See `Roles`; in place of one that was lost it goes on from `cut`."""
         run, group = self.run, self.group
         assert isinstance(table, GatheredTable)  # from `board`
