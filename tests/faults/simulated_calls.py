@@ -288,12 +288,6 @@ class _Follower(Working):
     def run(self) -> None:
         pass
 
-    def give_up_server(self) -> None:
-        self.channel.close()
-
-    def hand_in(self, admission: int) -> None:
-        self.follow(admission)
-
     def begin_anew(self, channel: Any, sequence: int) -> None:
         self.follow_on(channel)
 

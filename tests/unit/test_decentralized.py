@@ -284,17 +284,17 @@ def test_a_pattern_that_forgets_a_rank_does_not_count_it():
 
 
 @pytest.mark.parametrize(
-    ("learns", "min_workers", "ends"), [(True, 2, False), (True, 3, True), (False, 2, True)]
+    ("counts", "min_workers", "ends"), [(True, 2, False), (True, 3, True), (False, 2, True)]
 )
-def test_a_rank_that_coordinates_and_learns_counts_as_a_worker_when_one_is_lost(learns, min_workers, ends):
+def test_a_rank_that_coordinates_and_learns_counts_as_a_worker_when_one_is_lost(counts, min_workers, ends):
     members = SimpleNamespace(
         policy=LossPolicy(min_workers=min_workers),
         peers=SimpleNamespace(learners=["one"]),
-        service=SimpleNamespace(learns=learns),
+        service=SimpleNamespace(counts_as_worker=counts),
     )
     with pytest.raises(RankLostError, match="fewer than min_workers") if ends else nullcontext():
         Members._check_policy(members, 2, "silent")
-    assert Coordinator.learns
+    assert Coordinator.counts_as_worker
 
 
 class Twice(PATTERNS["tree"]):

@@ -130,6 +130,13 @@ class Counters:
         """Return them as they are now."""
         return Counters(*_values_of(self))
 
+    def add_learned(self, learned: Learned) -> None:
+        """Add what was learned, without the time that it took."""
+        self.episodes += learned.episodes
+        self.returns += learned.returns
+        self.lengths += learned.lengths
+        self.td_errors += learned.td_errors
+
     def since(self, before: Counters) -> Counters:
         """Return what was counted after `before`."""
         counted = Counters(*map(sub, _values_of(self), _values_of(before)))
@@ -298,13 +305,6 @@ class Tally(Counters):
         self.earlier_seconds = float(data["seconds"])
         for name in _MOMENTS:
             setattr(self, name, Counters(**_typed(data[name])) if name in data else self.copy())
-
-    def add_learned(self, learned: Learned) -> None:
-        """Add what was learned, without the time that it took."""
-        self.episodes += learned.episodes
-        self.returns += learned.returns
-        self.lengths += learned.lengths
-        self.td_errors += learned.td_errors
 
     def count_compression(self, bytes_saved: int, seconds: float, waiting: int = 0) -> None:
         """Count what compression of a message spared, how long it took, and how much waits for the next."""

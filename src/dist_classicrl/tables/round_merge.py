@@ -18,7 +18,7 @@ from dist_classicrl.tables import round_kernels
 from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.maps import PackedSums, diverged, index_dtype, require_fit
 from dist_classicrl.tables.round_kernels import Packing, RoundSums
-from dist_classicrl.tables.shared import SharedTable
+from dist_classicrl.tables.shared import ServedTable
 
 
 def group_size(logical_workers: int) -> int:
@@ -189,13 +189,13 @@ class PartSums:
 
 
 class RoundMerge:
-    """Merges the maps of all logical workers of a round into a `SharedTable`.
+    """Merges the maps of all logical workers of a round into a `ServedTable`.
 
     The order-free form: W = product of w_i, Q = W Q + (1 - W) (sum of k_i y_i) / (sum of k_i), y_i = b_i / (1
     - w_i).
     """
 
-    def __init__(self, table: SharedTable) -> None:
+    def __init__(self, table: ServedTable) -> None:
         self._table = table
         self._group = MapSums(table.values.size)
         self._sums = MapSums(table.values.size)

@@ -16,15 +16,14 @@ from dist_classicrl.tables.merging import AFFINE, Merging
 from dist_classicrl.tables.snapshot import TableSnapshot
 
 
-class SharedTable:
-    """A table, its visit counts and its version, which is the number of pushes (or rounds) applied.
+class ServedTable:
+    """A table as its server has it: its version is the number of pushes (or rounds) applied.
 
-    Which entries changed is remembered as the entries of the last pushes, up to as many as would make a
-    sparse refresh larger than the whole table.
+    This one is of rows that ranks have elsewhere: nothing is changed here, and nobody is told more than the
+    version.
 
-    `values`, float64 or float32, and `counts`, int64, have the shape (S * A,), and are owned and changed from
-    now on. `applied` has the last push of each sender that they contain. Pushes are put into it as `merging`
-    says.
+    `values`, float64 or float32, and `counts`, int64, have the shape (S * A,). `applied` has the last push of
+    each sender that they contain. Pushes are put into it as `merging` says.
     """
 
     merging: Merging = AFFINE
@@ -41,23 +40,8 @@ class SharedTable:
         self.version = version
         self.limit = float(np.finfo(values.dtype).max)
         self.applied = {} if applied is None else applied
-        self._log: deque[tuple[int, np.ndarray]] = deque()
-        self._logged = 0
-        self._log_starts_after = version
-        size = values.size
-        self.index_dtype = index_dtype(size)
-        entry_bytes = values.itemsize + counts.itemsize
-        self._sparse_limit = size * entry_bytes // (entry_bytes + self.index_dtype.itemsize)
-        self._stamps = kernels.Stamps(size)
-        self._scratch = np.empty(size, self.index_dtype)
-        self._cache: dict[int, Refresh] = {}
-        self._snapshot: TableSnapshot | None = None
         #: Whether the entries of refreshes ascend.
         self.in_order = False
-
-    def watch(self, snapshot: TableSnapshot | None) -> None:
-        """Tell `snapshot`, which copies this table, of every change from now on; None: nobody."""
-        self._snapshot = snapshot
 
     def apply(self, sender: int, sequence: int, packed: PackedMap, staleness: int = 0) -> bool:
         """Apply push number `sequence` of `sender`, counted from 1. Return whether it was new.
@@ -115,9 +99,7 @@ class SharedTable:
 
     def apply_maps(self, packed: PackedMap) -> int:
         """Apply maps; return the first entry that they would take beyond what the table can hold, or -1."""
-        return int(
-            kernels.apply_maps(packed, self.values, self.counts, self.limit, self.merging.is_order_free)
-        )
+        return -1
 
     def settle(self) -> None:
         """Bring `values` and `counts` up to date: they always are."""
@@ -126,9 +108,69 @@ class SharedTable:
         """Return what copies the table while it changes, once it is told to `watch` that."""
         return TableSnapshot(self.values, self.counts)
 
+    def watch(self, snapshot: TableSnapshot | None) -> None:
+        """Tell `snapshot`, which copies this table, of every change from now on; None: nobody."""
+
     def overwritten(self) -> None:
         """Take note that the table was changed by other means than pushes."""
         self.version += 1
+
+    def changed(self, entries: np.ndarray) -> None:
+        """Take note that a push or a round has changed `entries`."""
+        self.version += 1
+
+    def refresh(self, since: int) -> Refresh:
+        """Return what brings a base of version `since` (-1: none) to now."""
+        nothing = np.zeros(0, np.int64)
+        return Refresh(since, self.version, None if since < 0 else nothing, np.zeros(0), nothing)
+
+    def preview(self, since: int, told: np.ndarray, carry: Carry) -> Refresh | None:
+        """Return what matters most to a base of version `since` that was told the values `told`, or None."""
+        return None
+
+
+class SharedTable(ServedTable):
+    """A table that is changed here by what ranks push, and told to them.
+
+    Which entries changed is remembered as the entries of the last pushes, up to as many as would make a
+    sparse refresh larger than the whole table.
+
+    `values` and `counts` are owned and changed from now on.
+    """
+
+    def __init__(
+        self,
+        values: np.ndarray,
+        counts: np.ndarray,
+        version: int = 0,
+        applied: dict[int, int] | None = None,
+    ) -> None:
+        super().__init__(values, counts, version, applied)
+        self._log: deque[tuple[int, np.ndarray]] = deque()
+        self._logged = 0
+        self._log_starts_after = version
+        size = values.size
+        self.index_dtype = index_dtype(size)
+        entry_bytes = values.itemsize + counts.itemsize
+        self._sparse_limit = size * entry_bytes // (entry_bytes + self.index_dtype.itemsize)
+        self._stamps = kernels.Stamps(size)
+        self._scratch = np.empty(size, self.index_dtype)
+        self._cache: dict[int, Refresh] = {}
+        self._snapshot: TableSnapshot | None = None
+
+    def watch(self, snapshot: TableSnapshot | None) -> None:
+        """See `ServedTable`."""
+        self._snapshot = snapshot
+
+    def apply_maps(self, packed: PackedMap) -> int:
+        """See `ServedTable`."""
+        return int(
+            kernels.apply_maps(packed, self.values, self.counts, self.limit, self.merging.is_order_free)
+        )
+
+    def overwritten(self) -> None:
+        """See `ServedTable`."""
+        super().overwritten()
         self._cache.clear()
         self._log.clear()
         self._logged = 0
@@ -137,8 +179,8 @@ class SharedTable:
             self._snapshot.begin()
 
     def changed(self, entries: np.ndarray) -> None:
-        """Take note that a push or a round has changed `entries`."""
-        self.version += 1
+        """See `ServedTable`."""
+        super().changed(entries)
         self._cache.clear()
         if self._snapshot is not None:
             self._snapshot.changed(entries)
@@ -151,10 +193,9 @@ class SharedTable:
             self._log_starts_after = version
 
     def refresh(self, since: int) -> Refresh:
-        """Return what brings a base of version `since` (-1: none) to now.
+        """See `ServedTable`: it is sparse or whole, whichever is smaller.
 
-        It is sparse or whole, whichever is smaller. One is packed for all who ask alike; its arrays are not
-        changed afterwards.
+        One is packed for all who ask alike; its arrays are not changed afterwards.
         """
         found = self._cache.get(since)
         if found is None:

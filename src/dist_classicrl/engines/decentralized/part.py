@@ -31,7 +31,7 @@ from dist_classicrl.learning.rates import Rates
 from dist_classicrl.membership.group import Group
 from dist_classicrl.tables.maps import PackedMap, PackedSums, Refresh, diverged, require_fit
 from dist_classicrl.tables.round_merge import Parts, RoundMerge
-from dist_classicrl.tables.shared import SharedTable
+from dist_classicrl.tables.shared import ServedTable, SharedTable
 
 _TEND_SECONDS = 0.01
 _SLICE_SECONDS = 0.002  # after which somebody may wait for what this rank passes on
@@ -116,7 +116,7 @@ class RoundPart:
     def __post_init__(self) -> None:
         self.attempt = -1
         self.players: tuple[int, ...] = ()
-        self.table = SharedTable(self.run.values, self.run.counts)
+        self.table: ServedTable = SharedTable(self.run.values, self.run.counts)
         #: Called with what all ranks have counted in a round, as soon as the table contains it.
         self.has_merged: Callable[[int, np.ndarray], None] = lambda steps, totals: None
         #: Whether this rank wants the others to pause, asked at the end of each round.
@@ -128,7 +128,7 @@ class RoundPart:
         self._unshared: list[PackedMap] = []  # of a round that is learned, and not exchanged yet
         self._tended = 0.0
 
-    def use(self, table: SharedTable) -> None:
+    def use(self, table: ServedTable) -> None:
         """Merge into this table, which is the run's."""
         self.table = table
         self.table.in_order = self.codec.wants_order

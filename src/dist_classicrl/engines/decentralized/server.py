@@ -17,21 +17,12 @@ from dist_classicrl.comm.messages import decode, encode
 from dist_classicrl.comm.transport import Backoff
 from dist_classicrl.engines.decentralized.messages import Begin, Cut, Play, Played
 from dist_classicrl.engines.decentralized.part import RoundPart
-from dist_classicrl.engines.laggards import Laggards
-from dist_classicrl.engines.loops import LearningOn
 from dist_classicrl.engines.outcome import Learned
-from dist_classicrl.engines.progress import Learning
+from dist_classicrl.engines.roles.ordered import Broken, LearningServer
 from dist_classicrl.engines.roles.peers import Peer
-from dist_classicrl.engines.roles.server_base import NobodyLeft, Serving
 from dist_classicrl.engines.saving import Position
 from dist_classicrl.errors import ProtocolError
 from dist_classicrl.process.stop import Stop
-
-_WHY_MORE = "Its share of a round is that of the others."
-
-
-class _Broken(Exception):
-    """A rank was lost that takes part."""
 
 
 @dataclass
@@ -42,26 +33,19 @@ class Client:
 
 
 @dataclass
-class Coordinator(Serving[Client]):
+class Coordinator(LearningServer[Client, RoundPart]):
     """Coordinates one call of `train`, and learns as one of the players."""
 
     can_rescue = True
-    learns = True
+    counts_as_worker = True
+    why_more = "Its share of a round is that of the others."
 
-    part: RoundPart = field(kw_only=True)
     cut: Cut = field(kw_only=True)
-    start: int = field(kw_only=True)  # first global step of what is to be made
     steps: int = field(kw_only=True)
-    knows_all: bool = field(kw_only=True)  # whether the others have the table
 
     def __post_init__(self) -> None:
         self.made = self.cut.made
-        self._attempt = self.group.first_attempt
-        self._must_begin = True
-        self._is_broken = False
         self._played: dict[int, Played] = {}
-        self._laggards = Laggards(self.group.wire.now, self.group.host_of, _WHY_MORE)
-        self._snapshot = self.table.snapshot()
         self._stop: Stop | None = None
         super().__post_init__()
         self.part.use(self.table)
@@ -81,7 +65,7 @@ class Coordinator(Serving[Client]):
                 if self._must_begin or self._is_broken:
                     self._begin()
                 self._play(self._until())
-            except _Broken:
+            except Broken:
                 continue
             self.report_progress()
         return None
@@ -98,47 +82,16 @@ class Coordinator(Serving[Client]):
         """How many ranks learn."""
         return max(1, len(self.part.players))
 
-    def who_learns(self) -> list[Learning]:
-        """See `Serving`: this rank does as well."""
-        group = self.group
-        return [Learning(group.rank, group.host_of(group.rank)), *super().who_learns()]
-
-    def has_made(self, alone: LearningOn) -> None:
-        """Do nothing: this rank learns as one of the players also where it is the only one."""
-
-    def has_lost(self, rank: int) -> int:
-        """Begin anew, without it, if it takes part."""
-        self._is_broken = self._is_broken or rank in self.part.players
-        return 0
-
     def new_client(self, is_first: bool) -> Client:
         """Return what there is to know of another rank."""
         return Client(not (is_first and self.knows_all))
-
-    def has_admitted(self, rank: int) -> None:
-        """Let the rank take part after the next pause, which is soon."""
-        self._must_begin = True
-
-    def look_around(self, now: float) -> None:
-        """See `Serving`; this rank learns where nobody else does."""
-        try:
-            super().look_around(now)
-        except NobodyLeft:
-            return
 
     def take_in(self, peer: Peer[Client], message: np.ndarray) -> None:
         """Take in what another rank has done, or what any may send."""
         match decode(message):
             case Played() as played:
-                if played.attempt < self._attempt:
-                    return
-                if played.attempt > self._attempt or peer.rank not in self.part.players:
-                    raise ProtocolError(
-                        f"Rank {peer.rank} told of attempt {played.attempt} in attempt {self._attempt}, in "
-                        "which it has no part."
-                    )
-                self.members.note_push(peer)
-                self._played[peer.rank] = played
+                if self._is_due(peer, played.attempt):
+                    self._played[peer.rank] = played
             case told:
                 self.take_in_common(peer, told)
 
@@ -200,10 +153,7 @@ class Coordinator(Serving[Client]):
 
     def _play(self, until: int) -> None:
         self._played = {}
-        message = encode(Play(self._attempt, until, self.tally.so_far(self.seconds)))
-        for peer in self.peers.learners:
-            if peer.rank in self.part.players:
-                peer.channel.send(message)
+        self._order(encode(Play(self._attempt, until, self.tally.so_far(self.seconds))))
         self._played[self.group.rank] = self.part.play(until, self._tend)
         backoff = Backoff(self.group.wire.sleep)
         while len(self._played) < len(self.part.players):
@@ -235,13 +185,6 @@ class Coordinator(Serving[Client]):
             self.reporter.count(rank, played.steps, spent, n_bytes=played.bytes_sent)
             self._laggards.count(rank, played.steps, played.learning_seconds)
         self._laggards.judge()
-
-    def _tend(self) -> None:
-        woken = self.wake()
-        self.receive()  # before anybody's silence is judged
-        self.look_around(woken)
-        if self._is_broken:
-            raise _Broken
 
     def close(self, linger: float) -> None:
         """See `Serving`."""

@@ -8,18 +8,16 @@ from dataclasses import replace
 from functools import partial
 
 from dist_classicrl._words import START_AGAIN
-from dist_classicrl.comm.compression import codec_for
-from dist_classicrl.compression import name_of
 from dist_classicrl.engines.decentralized.messages import Cut
 from dist_classicrl.engines.decentralized.part import RoundPart
 from dist_classicrl.engines.decentralized.patterns import ExchangePattern, pattern_for
 from dist_classicrl.engines.decentralized.server import Coordinator
 from dist_classicrl.engines.decentralized.stride import Stride
 from dist_classicrl.engines.decentralized.worker import Player
-from dist_classicrl.engines.loops import LearningOn
 from dist_classicrl.engines.outcome import Outcome
 from dist_classicrl.engines.roles.link import settle_compression
-from dist_classicrl.engines.roles.participants import Roles, run_together
+from dist_classicrl.engines.roles.ordered import OrderedRoles
+from dist_classicrl.engines.roles.participants import run_together
 from dist_classicrl.engines.run import Run
 from dist_classicrl.errors import RankLostError, SettingsError
 from dist_classicrl.learning.learner import Learner
@@ -28,7 +26,7 @@ from dist_classicrl.membership.admission import Entry
 from dist_classicrl.membership.election import Base
 from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.handshake import Setup
-from dist_classicrl.tables.shared import SharedTable
+from dist_classicrl.tables.shared import ServedTable
 from dist_classicrl.tables.warm_up import warm_up_decentralized
 
 logger = logging.getLogger(__name__)
@@ -48,14 +46,13 @@ def train(
     return run_together(partial(DecentralizedRoles, pattern=pattern), run, group, start)
 
 
-class DecentralizedRoles(Roles[Player, Coordinator]):
+class DecentralizedRoles(OrderedRoles[Player, Coordinator]):
     """What a rank may be where all learn, and exchange what they learned."""
 
     def __init__(self, run: Run, group: Group, rates: Rates, pattern: ExchangePattern | None) -> None:
         super().__init__(run, group, rates)
         self._pattern = pattern
-        codec = codec_for(name_of(run.settings.compression), run.values.size)
-        self._part = RoundPart(run, group, rates, self._pattern_for, codec, self._learner)
+        self._part = RoundPart(run, group, rates, self._pattern_for, self.codec(), self._learner)
 
     def _learner(self) -> Learner:
         """Return this rank's learner, with the run's table as it is now."""
@@ -107,11 +104,11 @@ class DecentralizedRoles(Roles[Player, Coordinator]):
         """See `Roles`."""
         run = self.run
         part = self._part
-        part.use(SharedTable(run.values, run.counts, max(0, base.version)))
+        part.use(self.board(max(0, base.version)))
         part.made, part.stride = 0, self._first_cut().stride
         return Player(self.group, part, base, watch=run.watch, wants_to_leave=run.wants_to_leave)
 
-    def server(self, table: SharedTable, cut: Cut | None = None) -> Coordinator:
+    def server(self, table: ServedTable, cut: Cut | None = None) -> Coordinator:
         """See `Roles`; in place of one that was lost it goes on from `cut`."""
         run = self.run
         return Coordinator(
@@ -135,7 +132,3 @@ class DecentralizedRoles(Roles[Player, Coordinator]):
         if cut.tally is not None:
             self.run.tally.take_over(cut.tally)
         return self.server(self.board(worker.base.version + 1), replace(cut, tally=None))
-
-    def learner_alone(self, server: Coordinator) -> LearningOn:
-        """Raise RuntimeError: the coordinator learns itself, and goes on with those who are left."""
-        raise RuntimeError("A coordinator is never left without a rank that learns.")

@@ -24,7 +24,7 @@ from dist_classicrl.membership.group import Group, NewView, Release
 from dist_classicrl.membership.phi_accrual import Arrivals
 from dist_classicrl.membership.spawn import Replacements
 from dist_classicrl.membership.view import Announced, confirmed
-from dist_classicrl.tables.shared import SharedTable
+from dist_classicrl.tables.shared import ServedTable
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +36,8 @@ Client = TypeVar("Client")
 class Service(ABC, Generic[Client]):
     """What an engine does when its workers change: `Members` calls it from within the server's own loop."""
 
-    learns: ClassVar[bool] = False
-    """Whether this rank learns as the workers do: then it counts for `min_workers`."""
+    counts_as_worker: ClassVar[bool] = False
+    """Whether this rank counts for `min_workers`, as the workers do."""
 
     @abstractmethod
     def new_client(self, is_first: bool) -> Client:
@@ -65,7 +65,7 @@ class Members(Generic[Client]):
     """The workers of one server, from when it begins to serve. A rank that joins is `told` of the call."""
 
     group: Group
-    table: SharedTable
+    table: ServedTable
     policy: LossPolicy
     tally: Tally
     told: dict[str, Any]
@@ -277,7 +277,7 @@ class Members(Generic[Client]):
 
     def _check_policy(self, rank: int, why: str) -> None:
         """Check that the run may go on without `rank`, which was lost."""
-        policy, left = self.policy, len(self.peers.learners) + self.service.learns
+        policy, left = self.policy, len(self.peers.learners) + self.service.counts_as_worker
         if policy.on_failure == "abort":
             raise RankLostError(
                 f'Rank {rank} is lost ({why}), and on_failure="abort" ends the run then. "continue" goes on '

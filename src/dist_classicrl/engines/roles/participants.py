@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from dist_classicrl.comm.compression import Codec, codec_for
 from dist_classicrl.comm.transport import Channel
+from dist_classicrl.compression import name_of
 from dist_classicrl.engines.loops import LearningOn
 from dist_classicrl.engines.outcome import Outcome
 from dist_classicrl.engines.roles.messages import Final
@@ -44,7 +46,7 @@ from dist_classicrl.membership.handshake import Setup
 from dist_classicrl.membership.heartbeat import Beat, heartbeat
 from dist_classicrl.membership.view import View
 from dist_classicrl.process.stop import Stop
-from dist_classicrl.tables.shared import SharedTable
+from dist_classicrl.tables.shared import ServedTable, SharedTable
 
 logger = logging.getLogger(__name__)
 
@@ -67,9 +69,13 @@ class Roles(ABC, Generic[W, S]):
     def worker(self, base: Base) -> W:
         """Return a worker, compiled, whose table is the run's, as new as `base`."""
 
-    def board(self, version: int = 0, applied: dict[int, int] | None = None) -> SharedTable:
+    def board(self, version: int = 0, applied: dict[int, int] | None = None) -> ServedTable:
         """Return the run's table for a server: its version, and the last push of each rank in it."""
         return SharedTable(self.run.values, self.run.counts, version, applied)
+
+    def codec(self) -> Codec:
+        """Return what writes and reads the messages of maps and refreshes."""
+        return codec_for(name_of(self.run.settings.compression), self.run.values.size)
 
     def take(self, final: Final) -> None:
         """Let the run's table be the final one."""
@@ -84,7 +90,7 @@ class Roles(ABC, Generic[W, S]):
         self.run.compile(self.rates, serves)
 
     @abstractmethod
-    def server(self, table: SharedTable) -> S:
+    def server(self, table: ServedTable) -> S:
         """Return a server that begins with `table`."""
 
     @abstractmethod

@@ -25,7 +25,7 @@ from dist_classicrl.errors import ProtocolError
 from dist_classicrl.membership.group import Group, Release
 from dist_classicrl.membership.heartbeat import Beat, say_beat
 from dist_classicrl.process.stop import Stop
-from dist_classicrl.tables.shared import SharedTable
+from dist_classicrl.tables.shared import ServedTable
 
 Client = TypeVar("Client")
 
@@ -49,7 +49,7 @@ class Serving(Service[Client]):
     """Whether `position` and the table belong together at any time."""
 
     group: Group
-    table: SharedTable
+    table: ServedTable
     policy: LossPolicy
     tally: Tally
     reporter: Reporter
@@ -85,6 +85,11 @@ class Serving(Service[Client]):
     @abstractmethod
     def learning(self) -> int:
         """How many ranks learn."""
+
+    @property
+    def learns_here(self) -> bool:
+        """Whether this rank learns itself, so that there is a learner whoever is lost."""
+        return False
 
     @abstractmethod
     def has_made(self, alone: LearningOn) -> None:
@@ -157,20 +162,25 @@ class Serving(Service[Client]):
             self.excuse(spent)
 
     @property
+    def own_learning(self) -> Learning:
+        """What reports say of this rank, where it learns."""
+        return Learning(self.group.rank, self.group.host_of(self.group.rank))
+
+    @property
     def company(self) -> Company:
         """Whom this rank has, should it have to learn alone."""
-        group = self.group
-        return Company(Learning(group.rank, group.host_of(group.rank)), self.has_workers, group.events)
+        return Company(self.own_learning, self.has_workers, self.group.events)
 
     def who_learns(self) -> list[Learning]:
-        """Return what reports say of the workers that learn."""
+        """Return what reports say of the ranks that learn: this one first, where it does."""
         now, group, learners = self.group.wire.now(), self.group, self.peers.learners
         waiting = self.waiting([peer.rank for peer in learners])
-        return [
+        workers = [
             Learning(peer.rank, group.host_of(peer.rank), max(0.0, now - peer.channel.last_heard))
             for peer in learners
             if peer.rank not in waiting
         ]
+        return [self.own_learning, *workers] if self.learns_here else workers
 
     def seconds_between_copies(self, ranks: int) -> float:
         """Return after how many seconds so many ranks are told all the table once more."""
@@ -218,14 +228,15 @@ class Serving(Service[Client]):
         """Take in control messages, and judge who is lost: at time `now`, up to which all was received.
 
         It raises what `Members.look` does, also for losses before this rank began to serve, and `NobodyLeft`
-        if no worker is left.
+        if no rank is left that learns.
         """
         if self.group.is_due() or any(channel.lost for channel in self.channels):
             say_beat(self.channels, self.beat(), self.group.timing.interval, now)
             self.members.look(now)
         if not self.peers.learners:
             self.members.check_earlier_losses()
-            raise NobodyLeft
+            if not self.learns_here:
+                raise NobodyLeft
 
     def has_workers(self) -> bool:
         """Look around, and return whether there is a worker again."""

@@ -408,7 +408,7 @@ class RoundServer(Serving[Client]):
 
     def who_learns(self) -> list[Learning]:
         """See `Serving`: this rank does as well, where it plays a part."""
-        return [*([self.company.own] if self._plays else ()), *super().who_learns()]
+        return [*([self.own_learning] if self._plays else ()), *super().who_learns()]
 
     @property
     def _plays(self) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dist_classicrl.comm.compression import Codec, codec_for
-from dist_classicrl.compression import name_of
 from dist_classicrl.engines.loops import LearningOn, RoundLoop
 from dist_classicrl.engines.outcome import Outcome
 from dist_classicrl.engines.roles.cores import knows_cores, settle_cores
@@ -20,7 +18,7 @@ from dist_classicrl.membership.admission import Entry
 from dist_classicrl.membership.election import Base
 from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.handshake import Setup
-from dist_classicrl.tables.shared import SharedTable
+from dist_classicrl.tables.shared import ServedTable
 
 
 def train(run: Run, group: Group, start: Setup | Entry) -> Outcome:
@@ -81,16 +79,13 @@ class RoundRoles(Roles[RoundWorker, RoundServer]):
             run.steps,
             run.seed,
             self._may_repeat,
-            codec=self._codec(),
+            codec=self.codec(),
             carried=carried,
         )
 
     def _part_of_server(self) -> RoundPart:
         first, self._first_part = self._first_part, None
         return self._part([]) if first is None else first
-
-    def _codec(self) -> Codec:
-        return codec_for(name_of(self.run.settings.compression), self.run.values.size)
 
     def worker(self, base: Base) -> RoundWorker:
         """See `Roles`."""
@@ -99,7 +94,7 @@ class RoundRoles(Roles[RoundWorker, RoundServer]):
             self.group, part, run.pace, base, watch=run.watch, wants_to_leave=run.wants_to_leave
         )
 
-    def server(self, table: SharedTable, first: RoundStart | None = None) -> RoundServer:
+    def server(self, table: ServedTable, first: RoundStart | None = None) -> RoundServer:
         """See `Roles`; `first` is the round that it begins with."""
         run = self.run
         return RoundServer(
@@ -116,7 +111,7 @@ class RoundRoles(Roles[RoundWorker, RoundServer]):
             first=RoundStart(run.pace, tally=run.tally.so_far(0.0)) if first is None else first,
             may_repeat=self._may_repeat,
             make_part=self._part_of_server if self._head_may_play else None,
-            codec=self._codec(),
+            codec=self.codec(),
         )
 
     def successor(self, worker: RoundWorker) -> RoundServer:
@@ -127,7 +122,7 @@ class RoundRoles(Roles[RoundWorker, RoundServer]):
         run.counts[:] = worker.part.learner.table.visits
         if worker.round.tally is not None:
             run.tally.take_over(worker.round.tally)
-        return self.server(SharedTable(run.values, run.counts, worker.base.version + 1), worker.round)
+        return self.server(self.board(worker.base.version + 1), worker.round)
 
     def learner_alone(self, server: RoundServer) -> LearningOn:
         """See `Roles`."""

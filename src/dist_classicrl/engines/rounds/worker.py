@@ -43,7 +43,7 @@ class RoundWorker(Working):
     def hand_in(self, admission: int) -> None:
         """Follow the server of a new view, which begins the round anew."""
         self.check_may_repeat()
-        self.follow(admission)
+        super().hand_in(admission)
 
     def begin_anew(self, channel: Channel, sequence: int) -> None:
         """Follow the server on `channel`, with walkers as they are told."""
@@ -60,10 +60,9 @@ class RoundWorker(Working):
             )
 
     def give_up_server(self) -> None:
-        """Take nothing from the server any more."""
-        self.channel.close()
+        """See `Working`."""
+        super().give_up_server()
         self._order = None
-        self._leaving = False
 
     def run(self) -> Final | None:
         """Play the rounds that the server orders."""

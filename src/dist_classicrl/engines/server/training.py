@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any, ClassVar
 
-from dist_classicrl.comm.compression import Codec, codec_for
-from dist_classicrl.compression import Carry, name_of
+from dist_classicrl.compression import Carry
 from dist_classicrl.engines.loops import LearningOn, StepLoop
 from dist_classicrl.engines.outcome import Outcome
 from dist_classicrl.engines.roles.link import settle_compression
@@ -25,7 +24,7 @@ from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.handshake import Setup
 from dist_classicrl.settings import BY_STALENESS
 from dist_classicrl.tables.merging import Merging
-from dist_classicrl.tables.shared import SharedTable
+from dist_classicrl.tables.shared import ServedTable
 from dist_classicrl.tables.warm_up import warm_up_node_server
 
 logger = logging.getLogger(__name__)
@@ -91,25 +90,21 @@ class AsyncRoles(Roles[Worker, Server]):
         settings = self.run.settings
         return Merging(settings.merging, settings.max_staleness or 0)
 
-    def board(self, version: int = 0, applied: dict[int, int] | None = None) -> SharedTable:
+    def board(self, version: int = 0, applied: dict[int, int] | None = None) -> ServedTable:
         """See `Roles`."""
         table = super().board(version, applied)
         table.merging = self.merging
         return table
 
-    def codec(self) -> Codec:
-        """Return what writes and reads the messages of maps and refreshes."""
-        return codec_for(name_of(self.run.settings.compression), self.run.values.size)
-
     def note_workers(self, workers: int) -> None:
         """Learn as one of so many."""
         self.rates.set_workers(workers)
 
-    def server(self, table: SharedTable, takes_over: bool = False) -> Server:
+    def server(self, table: ServedTable, takes_over: bool = False) -> Server:
         """See `Roles`; `takes_over`: the workers hand in what the table lacks."""
         return Server(**self.serving(table, takes_over))
 
-    def serving(self, table: SharedTable, takes_over: bool) -> dict[str, Any]:
+    def serving(self, table: ServedTable, takes_over: bool) -> dict[str, Any]:
         """Return the arguments of a server."""
         run, group = self.run, self.group
         # A step of an environment that is not compiled may take seconds.

@@ -200,7 +200,7 @@ class Worker(Working):
 
     def give_up_server(self) -> None:
         """Take nothing from the server any more: what it granted is void, what it was sent is kept."""
-        self.channel.close()
+        super().give_up_server()
         self.leave_route()
         self._unreceipted.clear()
         self._node_servers = 0
@@ -223,7 +223,7 @@ class Worker(Working):
 
     def hand_in(self, admission: int) -> None:
         """Follow the server of the view, and send it all that it may lack."""
-        self.follow(admission)
+        super().hand_in(admission)
         self.window.enter(self.group.view.term)
         if self.final is not None:
             return

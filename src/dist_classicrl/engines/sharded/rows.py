@@ -15,7 +15,7 @@ from dist_classicrl.compression import SEND_ALL, Carry
 from dist_classicrl.tables.line_table import LineTable
 from dist_classicrl.tables.map_table import MapTable
 from dist_classicrl.tables.maps import PackedMap, Refresh, index_dtype
-from dist_classicrl.tables.shared import SharedTable
+from dist_classicrl.tables.shared import ServedTable
 from dist_classicrl.tables.snapshot import TableSnapshot
 
 
@@ -92,7 +92,7 @@ if TYPE_CHECKING:
         return rows
 
 
-class Board(SharedTable):
+class Board(ServedTable):
     """What a server of shared rows keeps: which pushes were counted. The rows need no server."""
 
     def __init__(
@@ -103,31 +103,9 @@ class Board(SharedTable):
         version: int = 0,
         applied: dict[int, int] | None = None,
     ) -> None:
-        self.values, self.counts = values, counts
-        self.version = version
-        self.applied = {} if applied is None else applied
+        super().__init__(values, counts, version, applied)
         self._rows = rows
         self._settled = -1  # the version
-
-    def apply_maps(self, packed: PackedMap) -> int:
-        """Do nothing: what was learned is in the rows."""
-        return -1
-
-    def overwritten(self) -> None:
-        """Take note that something was learned: nobody needs to be told of it."""
-        self.version += 1
-
-    def changed(self, entries: np.ndarray) -> None:
-        """Take note that a push was counted."""
-        self.version += 1
-
-    def watch(self, snapshot: TableSnapshot | None) -> None:
-        """Do nothing: a snapshot of rows in which others learn is taken a slice at a time."""
-
-    def refresh(self, since: int) -> Refresh:
-        """Return what tells a worker the version."""
-        nothing = np.zeros(0, np.int64)
-        return Refresh(since, self.version, None if since < 0 else nothing, np.zeros(0), nothing)
 
     def settle(self) -> None:
         """Write the rows to `values` and `counts`, if anything was counted since that was done."""
@@ -145,18 +123,11 @@ class RowsAsTheyAre(TableSnapshot):
     """No copy, since there is no memory for one: who writes the rows to disk copies a slice at a time."""
 
     def __init__(self, rows: LineTable, values: np.ndarray, counts: np.ndarray) -> None:
+        super().__init__(values, counts)
         self.values, self.counts = values, counts
+
+    def _copy(self, size: int) -> None:
         self.copying = False
-
-    def begin(self) -> None:
-        """Do nothing."""
-
-    def advance(self, seconds: float) -> bool:
-        """Return that the copy is complete."""
-        return True
-
-    def copy_now(self) -> None:
-        """Do nothing."""
 
 
 class RowsSnapshot(TableSnapshot):

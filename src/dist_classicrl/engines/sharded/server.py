@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 from dist_classicrl._random import stream_key
 from dist_classicrl.engines.outcome import Learned
-from dist_classicrl.engines.progress import Learning
-from dist_classicrl.engines.roles.server_base import NobodyLeft
 from dist_classicrl.engines.server.leases import Lease
 from dist_classicrl.engines.server.server import Server
 from dist_classicrl.engines.sharded.own_share import Chunk, OwnShare
@@ -93,24 +91,15 @@ class HostServer(Server):
     def _grant_own(self, own: OwnShare) -> Lease | None:
         return self.leases.grant(self.group.rank, own.learner.quantum)
 
-    def look_around(self, now: float) -> None:
-        """See `Serving`; where this rank learns, somebody always does."""
-        try:
-            super().look_around(now)
-        except NobodyLeft:
-            if self._own is None:
-                raise
+    @property
+    def learns_here(self) -> bool:
+        """See `Serving`."""
+        return self._own is not None
 
     @property
     def learning(self) -> int:
         """How many ranks learn."""
-        return max(1, len(self.peers.learners) + (self._own is not None))
-
-    def who_learns(self) -> list[Learning]:
-        """See `Serving`."""
-        group = self.group
-        here = [] if self._own is None else [Learning(group.rank, group.host_of(group.rank))]
-        return here + super().who_learns()
+        return max(1, len(self.peers.learners) + self.learns_here)
 
     def _take_in_last_pushes(self) -> None:
         super()._take_in_last_pushes()

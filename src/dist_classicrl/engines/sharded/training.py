@@ -23,7 +23,7 @@ from dist_classicrl.membership.election import Base
 from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.handshake import Setup
 from dist_classicrl.tables.line_table import size_of
-from dist_classicrl.tables.shared import SharedTable
+from dist_classicrl.tables.shared import ServedTable
 
 _TOLD = "memory"
 
@@ -108,7 +108,7 @@ class RowsRoles(AsyncRoles):
         """See `AsyncRoles`: no maps are sent that could go through one."""
         return
 
-    def server(self, table: SharedTable, takes_over: bool = False) -> HostServer:
+    def server(self, table: ServedTable, takes_over: bool = False) -> HostServer:
         """See `Roles`."""
         run, group = self.run, self.group
         run.told[_TOLD] = self._memory.told

@@ -17,12 +17,13 @@ from dist_classicrl.checkpoint.arrays import ArrayEntry
 from dist_classicrl.comm.messages import decode, encode
 from dist_classicrl.comm.transport import Backoff
 from dist_classicrl.engines.roles.messages import Leave
+from dist_classicrl.engines.roles.ordered import Broken
 from dist_classicrl.engines.roles.peers import Peer
 from dist_classicrl.engines.supersteps.division import Division
 from dist_classicrl.engines.supersteps.host_rows import HostRows
 from dist_classicrl.engines.supersteps.messages import AskRows, Begin, LoadRows, PutRows, SavedRows, SaveRows
 from dist_classicrl.engines.supersteps.rows_server import RowsServer, unreadable
-from dist_classicrl.engines.supersteps.server import Client, _Broken
+from dist_classicrl.engines.supersteps.server import Client
 from dist_classicrl.errors import RankLostError
 
 
@@ -112,7 +113,7 @@ class DividedServer(RowsServer):
         )
 
     def _have_loaded(self, name: str) -> None:
-        """Let all hosts read their rows; _Broken if one is lost, CheckpointUnreadableError if one cannot."""
+        """Let all hosts read their rows; `Broken` if one is lost, CheckpointUnreadableError if one cannot."""
         what = f"the rows of its host from the checkpoint {name}"
         others = self._others(self.part.players)
         self._saved = {}
@@ -122,7 +123,7 @@ class DividedServer(RowsServer):
             self.part.load_rows(name, self.keep_alive)
         except OSError as error:
             raise unreadable(self.group.rank, what, error) from error
-        self._await_saved(others, _Broken())
+        self._await_saved(others, Broken())
         for peer in others.values():
             if why := self._saved[peer.rank].error:
                 raise unreadable(peer.rank, what, why)

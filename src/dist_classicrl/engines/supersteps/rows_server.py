@@ -164,7 +164,7 @@ class RowsServer(SuperstepServer):
         return found
 
     def _gather_rows(self) -> None:
-        """Take in the rows that other hosts own; _Broken if one who has them is lost."""
+        """Take in the rows that other hosts own; `Broken` if one who has them is lost."""
         others, rows = self._others(self.part.players), HostRows(self.part)
         if not others:
             return
@@ -261,11 +261,6 @@ class RowsServer(SuperstepServer):
         """Return which of these ranks are on a host of one that is there: what others write nobody reads."""
         there = {self.group.host_of(rank) for rank in (self.group.rank, *self.peers.present)}
         return {rank for rank in ranks if self.group.host_of(rank) in there}
-
-    def _look_around_anyhow(self) -> None:
-        woken = self.wake()
-        self.receive()
-        self.look_around(woken)
 
 
 def unreadable(rank: int, what: str, why: object) -> CheckpointUnreadableError:

@@ -15,13 +15,10 @@ import numpy as np
 
 from dist_classicrl.comm.messages import decode, encode
 from dist_classicrl.comm.transport import Backoff
-from dist_classicrl.engines.laggards import Laggards
-from dist_classicrl.engines.loops import LearningOn
 from dist_classicrl.engines.outcome import Learned
-from dist_classicrl.engines.progress import Learning
 from dist_classicrl.engines.roles.cores import with_cores
+from dist_classicrl.engines.roles.ordered import Broken, LearningServer
 from dist_classicrl.engines.roles.peers import Peer
-from dist_classicrl.engines.roles.server_base import NobodyLeft, Serving
 from dist_classicrl.engines.saving import Position, Saver
 from dist_classicrl.engines.supersteps.messages import Begin, Cut, Keep, Play, Played, Rows, TellRows
 from dist_classicrl.engines.supersteps.part import Part, Sums
@@ -35,14 +32,6 @@ from dist_classicrl.process.stop import Stop
 _FIRST_STEPS = 4096
 _PLAY_SECONDS = 0.1
 
-_WHY_MORE = (
-    "More of the states that are visited are its own. A function as partition= can divide them more evenly."
-)
-
-
-class _Broken(Exception):
-    """A rank was lost that owns rows."""
-
 
 @dataclass
 class Client:
@@ -52,31 +41,28 @@ class Client:
 
 
 @dataclass
-class SuperstepServer(Serving[Client]):
+class SuperstepServer(LearningServer[Client, Part]):
     """Serves one call of `train`, and owns `part` of the rows; the table is that of `cut`."""
 
     can_rescue = False
+    why_more = (
+        "More of the states that are visited are its own. A function as partition= can divide them more "
+        "evenly."
+    )
 
     table: GatheredTable
-    part: Part = field(kw_only=True)
     cut: Cut = field(kw_only=True)
-    start: int = field(kw_only=True)  # first global step of what is to be made
-    knows_all: bool = field(kw_only=True)  # whether the workers have that table
 
     def __post_init__(self) -> None:
         self._first = self.part.run.alone_stream().used  # steps of the stream before `start`
         self._used = self.cut.used  # what all have made
-        self._attempt = self.group.first_attempt
-        self._must_begin = True
-        self._is_broken = self._is_closed = False
+        self._is_closed = False
         self._played: dict[int, Played] = {}
         self._rows: dict[int, Rows] = {}
         self._sums = Sums(self.tally, self.cut)
         self._rate = 0.0
         self._who = WhoPlays(self.part.can_be_alone, self.part.run.walkers or 1)
         self._kept_at = self.group.wire.now()
-        self._laggards = Laggards(self.group.wire.now, self.group.host_of, _WHY_MORE)
-        self._snapshot = self.table.snapshot()
         self.table.gather = self._settle
         self.part.run.lend(self._settle)
         super().__post_init__()
@@ -100,7 +86,7 @@ class SuperstepServer(Serving[Client]):
                 if self.part.full is not None:
                     self._collect()
                     self._end_full(self.part.full)
-            except _Broken:
+            except Broken:
                 continue
             self.report_progress()
 
@@ -150,46 +136,16 @@ class SuperstepServer(Serving[Client]):
         ranks = [self.group.rank, *(peer.rank for peer in self.peers.learners)]
         return with_cores(self.told, self.group, ranks)
 
-    def who_learns(self) -> list[Learning]:
-        """See `Serving`: this rank does as well."""
-        group = self.group
-        return [Learning(group.rank, group.host_of(group.rank)), *super().who_learns()]
-
-    def has_made(self, alone: LearningOn) -> None:
-        """Do nothing: this rank owns rows as the others do, and never learns instead of them."""
-
-    def has_lost(self, rank: int) -> int:
-        """Begin anew, without it, if it owns rows."""
-        self._is_broken = self._is_broken or rank in self.part.players
-        return 0
-
     def new_client(self, is_first: bool) -> Client:
         """Return what there is to know of a worker."""
         return Client(self.table.version if is_first and self.knows_all else -1)
-
-    def has_admitted(self, rank: int) -> None:
-        """Let the worker own rows, from the next supersteps on."""
-        self._must_begin = True
-
-    def look_around(self, now: float) -> None:
-        """See `Serving`; this rank learns where nobody else does."""
-        try:
-            super().look_around(now)
-        except NobodyLeft:
-            return
 
     def take_in(self, peer: Peer[Client], message: np.ndarray) -> None:
         """Take in what a worker has done, its rows, or what any may send."""
         match decode(message):
             case (Played() | Rows()) as told:
-                if told.attempt < self._attempt:
+                if not self._is_due(peer, told.attempt):
                     return
-                if told.attempt > self._attempt or peer.rank not in self.part.players:
-                    raise ProtocolError(
-                        f"Worker {peer.rank} told of attempt {told.attempt} in attempt {self._attempt}, in "
-                        "which it has no part."
-                    )
-                self.members.note_push(peer)
                 if isinstance(told, Played):
                     self._played[peer.rank] = told
                 else:
@@ -211,7 +167,7 @@ class SuperstepServer(Serving[Client]):
     def _look(self) -> Stop | None:
         """Save, if it is time, and tell all the table; return why to stop here, if there is a reason.
 
-        _Broken if a rank is lost meanwhile: it is called again, where the others have gone back to.
+        `Broken` if a rank is lost meanwhile: it is called again, where the others have gone back to.
         """
         saver, here = self.saver, self.start + self.made
         if saver is not None:
@@ -253,7 +209,7 @@ class SuperstepServer(Serving[Client]):
         return self._is_broken
 
     def _advance(self) -> None:
-        """Let all make some supersteps, divided anew if need be; _Broken if one is lost that owns rows."""
+        """Let all make some supersteps, divided anew if need be; `Broken` if one is lost that owns rows."""
         if self._must_begin:
             self._collect()
             self._begin()
@@ -287,7 +243,7 @@ class SuperstepServer(Serving[Client]):
     def _play(self, until: int) -> None:
         begin, others = self.group.wire.now(), len(self._with_cores()) > 1
         self._played = {}
-        self._order(Play(self._attempt, until))
+        self._order(encode(Play(self._attempt, until)))
         self._played[self.group.rank] = self.part.play(until, self._tend)
         self._await(self._played)
         before, self._used = self._used, self.part.stream.used
@@ -315,9 +271,9 @@ class SuperstepServer(Serving[Client]):
         self._laggards.judge()
 
     def _collect(self) -> None:
-        """Bring the table to what all have made; _Broken if one is lost that owns rows."""
+        """Bring the table to what all have made; `Broken` if one is lost that owns rows."""
         if self._must_begin_first:
-            raise _Broken
+            raise Broken
         if self.cut.used != self._used:
             self._gather()
 
@@ -334,13 +290,13 @@ class SuperstepServer(Serving[Client]):
                 if self._used < until:
                     self._play(until)
                 self._collect()
-            except _Broken:
+            except Broken:
                 continue
 
     def _gather(self) -> None:
         self._rows = {}
         own = self.part.rows()
-        self._order(TellRows(self._attempt))
+        self._order(encode(TellRows(self._attempt)))
         self._rows[self.group.rank] = own
         self._await(self._rows)
         rows = [self._rows[rank] for rank in self.part.players]
@@ -348,12 +304,6 @@ class SuperstepServer(Serving[Client]):
         self.table.overwritten()
         walkers = joined(told.walkers for told in rows)
         self.cut = replace(self.cut, used=self._used, walkers=walkers, tally=self.tally.so_far(self.seconds))
-
-    def _order(self, order: Play | TellRows) -> None:
-        message = encode(order)
-        for peer in self.peers.learners:
-            if peer.rank in self.part.players:
-                peer.channel.send(message)
 
     def _await(self, told: dict[int, Played] | dict[int, Rows]) -> None:
         backoff = Backoff(self.group.wire.sleep)
@@ -363,13 +313,6 @@ class SuperstepServer(Serving[Client]):
             if len(told) > before:
                 backoff.reset()
             backoff.wait()
-
-    def _tend(self) -> None:
-        woken = self.wake()
-        self.receive()  # before anybody's silence is judged
-        self.look_around(woken)
-        if self._is_broken:
-            raise _Broken
 
     def close(self, linger: float) -> None:
         """See `Serving`."""

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl.engines.local import training as local
-from dist_classicrl.engines.loops import LearningOn, StepLoop
+from dist_classicrl.engines.loops import StepLoop
 from dist_classicrl.engines.outcome import Outcome
 from dist_classicrl.engines.roles.cores import settle_cores
 from dist_classicrl.engines.roles.messages import Final
-from dist_classicrl.engines.roles.participants import Roles, run_together
+from dist_classicrl.engines.roles.ordered import OrderedRoles
+from dist_classicrl.engines.roles.participants import run_together
 from dist_classicrl.engines.run import Run
 from dist_classicrl.engines.sharded.host_memory import HostMemory, opened_later, share, share_rows
 from dist_classicrl.engines.supersteps.desk import open_desk
@@ -39,7 +40,7 @@ from dist_classicrl.membership.election import Base
 from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.handshake import Setup
 from dist_classicrl.tables.large_table import LargeTable
-from dist_classicrl.tables.shared import SharedTable
+from dist_classicrl.tables.shared import ServedTable
 
 _TOLD = "memory"
 _TOLD_ROWS = "rows"
@@ -142,7 +143,7 @@ class SuperstepLoop(StepLoop):
         self._sums.enter(self._learner.totals.values)
 
 
-class SuperstepRoles(Roles[SuperstepWorker, SuperstepServer]):
+class SuperstepRoles(OrderedRoles[SuperstepWorker, SuperstepServer]):
     """What a rank may be where all learn in supersteps."""
 
     def __init__(
@@ -179,7 +180,7 @@ class SuperstepRoles(Roles[SuperstepWorker, SuperstepServer]):
         """See `Roles`."""
         return (GatheredTable if self.run.large is None else RowsInPlace)(self.run, version)
 
-    def server(self, table: SharedTable, cut: Cut | None = None) -> SuperstepServer:
+    def server(self, table: ServedTable, cut: Cut | None = None) -> SuperstepServer:
         """See `Roles`; in place of one that was lost it goes on from `cut`."""
         run, group = self.run, self.group
         assert isinstance(table, GatheredTable)  # from `board`
@@ -212,7 +213,3 @@ class SuperstepRoles(Roles[SuperstepWorker, SuperstepServer]):
     def take(self, final: Final) -> None:
         """See `Roles`."""
         self._part.take(final.refresh)
-
-    def learner_alone(self, server: SuperstepServer) -> LearningOn:
-        """Raise RuntimeError: the server owns rows itself, and goes on with those of others."""
-        raise RuntimeError("A server of supersteps is never left without an owner of rows.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +10,7 @@ from dist_classicrl.checkpoint.arrays import ArrayEntry
 from dist_classicrl.comm.messages import decode, encode
 from dist_classicrl.comm.transport import Backoff, Channel
 from dist_classicrl.engines.roles.messages import Final
-from dist_classicrl.engines.roles.worker_base import Working
+from dist_classicrl.engines.roles.ordered import OrderedWorker, Superseded
 from dist_classicrl.engines.supersteps.host_rows import HostRows
 from dist_classicrl.engines.supersteps.messages import (
     AskRows,
@@ -37,63 +36,30 @@ from dist_classicrl.tables.maps import Refresh
 Order = Begin | Play | TellRows | Halt | AskRows | SomeRows | PutRows | SaveRows | LoadRows
 
 
-class _Superseded(Exception):
-    """Something else is to be done than what is being done."""
-
-
 @dataclass(eq=False)
-class SuperstepWorker(Working):
+class SuperstepWorker(OrderedWorker[Part, Order]):
     """Owns rows in one call of `train`, for one server after another if need be.
 
     The run's table, at `cut`, is what it would go on with as a server: it is as new as `begun_with`.
     """
 
-    part: Part
     cut: Cut
     begun_with: Base
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._orders: deque[Order] = deque()
 
     @property
     def base(self) -> Base:
         """How new this rank's table is."""
         return Base.finished(self.begun_with.term) if self.final is not None else self.begun_with
 
-    def hand_in(self, admission: int) -> None:
-        """Follow the server of a new view, which begins where the newest table is."""
-        self.follow(admission)
-
     def begin_anew(self, channel: Channel, sequence: int) -> None:
         """Follow the server on `channel`, which tells the table."""
         self.begun_with = Base()
         self.follow_on(channel)
 
-    def give_up_server(self) -> None:
-        """Take nothing from the server any more."""
-        self.channel.close()
-        self.part.close()
-        self._orders.clear()
-        self._leaving = False
-
     def run(self) -> Final | None:
-        """Do what the server orders."""
+        """See `OrderedWorker`."""
         self.part.note_rows()
-        backoff = Backoff(self.group.wire.sleep)
-        while self.final is None and not self.was_released:
-            self._tend_idle()
-            if self._orders:
-                try:
-                    self._obey(self._orders.popleft())
-                except _Superseded:
-                    self.part.close()
-                backoff.reset()
-            else:
-                backoff.wait()
-        if self.final is not None:
-            self.await_release()
-        return self.final
+        return super().run()
 
     def _obey(self, order: Order) -> None:
         part = self.part
@@ -134,7 +100,7 @@ class SuperstepWorker(Working):
                 self._tend_idle()
                 is_other = bool(self._orders) and isinstance(self._orders[0], Begin | Halt)
                 if is_other or self.final is not None or self.was_released:
-                    raise _Superseded from None
+                    raise Superseded from None
                 backoff.wait()
             raise
 
@@ -160,20 +126,6 @@ class SuperstepWorker(Working):
             )
         self.begun_with = Base(term, refresh.version)
         self.cut = cut
-
-    def _tend_idle(self) -> None:
-        now = self.wake()
-        self._take_in()
-        self.pass_on_stop()
-        self.channel.reap()
-        self._leave_if_asked()
-        self.look_around(now)
-
-    def _tend(self) -> None:
-        """Look for what cannot wait for the end of the supersteps that were ordered."""
-        self._tend_idle()
-        if self.final is not None or self.was_released or self._orders:
-            raise _Superseded
 
     def _take_in(self) -> None:
         while self.final is None and (message := self.channel.poll()) is not None:
