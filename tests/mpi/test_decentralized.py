@@ -7,6 +7,7 @@ from pairs_pattern import ForgetfulPairs
 from rank_environments import BrokenLake, SteppedLake
 
 from dist_classicrl.callbacks import BaseCallback
+from dist_classicrl.comm import transport
 from dist_classicrl.engines.decentralized import Decentralized, Step
 from dist_classicrl.engines.decentralized.part import RoundPart
 from dist_classicrl.errors import (
@@ -72,6 +73,17 @@ def check_learned(world, lake, agent, digests):
     error = (agent.q_table - lake.solve(0.9).q)[lake.reachable_pairs()]
     assert np.sqrt(np.mean(error**2)) < 0.03
     assert len(set(digests(agent))) == 1
+
+
+@pytest.mark.parametrize("asked", [SETTINGS, {"async_updates": False}])
+def test_calls_leave_no_channels_open(several_ranks, make_agent, lake, asked):
+    agent = make_agent(**asked)
+    placement = None if "topology" in asked else "sharded"
+    agent.train(lake, total_steps=500, placement=placement)
+    open_after_one = len(transport._open)
+    for _ in range(3):
+        agent.train(lake, total_steps=500, placement=placement)
+    assert len(transport._open) == open_after_one
 
 
 @pytest.mark.core

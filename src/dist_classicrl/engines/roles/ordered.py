@@ -81,6 +81,11 @@ class OrderedWorker(Working, Generic[P, Order]):
             self.await_release()
         return self.final
 
+    def close(self, linger: float) -> None:
+        """See `Working`."""
+        self.part.close()
+        super().close(linger)
+
     @abstractmethod
     def _obey(self, order: Order) -> None:
         """Do what the server has ordered; `_tend` is to be called meanwhile."""
