@@ -169,3 +169,8 @@ def test_who_goes_on_ends_where_one_run_would(tmp_path, monkeypatch):
     assert (gone_on.steps, gone_on.episodes) == (result.steps, result.episodes)
     assert np.array_equal(again.q_table, straight.q_table)
     assert 500 <= result.episodes <= 500 + 2 * 64 / 13
+
+
+def test_who_names_no_steps_is_told_of_episodes():
+    with pytest.raises(SettingsError, match="total_episodes= alone; got steps=None and total_steps=None"):
+        agent().train(CORRIDOR)

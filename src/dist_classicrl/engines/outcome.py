@@ -262,7 +262,7 @@ class Tally(Counters):
 
     def so_far(self, seconds: float) -> Counted:
         """Return likewise what another rank of the same call has to count on from."""
-        moments = (getattr(self, name) for name in _MOMENTS)
+        moments = self.reported, self.looked, self.looked_before
         return Counted(self.copy(), *moments, self.earlier_seconds + seconds)
 
     def go_on_from(self, data: Mapping[str, Any], resumed_from: str) -> None:
