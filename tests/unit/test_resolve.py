@@ -13,7 +13,7 @@ from dist_classicrl.environments import resolve as resolving
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.environments.simulate import CompiledSimulator
-from dist_classicrl.errors import SettingsError, SpaceError
+from dist_classicrl.errors import EnvError, SettingsError, SpaceError
 
 
 class Counted(gymnasium.Env):
@@ -264,3 +264,8 @@ def test_numbers_that_were_flattened_are_fine(caplog, monkeypatch):
     agent = DistAsyncQLearning(seed=1)
     agent.train(lambda: gymnasium.wrappers.FlattenObservation(Numbers()), total_steps=10)
     assert agent.q_table.shape == (64, 2) and not caplog.records
+
+
+def test_a_name_of_the_command_line_is_told_what_it_stands_for():
+    with pytest.raises(EnvError, match=r"command line has TicTacToeEnv: from dist_.* import TicTacToeEnv"):
+        resolve("tictactoe", 1, None)
