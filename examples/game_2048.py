@@ -137,9 +137,11 @@ def main() -> None:
     try:
         agent.train(board, total_steps=arguments.total_steps, callbacks=Growth(), progress_bar=False)
     except StateLimitError as error:
-        print(error)
-    print(f"{agent.steps:,} steps, {len(agent.q_table):,} boards")
-    print(f"a game scores {agent.evaluate(board, 1000).mean_return:.0f}")
+        if agent.rank == 0:
+            print(error)
+    if agent.rank == 0:
+        print(f"{agent.steps:,} steps, {len(agent.q_table):,} boards")
+        print(f"a game scores {agent.evaluate(board, 1000).mean_return:.0f}")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import logging
 import sys
 from pathlib import Path
 
+from mpi4py import MPI
 from textbook_chapters import FIGURES
 from textbook_chapters.common import Check
 
@@ -49,7 +50,15 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, default=Path("textbook"), help="folder (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, and wider tolerances")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if MPI.COMM_WORLD.size > 1:
+        if MPI.COMM_WORLD.rank == 0:
+            told = (
+                f"One process draws them, and these are {MPI.COMM_WORLD.size} ranks. Start it without mpirun."
+            )
+            print(told, file=sys.stderr, flush=True)
+        parser.exit(2)
+    return arguments
 
 
 def table_of(checks: list[tuple[str, Check]]) -> str:

@@ -211,6 +211,17 @@ def test_the_textbooks_figures_are_drawn_and_their_numbers_are_met(run_python, t
     assert {row.split("|")[1].strip() for row in rows} == set(known)
 
 
+def test_several_ranks_draw_no_textbook(run_python):
+    job = run_python(EXAMPLES / "textbook.py", "--quick", "--figures", "6.5", ranks=2, status=2)
+    assert job.output.count("One process draws them, and these are 2 ranks.") == 1
+    assert "Traceback" not in job.output
+
+
+def test_one_of_several_ranks_tells_how_2048_is_played(run_python):
+    job = run_python(EXAMPLES / "game_2048.py", "--total_steps", 50_000, ranks=2)
+    assert job.output.count("a game scores") == job.output.count("50,000 steps, ") == 1
+
+
 def test_a_number_of_the_textbook_that_is_not_met_ends_with_status_1(run_python, tmp_path):
     """Here what it is compared with is wrong."""
     script = tmp_path / "wrong.py"

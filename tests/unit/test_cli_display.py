@@ -14,6 +14,7 @@ from terminals import run_on_terminal
 from dist_classicrl.callbacks import logs
 from dist_classicrl.callbacks.bar import bar, clock, drawn, short
 from dist_classicrl.callbacks.display import LogCallback, StatusCallback, StatusFile, as_line, time_left
+from dist_classicrl.callbacks.shown import ShownTraining
 from dist_classicrl.engines.progress import Progress, RankProgress
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,6 +91,27 @@ def test_the_last_line_is_of_the_last_report_with_a_step(caplog):
         callback.on_step(Progress(65, 100))
         callback.on_close()
     assert [message.split()[2] for message in caplog.messages] == ["rate=5"]
+
+
+def test_the_return_that_is_shown_is_of_recent_episodes_and_not_of_the_last_report_alone(tmp_path):
+    many = Progress(60, 100, episodes=300, mean_return=0.5, mean_length=2.0)
+    last = Progress(100, 100, episodes=1, mean_return=-9.0, mean_length=2.0)
+    none = Progress(100, 100)
+    lines, recent = [], (300 * 0.5 - 9.0) / 301
+    shown = [
+        LogCallback(1e9, write=lines.append),
+        StatusCallback(tmp_path / "status"),
+        ShownTraining(None, False, False),
+    ]
+    for callback in shown:
+        callback.init_callback(Agent())
+        callback.on_training_start(Progress(0, 100))
+        for progress in (many, last, none):
+            callback.on_step(progress)
+    shown[0].on_close()
+    assert f"return={recent:.4g}" in lines[0]
+    assert StatusFile(tmp_path / "status").progress.mean_return == pytest.approx(recent)
+    assert shown[2].progress.mean_return == pytest.approx(recent)
 
 
 def test_a_rank_that_never_served_says_nothing(caplog, tmp_path):

@@ -404,6 +404,15 @@ def test_different_environments_are_warned_of(drawn, tmp_path, capsys):
     assert plot(capsys, *runs[:2])[1] == ""
 
 
+def test_rates_of_different_environments_are_warned_of(tmp_path, capsys):
+    runs = make_runs(tmp_path, {}, {}, {"environment": "CliffWalking-v1"})
+    status, out, err = run_command(capsys, "report", *map(str, runs))
+    assert status == 0 and "speed-up" in out
+    assert "different environments (CliffWalking-v1: 1, FrozenLake-v1: 2), so speed-up" in err
+    assert run_command(capsys, "report", *map(str, runs[:2]))[2] == ""
+    assert run_command(capsys, "report", str(runs[2]))[2] == ""
+
+
 def test_a_run_that_does_not_tell_its_settings_is_drawn_with_a_warning(drawn, tmp_path, capsys):
     runs = make_runs(tmp_path, {}, {}, {}, {})
     assert plot(capsys, *runs)[1] == ""

@@ -6,14 +6,14 @@ import gymnasium
 import numba
 import numpy as np
 import pytest
-from gymnasium import spaces
+from gymnasium import spaces, wrappers
 
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.environments import resolve as resolving
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.environments.simulate import CompiledSimulator
-from dist_classicrl.errors import SettingsError, SpaceError
+from dist_classicrl.errors import EnvError, SettingsError, SpaceError
 
 
 class Counted(gymnasium.Env):
@@ -216,6 +216,38 @@ def test_observations_that_were_made_one_hot_are_told_to_be_left_as_they_are(cap
     assert "16 zeros and ones of the 16 values of Discrete(16)" in record.getMessage()
 
 
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: wrappers.FlattenObservation(gymnasium.make("CliffWalking-v1")), "Leave that wrapper out"),
+        (lambda: wrappers.FlattenObservation(gymnasium.make("Blackjack-v1")), "Leave that wrapper out"),
+        (
+            lambda: wrappers.vector.FlattenObservation(gymnasium.make_vec("CliffWalking-v1", 2)),
+            r"gymnasium\.wrappers\.vector\.FlattenObservation makes .* Leave that wrapper out",
+        ),
+        (
+            lambda: wrappers.TimeAwareObservation(gymnasium.make("Taxi-v4")),
+            r"TimeAwareObservation makes .*TimeAwareObservation\(env, flatten=False\)",
+        ),
+    ],
+)
+def test_one_instance_of_too_many_states_is_told_which_wrapper_made_them(make, told):
+    with pytest.raises((SettingsError, SpaceError), match=told):
+        DistAsyncQLearning().train(make(), total_steps=10)
+
+
+def test_the_time_that_is_flattened_with_the_state_is_told_once(caplog, monkeypatch):
+    monkeypatch.setattr(resolving, "_given", set())
+    for flatten in (True, True, False):
+        env = wrappers.TimeAwareObservation(
+            gymnasium.make("FrozenLake-v1", max_episode_steps=3), flatten=flatten
+        )
+        DistAsyncQLearning(seed=1).train(env, total_steps=10)
+    (record,) = caplog.records
+    assert "16 zeros and ones, and the time, of the 16 values of Discrete(16)" in record.getMessage()
+    assert "TimeAwareObservation(env, flatten=False)" in record.getMessage()
+
+
 def test_numbers_that_were_flattened_are_fine(caplog, monkeypatch):
     monkeypatch.setattr(resolving, "_given", set())
 
@@ -232,3 +264,8 @@ def test_numbers_that_were_flattened_are_fine(caplog, monkeypatch):
     agent = DistAsyncQLearning(seed=1)
     agent.train(lambda: gymnasium.wrappers.FlattenObservation(Numbers()), total_steps=10)
     assert agent.q_table.shape == (64, 2) and not caplog.records
+
+
+def test_a_name_of_the_command_line_is_told_what_it_stands_for():
+    with pytest.raises(EnvError, match=r"command line has TicTacToeEnv: from dist_.* import TicTacToeEnv"):
+        resolve("tictactoe", 1, None)

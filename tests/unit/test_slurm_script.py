@@ -185,13 +185,13 @@ def test_what_cannot_be_is_refused_with_what_to_write(capsys, words, said):
 
 def test_what_a_file_says_counts_as_if_it_were_typed(script_of, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "saved.toml").write_text('environment = "Taxi-v3"\ncheckpoint_dir = "saved"\n')
-    (tmp_path / "anew.toml").write_text('environment = "Taxi-v3"\nresume = "never"\n')
+    (tmp_path / "saved.toml").write_text('environment = "Taxi-v4"\ncheckpoint_dir = "saved"\n')
+    (tmp_path / "anew.toml").write_text('environment = "Taxi-v4"\nresume = "never"\n')
     words = ("--ntasks", "2", "--array", "0-9", "--", "train", "--config")
     status, _, err = run_command(capsys, "slurm", *words, "saved.toml")
     assert status == 2 and "--checkpoint-dir 'saved-$SLURM_ARRAY_TASK_ID'" in err
     _, lines = script_of(*words, "saved.toml", "--checkpoint-dir", "s3://a/$SLURM_ARRAY_TASK_ID")
-    assert '--out "runs/Taxi-v3-$SLURM_ARRAY_TASK_ID"' in lines[3]
+    assert '--out "runs/Taxi-v4-$SLURM_ARRAY_TASK_ID"' in lines[3]
     assert run_command(capsys, "slurm", *words, "anew.toml")[0] == 2
     assert "--config anew.toml" in script_of("--no-requeue", *words, "anew.toml")[1][1]
     assert '--config "$SLURM_ARRAY_TASK_ID.toml"' in script_of(*words, "$SLURM_ARRAY_TASK_ID.toml")[1][3]
@@ -348,3 +348,23 @@ def test_a_failure_right_after_the_warning_is_no_stop(started, tmp_path):
     warn(job, tmp_path)
     assert job.wait(timeout=30.0) == 2
     assert asked_of_slurm(tmp_path) is None
+
+
+@pytest.mark.parametrize("words", [["FrozenLake-v1"], ["--", "FrozenLake-v1"], ["sweep", "study.toml"]])
+def test_options_of_slurm_after_the_words_are_told_their_place(capsys, words):
+    status, out, err = run_command(capsys, "slurm", "--ntasks", "4", *words, "--time", "1:00")
+    assert (status, out) == (2, "")
+    assert "--time is an option of slurm" in err and "come before these: dist-classicrl slurm --time" in err
+
+
+@pytest.mark.parametrize(
+    "words", [["FrozenLak-v1"], ["--", "--env", "FrozenLak-v1"], ["--array", "0-3", "--", "FrozenLak-v1"]]
+)
+def test_an_id_that_nobody_knows_is_told_before_the_job_waits_for_its_turn(capsys, words):
+    status, out, err = run_command(capsys, "slurm", "--ntasks", "4", *words)
+    assert (status, out) == (2, "") and "Did you mean 'FrozenLake-v1'?" in err
+
+
+def test_an_environment_of_a_module_is_not_imported_for_a_script(capsys):
+    for name in ("no_such_module:make", "no_such_module:Own-v0", "dist_classicrl/DeepSea-v0", "tictactoe"):
+        assert run_command(capsys, "slurm", "--ntasks", "4", "--", name)[0] == 0

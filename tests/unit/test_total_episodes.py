@@ -1,10 +1,14 @@
 """A call of `train` that ends after so many episodes."""
 
+import os
+import signal
+
 import gymnasium
+import numpy as np
 import pytest
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
-from dist_classicrl.errors import SettingsError
+from dist_classicrl.errors import SettingsError, TrainingStopped
 from dist_classicrl.model import places
 from dist_classicrl.schedules import PerVisit
 
@@ -96,3 +100,77 @@ def test_the_time_limit_of_an_environment_that_is_stepped_is_such_a_limit(is_bat
     own = DistAsyncQLearning(seed=1, n_envs=3)
     result = own.train(env, total_episodes=episodes)  # of which each takes all 12 steps
     assert episodes <= result.episodes <= episodes + 3 and result.steps <= 12 * (episodes + 2)
+
+
+class Corridor(gymnasium.Env):
+    """Ten places in a row, of which the last ends the episode: after hundreds of steps, later after nine."""
+
+    observation_space = gymnasium.spaces.Discrete(10)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = 0
+        return 0, {}
+
+    def step(self, action):
+        self.place = max(0, self.place + (1 if action else -1))
+        return self.place, float(self.place == 9), self.place == 9, False, {}
+
+
+def limited_corridor():
+    return gymnasium.wrappers.TimeLimit(Corridor(), 200)
+
+
+@pytest.mark.parametrize(
+    ("env", "episodes", "more", "settings"),
+    [
+        ("CliffWalking-v1", {"total_steps": 10**7, "total_episodes": 500}, 2, {}),
+        ("Taxi-v4", {"total_episodes": 500}, 2, {"epsilon": 0.1}),
+        (limited_corridor, {"total_episodes": 20}, 2, {"n_envs": 1, "batch_size": 1}),
+        (limited_corridor, {"total_episodes": 1_000}, 16, {"n_envs": 16}),
+    ],
+)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_episodes_that_get_shorter_are_as_many_as_asked_for(env, episodes, more, settings, seed):
+    result = DistAsyncQLearning(seed=seed, **settings).train(env, **episodes)
+    assert 0 <= result.episodes - episodes["total_episodes"] <= more
+
+
+@pytest.mark.parametrize("episodes", [1, 3])
+def test_long_episodes_are_not_looked_for_at_every_few_steps(episodes):
+    length, reports = 20_000, []
+    line = TabularMDP.from_dict([{0: [(1.0, 0, 0.0, False)]}], [1.0], max_episode_steps=length)
+    own = agent()
+    result = own.train(line, total_steps=10**6, total_episodes=episodes, progress=reports.append)
+    assert result.episodes == episodes and result.steps < (episodes + 1) * length
+    assert len(reports) < 100 + 200 * result.steps / 10**6
+
+
+@pytest.mark.slow
+def test_who_goes_on_ends_where_one_run_would(tmp_path, monkeypatch):
+    monkeypatch.setattr(places, "_agents", {})
+    settings = {"seed": 1, "async_updates": False, "logical_workers": 2, "sync_frequency": 2}
+    asked = {"total_steps": 10**7, "total_episodes": 500}
+    straight = DistAsyncQLearning(**settings)
+    result = straight.train("CliffWalking-v1", **asked)
+
+    def stop(told):
+        if told["num_timesteps"] > 0.9 * result.steps:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    with pytest.raises(TrainingStopped):
+        DistAsyncQLearning(**settings).train(
+            "CliffWalking-v1", **asked, checkpoint_dir=tmp_path, callbacks=stop
+        )
+    places._agents.clear()  # as in a new process
+    again = DistAsyncQLearning(**settings)
+    gone_on = again.train("CliffWalking-v1", **asked, checkpoint_dir=tmp_path)
+    assert (gone_on.steps, gone_on.episodes) == (result.steps, result.episodes)
+    assert np.array_equal(again.q_table, straight.q_table)
+    assert 500 <= result.episodes <= 500 + 2 * 64 / 13
+
+
+def test_who_names_no_steps_is_told_of_episodes():
+    with pytest.raises(SettingsError, match="total_episodes= alone; got steps=None and total_steps=None"):
+        agent().train(CORRIDOR)

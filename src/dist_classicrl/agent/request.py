@@ -155,7 +155,8 @@ class Request:
             which = "steps= (this rank's share) or total_steps= (of all ranks together)"
             raise SettingsError(
                 f"train() takes {which if ranks > 1 else 'total_steps=, or steps= for it'}, exactly "
-                f"one of them; got steps={self.steps!r} and total_steps={self.total_steps!r}."
+                f"one of them, or total_episodes= alone; got steps={self.steps!r} and "
+                f"total_steps={self.total_steps!r}."
             )
         name = "total_steps" if self.names_total else "steps"
         value: Any = getattr(self, name)

@@ -7,11 +7,13 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dist_classicrl._files import whole_file
 from dist_classicrl.callbacks.base import BaseCallback
+from dist_classicrl.monitoring.reports import RecentEpisodes
 
 if TYPE_CHECKING:
     from dist_classicrl.engines.progress import Progress
@@ -50,6 +52,18 @@ def _log(line: str) -> None:
     logger.info("%s", line)
 
 
+class Recently:
+    """Makes of a report one with the mean return of about the last 100 episodes, and not of its own few."""
+
+    def __init__(self) -> None:
+        self._recent = RecentEpisodes()
+
+    def __call__(self, progress: Progress) -> Progress:
+        """Take in a report, each once, and return what is to be shown of it."""
+        self._recent.add(progress.episodes, progress.mean_return, progress.mean_length)
+        return replace(progress, mean_return=self._recent.mean_return)
+
+
 class LogCallback(BaseCallback):
     """Logs a line about the run at the first report after every `interval` seconds, and at its end.
 
@@ -70,14 +84,16 @@ class LogCallback(BaseCallback):
         self._next = -math.inf
         self._shown = -1
         self._last: Progress | None = None
+        self._recently = Recently()
 
     def _on_training_start(self) -> None:
         self._next = self._clock() + self._interval
 
     def _on_step(self) -> bool:
         assert self.progress is not None  # it came with the step
-        if self._last is None or self.progress.steps != self._last.steps:
-            self._last = self.progress  # one without a step has no rate and no return
+        shown = self._recently(self.progress)
+        if self._last is None or shown.steps != self._last.steps:
+            self._last = shown  # one without a step has no rate
         if self._clock() >= self._next:
             self._next = self._clock() + self._interval
             self._show()
@@ -99,9 +115,14 @@ class StatusCallback(BaseCallback):
         super().__init__()
         self._path = path
         self._is_failing = False
+        self._recently = Recently()
 
     def _on_training_start(self) -> None:
         self._write(has_ended=False)
+
+    def on_step(self, progress: Progress) -> bool:
+        """Give a report."""
+        return super().on_step(self._recently(progress))
 
     def _on_step(self) -> bool:
         self._write(has_ended=False)

@@ -17,7 +17,7 @@ from dist_classicrl._jit import machine_code
 from dist_classicrl._words import counted
 from dist_classicrl.callbacks.bar import bar, in_words, is_terminal, rendered, short
 from dist_classicrl.callbacks.base import BaseCallback
-from dist_classicrl.callbacks.display import LogCallback
+from dist_classicrl.callbacks.display import LogCallback, Recently
 from dist_classicrl.callbacks.tables import whole_table
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class ShownTraining(BaseCallback):
         self._drawing = ExitStack()
         self._has_begun = False
         self._last: Progress | None = None  # report with a step
+        self._recently = Recently()
 
     @property
     def children(self) -> Sequence[BaseCallback]:
@@ -83,12 +84,13 @@ class ShownTraining(BaseCallback):
         """Give a report."""
         for child in self.children:
             child.on_step(progress)
+        progress = self._recently(progress)
         if self._last is None or progress.steps != self._last.steps:
             self._last = progress
         return super().on_step(progress)
 
     def _on_training_end(self) -> None:
-        self.progress = self._last or self.progress  # one without a step has no rate and no return
+        self.progress = self._last or self.progress  # one without a step has no rate
         self.close()
         for lines in self._lines:
             lines.on_close()  # the last of them, before what came of it

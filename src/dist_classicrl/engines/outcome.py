@@ -179,7 +179,7 @@ class Counters:
 
 _COUNTERS = [each.name for each in fields(Counters)]
 _values_of = attrgetter(*_COUNTERS)
-_MOMENTS = "reported", "looked"
+_MOMENTS = "reported", "looked", "looked_before"
 _LEARNED = ("steps", "episodes", "returns", "lengths", "td_errors")
 
 
@@ -223,6 +223,7 @@ class Counted:
     counters: Counters
     reported: Counters  # as of the last report
     looked: Counters  # as of the last look for episodes
+    looked_before: Counters  # as of the one before that
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
@@ -246,6 +247,7 @@ class Tally(Counters):
     reported: Counters = field(default_factory=Counters)  # as of the last report
     #: As of the last look for whether episodes enough have ended, which no report by time moves.
     looked: Counters = field(default_factory=Counters)
+    looked_before: Counters = field(default_factory=Counters)  # as of the look before that one
 
     def to_dict(self, seconds: float) -> dict[str, Any]:
         """Return what has to be counted on from, `seconds` after this process began, as data for JSON."""
@@ -267,7 +269,8 @@ class Tally(Counters):
 
     def so_far(self, seconds: float) -> Counted:
         """Return likewise what another rank of the same call has to count on from."""
-        return Counted(self.copy(), self.reported, self.looked, self.earlier_seconds + seconds)
+        moments = self.reported, self.looked, self.looked_before
+        return Counted(self.copy(), *moments, self.earlier_seconds + seconds)
 
     def go_on_from(self, data: Mapping[str, Any], resumed_from: str) -> None:
         """Count on from what `to_dict` returned."""
@@ -296,7 +299,8 @@ class Tally(Counters):
     def end_as(self, result: Mapping[str, Any]) -> None:
         """Be what it was at the end of a call with this `Outcome.to_dict`."""
         self.steps = int(result["steps"])
-        self.reported, self.looked = self.copy(), self.copy()
+        for name in _MOMENTS:
+            setattr(self, name, self.copy())
         self.earlier_seconds = float(result["seconds"])
 
     def _take(self, data: Mapping[str, Any]) -> None:

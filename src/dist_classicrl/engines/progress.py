@@ -118,10 +118,14 @@ class Progress:
         return cls(**{**with_nan(data, _MAY_BE_NAN), "ranks": ranks, "events": tuple(data["events"])})
 
 
-# Steps after which to look first whether episodes have ended, and between looks until one has.
-_FIRST_LOOK = 10
-# Which part of the steps that are missing by the mean length is made before the next look.
-_MISSING_STEPS = 0.9
+_LOOK_SHARE = 4.0
+"""Looks for episodes lie apart one in so many of the steps made, and of the episodes missing, at most."""
+
+_LEAST_STEPS = 10
+"""Between two of them at least, whatever was made before."""
+
+_LONGER = 1.5
+"""Where none has ended between two looks, the next is so many times as far."""
 
 
 class Observer:
@@ -183,8 +187,8 @@ class Reporter:
 
     `rates` gives the chance of a random action and the step size after so many steps of this call, with so
     many workers. `wants_end`: the observer has asked for the end of the run. `episodes`: it ends, too,
-    soon after so many of this call have ended; None: it does not. To see that in time, it looks as often as
-    their mean length says, and reports then.
+    soon after so many of this call have ended; None: it does not. To see that in time, it looks the more
+    often the fewer are missing, and reports then.
     """
 
     tally: Tally
@@ -213,18 +217,25 @@ class Reporter:
             self.next_step = min(self.next_step, self._look_for_episodes(self.episodes))
 
     def _look_for_episodes(self, most: int) -> float:
-        """Return a step at which some of `most` episodes may be missing still, or all have just ended.
+        """Return a step by which no more than a part of what is missing of `most` episodes has ended.
+
+        By the length of those that ended between the last two looks: while they get shorter, the mean of all
+        is too long. Where one is missing that is a part of an episode on.
 
         It follows from steps alone: a bar that is moved by time, or callbacks that ask for steps of their
         own, must not show in where a reproducible run ends.
         """
-        steps, ended = self.tally.looked.steps, self.tally.looked.episodes
-        if ended == 0:
-            return steps + _FIRST_LOOK
-        length = steps / ended
-        missing = _MISSING_STEPS * (most - ended) * length
-        # At most as many as were made: what few episodes tell of the length is not much.
-        return steps + max(1, int(min(missing, steps)), int(length / 2.0))
+        now = self.tally.looked
+        since = now.since(self.tally.looked_before)
+        if since.steps <= 0:  # what is gone on from did not say
+            since = now
+        if since.episodes:
+            wanted = since.steps / since.episodes * max(1.0, (most - now.episodes)) / _LOOK_SHARE
+        else:
+            wanted = _LONGER * since.steps
+        # How long they will be cannot be told for long.
+        foreseen = max(_LEAST_STEPS, now.steps / _LOOK_SHARE)
+        return now.steps + max(1, math.ceil(min(wanted, foreseen)))
 
     def begin(self, seconds: float, learning: Iterable[Learning]) -> None:
         """Count from now on, `seconds` after this process began, what was not in this call's last report."""
@@ -278,7 +289,7 @@ class Reporter:
         self._has_reported = True
         self.tally.reported = self.tally.copy()
         if self.episodes is not None and self.tally.steps >= self._look_for_episodes(self.episodes):
-            self.tally.looked = self.tally.reported
+            self.tally.looked_before, self.tally.looked = self.tally.looked, self.tally.reported
             if self.tally.episodes >= self.episodes:
                 self.wants_end = True
         self._rest_from(seconds)

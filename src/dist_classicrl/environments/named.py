@@ -11,10 +11,13 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dist_classicrl._words import nearest
 from dist_classicrl.errors import EnvError, SettingsError
+
+if TYPE_CHECKING:
+    from gymnasium.envs.registration import EnvSpec
 
 # What makes it, and its default arguments.
 BUILT_IN: dict[str, tuple[str, dict[str, Any]]] = {
@@ -95,6 +98,15 @@ def make(name: str, arguments: Mapping[str, Any] | None = None) -> Any:
     raise EnvError(_no_such(name))
 
 
+def check_id(name: str) -> None:
+    """Raise EnvError where no environment has this name; what it would take a module to know passes."""
+    if ":" in name or name in BUILT_IN:
+        return
+    if not _GYMNASIUM_ID.fullmatch(name):
+        raise EnvError(_no_such(name))
+    _spec_of(name, name)
+
+
 def _no_such(name: str) -> str:
     import gymnasium
 
@@ -132,16 +144,25 @@ def _of_gymnasium(name: str, arguments: dict[str, Any]) -> Any:
     module, _, own_name = name.rpartition(":")
     if module:
         _imported(module)  # it registers the name
-    try:
-        spec = gymnasium.spec(own_name)
-    except gymnasium.error.Error as error:
-        raise EnvError(_no_such(name)) from error
+    spec = _spec_of(own_name, name)
     factory = partial(gymnasium.make, name, **arguments)
     entry: Any = spec.entry_point
     creator = gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
     if "problem" in spec.kwargs and spec.namespace == registry.NAMESPACE:
         creator = registry.problem_of(own_name).function
     return _checked(factory, name, arguments, _parameters(creator, gymnasium.make))
+
+
+def _spec_of(own_name: str, name: str) -> EnvSpec:
+    """Return what Gymnasium knows under an id, which was given as `name`; EnvError where that is nothing."""
+    import gymnasium
+
+    from dist_classicrl.environments.problems import registry  # noqa: F401 (it registers some)
+
+    try:
+        return gymnasium.spec(own_name)
+    except gymnasium.error.Error as error:
+        raise EnvError(_no_such(name)) from error
 
 
 def _of_module(name: str, arguments: dict[str, Any]) -> Any:

@@ -239,23 +239,41 @@ def _flattened(env: Any) -> str | None:
 
     from dist_classicrl.environments.stepped.spaces import SpaceIndex
 
-    outer = getattr(env, "observation_space", None)
-    while isinstance(env, gymnasium.Wrapper):
-        if isinstance(env, gymnasium.wrappers.FlattenObservation) and env.observation_space == outer:
-            inner = env.env.observation_space
+    wrappers = gymnasium.wrappers
+    outer = _observations_of(env)
+    while isinstance(env, (gymnasium.Wrapper, gymnasium.vector.VectorWrapper)):
+        is_timed = isinstance(env, wrappers.TimeAwareObservation) and env.flatten
+        is_flat = is_timed or isinstance(
+            env, (wrappers.FlattenObservation, wrappers.vector.FlattenObservation)
+        )
+        if is_flat and _observations_of(env) == outer:
+            inner = _observations_of(env.env)
             try:
                 index = SpaceIndex(inner)
             except SpaceError:
                 return None
-            if outer.shape[0] == len(index.sizes):  # these were numbers before
+            if outer.shape[0] == len(index.sizes) + is_timed:  # these were numbers before
                 return None
+            module = "wrappers.vector" if isinstance(env, gymnasium.vector.VectorWrapper) else "wrappers"
+            name = f"gymnasium.{module}.{type(env).__name__}"
+            zeros = f"vectors of {outer.shape[0] - is_timed:,} zeros and ones"
+            values = f"of the {index.n:,} values of {inner}, each combination of which is a state"
+            if is_timed:
+                return (
+                    f"{name} makes {zeros}, and the time, {values}. Write {name}(env, flatten=False): a "
+                    "table takes such observations as they are."
+                )
             return (
-                f"gymnasium.wrappers.FlattenObservation makes vectors of {outer.shape[0]:,} zeros and ones "
-                f"of the {index.n:,} values of {inner}, each combination of which is a state. Leave that "
-                "wrapper out: a table takes such observations as they are."
+                f"{name} makes {zeros} {values}. Leave that wrapper out: a table takes such observations as "
+                "they are."
             )
         env = env.env
     return None
+
+
+def _observations_of(env: Any) -> Any:
+    """Return the space of one environment's observations; None where there is none."""
+    return getattr(env, "single_observation_space", getattr(env, "observation_space", None))
 
 
 def recipe_of(env: Any) -> tuple[str, dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -129,11 +130,20 @@ class LaunchPlan:
         return None if text.encode() == read_regular(self.options.hostfile) else text
 
 
+_PYTHON = re.compile(r"python[\d.]*")
+_RANKS = re.compile(r"-np?\d*|--ranks(=.*)?")
+
+
 def checked_script(words: Sequence[str]) -> tuple[str, ...]:
     """Return the words of a script, or of `-m` and a module, and its arguments; LauncherError without one."""
     if not words or tuple(words) == ("-m",):
         raise LauncherError(
             "The script is missing. Write for instance `python -m dist_classicrl launch -n 4 train.py`."
+        )
+    if _PYTHON.fullmatch(os.path.basename(words[0])):
+        raise LauncherError(
+            f"launch runs the script with the Python that it has itself: leave {words[0]!r} out. Write for "
+            "instance `python -m dist_classicrl launch -n 4 train.py`."
         )
     if words[0] != "-m" and not os.path.isfile(words[0]):
         raise LauncherError(
@@ -157,7 +167,11 @@ def launch_plan(options: LaunchOptions, words: Sequence[str]) -> LaunchPlan:
     agent_words(options.agent)
     ranks = options.ranks_of_place()
     if ranks is None:
-        raise LauncherError("How many ranks? Write for instance -n 4: a server and three workers.")
+        late = next((f" {word} is the script's here." for word in words[1:] if _RANKS.fullmatch(word)), "")
+        order = " Options of launch come before the script." if late else ""
+        raise LauncherError(
+            f"How many ranks?{late}{order} Write for instance -n 4: a server and three workers."
+        )
     launcher = find_launcher()
     if options.mca and launcher.family == "hydra":
         raise LauncherError(

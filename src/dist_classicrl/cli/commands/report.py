@@ -79,6 +79,11 @@ def command(
     if baseline:
         baseline = next((run for run in given if place_of(run) == place_of(baseline)), str(Path(baseline)))
     report = compare(read_each(given, _measured), shown_name(baseline) if baseline else None)
+    if len(report.runs) > 1:
+        from dist_classicrl.cli.several.groups import warn_of_rates
+
+        compared = {scaled.run.name for scaled in report.runs}
+        warn_of_rates([run for run in given if shown_name(run) in compared])
     if out is not None:
         from dist_classicrl.plotting import canvas, plot_scaling
 

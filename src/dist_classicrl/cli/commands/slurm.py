@@ -111,6 +111,7 @@ def words_of(words: Sequence[str], job: BatchJob) -> list[str]:
     write to the same folder or make the same training, or a job that runs again begin anew or take no notice
     of a time limit.
     """
+    from dist_classicrl.environments import named
     from dist_classicrl.launch.slurm_script import TASK
 
     kind, rest = _kind_of(words)
@@ -151,6 +152,9 @@ def words_of(words: Sequence[str], job: BatchJob) -> list[str]:
             "all steps are made. Leave it out, and say with --time how long a job lasts, or give slurm "
             "--no-requeue."
         )
+    environment = asked["env"] or asked["other_env"] or settings.get("environment")
+    if environment is not None and _STAND_IN not in environment:
+        named.check_id(environment)
     ranks = ["--ranks", "$SLURM_NTASKS"] if job.srun is None else []
     words_of_train = [*_PACKAGE, kind, *ranks, *rest]
     if job.array is None:
@@ -160,8 +164,7 @@ def words_of(words: Sequence[str], job: BatchJob) -> list[str]:
     if asked["out"] is None:
         from dist_classicrl.cli.run_folder import folder_of
 
-        environment = asked["env"] or asked["other_env"] or settings.get("environment", "run")
-        words_of_train += ["--out", f"{folder_of(environment)}-{TASK}"]
+        words_of_train += ["--out", f"{folder_of(environment or 'run')}-{TASK}"]
     if asked["seed"] is None:
         words_of_train += ["--seed", TASK]
     elif not any(_STAND_IN in str(value) for name, value in asked.items() if name not in _PLACES):
@@ -210,6 +213,14 @@ def _parsed(kind: str, words: Sequence[str]) -> dict[str, Any]:
     from dist_classicrl.cli.commands import sweep, train
     from dist_classicrl.launch.slurm_script import VARIABLE
 
-    command = {"train": train.command, "sweep": sweep.command}[kind]
+    taker = {"train": train.command, "sweep": sweep.command}[kind]
     stood_in = [VARIABLE.sub(_STAND_IN, word) for word in words]
-    return command.make_context(f"dist-classicrl {kind}", stood_in).params
+    try:
+        return taker.make_context(f"dist-classicrl {kind}", stood_in).params
+    except click.NoSuchOption as error:
+        if not any(error.option_name in param.opts for param in command.params):
+            raise
+        raise SettingsError(
+            f"{error.option_name} is an option of slurm, and stands among the words of {kind}. Options of "
+            f"slurm come before these: dist-classicrl slurm {error.option_name} ... -- {words[0]} ..."
+        ) from error

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +17,7 @@ from dist_classicrl.cli.options import OPTIONS
 from dist_classicrl.cli.run_folder import RunFolder, folder_around, known_runs
 from dist_classicrl.cli.synonyms import SYNONYMS
 from dist_classicrl.environments import named
-from dist_classicrl.errors import DistClassicRLError, MetricsError
+from dist_classicrl.errors import DistClassicRLError, MetricsError, SettingsError
 from dist_classicrl.monitoring.reading import read_metrics
 from dist_classicrl.plotting import RunRecords, read_evaluations
 
@@ -36,8 +37,7 @@ class Run:
 
     def said(self, name: str) -> str:
         """Return what this run has for a setting, in a few characters."""
-        value = self.settings.get(name, self.arguments.get(name))
-        return "-" if value is None else str(value)
+        return _said(self.settings.get(name, self.arguments.get(name)))
 
 
 def read(run: str, with_best: bool = True) -> Run:
@@ -54,12 +54,21 @@ def read(run: str, with_best: bool = True) -> Run:
             f"The records of {run} hold no report of progress, so there is nothing to draw. Train longer "
             "than one progress interval, or give another run."
         )
-    folder = folder_around(run)
-    settings = RunFolder(folder).read_config()
-    arguments = settings.pop(ENVIRONMENT_ARGUMENTS, {})
+    settings, arguments = _settings_of(run)
     best = _best(settings, arguments) if with_best else None
     named = {_name_of_argument(name): value for name, value in arguments.items()}
-    return Run(RunRecords(metrics, shown_name(run), read_evaluations(folder, best)), settings, named)
+    records = RunRecords(metrics, shown_name(run), read_evaluations(folder_around(run), best))
+    return Run(records, settings, named)
+
+
+def _settings_of(run: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings of a run, and the arguments of its environment; none where nothing tells them."""
+    settings = RunFolder(folder_around(run)).read_config()
+    return settings, settings.pop(ENVIRONMENT_ARGUMENTS, {})
+
+
+def _said(value: Any) -> str:
+    return "-" if value is None else str(value)
 
 
 def _name_of_argument(name: str) -> str:
@@ -160,14 +169,35 @@ def warn_of_unknown(runs: Sequence[Run]) -> None:
 
 def warn_of_environments(runs: Sequence[Run], by: Sequence[str]) -> None:
     """Say on standard error if the runs are of different environments, so that returns are not comparable."""
-    counts: dict[str, int] = {}
-    for run in runs:
-        if run.settings:
-            arguments = ", ".join(f"{name}={run.said(name)}" for name in sorted(run.arguments))
-            name = run.said(ENVIRONMENT) + (f" ({arguments})" if arguments else "")
-            counts[name] = counts.get(name, 0) + 1
-    if len(counts) > 1:
-        told = ", ".join(f"{name}: {count}" for name, count in sorted(counts.items()))
+    told = _environments((run.settings, run.arguments) for run in runs)
+    if told is not None:
         advice = "" if ENVIRONMENT in by else " Draw each by itself, or with --group-by environment."
         what = f"these runs are of different environments ({told}), so their returns cannot be compared."
         click.echo(f"Warning: {what}{advice}", err=True)
+
+
+def warn_of_rates(runs: Sequence[str]) -> None:
+    """Say likewise of runs whose rates are compared; they are named by their folders."""
+    each = []
+    for run in runs:
+        with suppress(SettingsError):
+            each.append(_settings_of(run))
+    if (told := _environments(each)) is not None:
+        click.echo(
+            f"Warning: these runs are of different environments ({told}), so speed-up and efficiency do not "
+            "tell how one of them scales. Give runs of one environment.",
+            err=True,
+        )
+
+
+def _environments(runs: Iterable[tuple[dict[str, Any], dict[str, Any]]]) -> str | None:
+    """Return how many runs of such settings and arguments have which environment; None: all the same."""
+    counts: dict[str, int] = {}
+    for settings, arguments in runs:
+        if settings:
+            told = ", ".join(f"{name}={_said(arguments[name])}" for name in sorted(arguments))
+            name = _said(settings.get(ENVIRONMENT)) + (f" ({told})" if told else "")
+            counts[name] = counts.get(name, 0) + 1
+    if len(counts) < 2:
+        return None
+    return ", ".join(f"{name}: {count}" for name, count in sorted(counts.items()))

@@ -49,17 +49,17 @@ def check_supersteps(source: Source, settings: Settings, walkers: int | None = N
     """Raise SettingsError where an environment cannot be learned in supersteps with these settings."""
     if source.is_batch:
         raise SettingsError(
-            f"{source.name} is a vector environment, which steps all of its environments at a time, and in "
-            "supersteps each rank steps those that it has of the run's. Give the id of one environment, or a "
-            "function that makes one."
+            f"{_hints_of(source)}{source.name} is a vector environment, which steps all of its environments "
+            "at a time, and in supersteps each rank steps those that it has of the run's. Give the id of one "
+            "environment, or a function that makes one."
         )
     if source.stepped is not None and source.make_another is None and walkers != 1:
         from dist_classicrl.learning.supersteps.stepped.share import WALKERS
 
         raise SettingsError(
-            f"{source.name} is one instance, and supersteps need walkers={walkers or WALKERS} environments, "
-            "whose number is the same on any number of ranks. Give its id or a function that makes it, or "
-            "write walkers=1."
+            f"{_hints_of(source)}{source.name} is one instance, and supersteps need "
+            f"walkers={walkers or WALKERS} environments, whose number is the same on any number of ranks. "
+            "Give its id or a function that makes it, or write walkers=1."
         )
     if settings.on_error == "exclude":
         raise SettingsError(
@@ -80,6 +80,11 @@ def check_supersteps(source: Source, settings: Settings, walkers: int | None = N
         )
     if rule.on_target is not None:
         _check_counted(source, rule)
+
+
+def _hints_of(source: Source) -> str:
+    """Return what its user should know, which may be why there are so many states; nothing, where nothing."""
+    return "".join(f"{hint} As it is, " for hint in source.hints)
 
 
 def _way_out(source: Source) -> str:

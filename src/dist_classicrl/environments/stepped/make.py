@@ -70,8 +70,15 @@ def of_gymnasium(env: str | EnvSpec) -> gymnasium.Env:
             raise ImportError(f"{module!r}, before the colon, is no module.")
         return gymnasium.make(env)
     except (gymnasium.error.Error, ImportError) as error:
+        from dist_classicrl.environments.named import BUILT_IN
+
+        meant = ""
+        if isinstance(env, str) and env in BUILT_IN:
+            place, _, made = BUILT_IN[env][0].partition(":")
+            first = made.partition(".")[0]
+            meant = f" By this name the command line has {made}: from {place} import {first}."
         raise EnvError(
-            f"{env!r} is no environment that Gymnasium can make: {error} Write an id such as "
+            f"{env!r} is no environment that Gymnasium can make: {error}{meant} Write an id such as "
             "'FrozenLake-v1', or give the environment itself, or a function that makes it."
         ) from error
 
