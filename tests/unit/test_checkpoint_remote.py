@@ -417,7 +417,7 @@ def test_a_missing_bucket_is_named_and_not_made(s3):
         claimed("s3://buckett/run-1")
     assert not fsspec.filesystem("s3").exists("buckett")
     with pytest.raises(CheckpointError, match="names no bucket. Write for instance s3://bucket/run-1"):
-        CheckpointFolder("s3://", "agent-0")
+        claimed("s3://")
 
 
 def test_a_store_that_is_not_there_is_an_error_in_words(s3, monkeypatch):
