@@ -458,7 +458,7 @@ def test_a_missing_package_is_named(missing, url):
         "from dist_classicrl.checkpoint.folder import CheckpointFolder\n"
         "from dist_classicrl.errors import CheckpointError\n"
         "try:\n"
-        "    CheckpointFolder(sys.argv[2], 'agent-0')\n"
+        "    CheckpointFolder(sys.argv[2], 'agent-0').read_newest()\n"
         "except CheckpointError as error:\n"
         "    print(error)\n"
     )
