@@ -14,6 +14,8 @@ OPTIONS is a JSON object:
     agent         arguments of the constructor
     train         arguments of train, total_steps among them
 
+While there is a file `full` in the folder, there is no room for anything that is saved.
+
 The lines of a process: "started"; "progress", of whoever serves; "log" for each record of the package's
 loggers; at the end "trained", "stopped", or "lost" where what was learned is lost. Each has the time of day,
 the rank in the world in which the process was started, and whether it is a replacement. SIGQUIT shows where
@@ -21,6 +23,7 @@ all threads stand.
 """
 
 import dataclasses
+import errno
 import faulthandler
 import hashlib
 import json
@@ -44,6 +47,7 @@ from slowly import STEPS_PER_SECOND, slow_down
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl._hints import rank_of_environment
 from dist_classicrl.agent.agent import state_of
+from dist_classicrl.checkpoint.local import LocalStorage
 from dist_classicrl.engines.roles import cores
 from dist_classicrl.engines.supersteps import training
 from dist_classicrl.environments.model import TabularMDP
@@ -124,6 +128,20 @@ def slow_supersteps():
     superstep_share.Share.play_together, MessageSteps.superstep = play_slowly, superstep_slowly
 
 
+def let_the_disk_be_full():
+    """Refuse to write for checkpoints as long as there is a file that says so."""
+    full = os.path.join(options["folder"], "full")
+    for name in ("write", "write_new"):
+        write = getattr(LocalStorage, name)
+
+        def write_if_there_is_room(storage, path, data, write=write):
+            if os.path.exists(full):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+            return write(storage, path, data)
+
+        setattr(LocalStorage, name, write_if_there_is_room)
+
+
 @cache
 def count_of_this_process():
     """Return the array of one number, on disk."""
@@ -170,6 +188,7 @@ if options.get("rows_once"):
     large_table.FROM_ENTRIES = 1
 if options.get("divided"):
     large_table.WHOLE_SHARE = 0.0
+let_the_disk_be_full()
 cores.bound_cores = lambda: list(range(options.get("cores") or 64))
 cores.core_quota = lambda: None
 if hosts := options.get("hosts"):

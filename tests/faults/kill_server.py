@@ -6,6 +6,8 @@ Every second run writes checkpoints. In some a worker dies within the same half 
 server soon after it took over, in some both. What is checked after each run is what kill_workers.py checks.
 """
 
+import os
+import signal
 import sys
 import time
 
@@ -50,6 +52,55 @@ def one_run(environment, workers, companions, saving, chance, span=1.0, **option
         failovers = [event for event in result["events"] if event["kind"] == "failover"]
         job.check(len(failovers) >= len(servers), f"was taken over {len(failovers)} times")
     return {**result, "companions": companions, "saving": saving}
+
+
+def stopped_without_room(asked, has_room_again=False, agent=None, **train):
+    """Kill the server while nothing can be saved, and ask a worker to stop: all stop in order.
+
+    With `has_room_again` there is room before that, and what the new server has learned is saved.
+    """
+    options = {"total_steps": 2_000_000_000, "saving": True, "slow": True, "agent": agent}
+    with FaultJob("lake", 3, train={"checkpoint_interval": "0.5s", **train}, **options) as job:
+        job.wait_for_checkpoint()
+        job.wait_for_steps(0.0)
+        full = job.folder / "full"
+        full.touch()
+        first = job.server()
+        job.end_process(first)
+        second = job.wait_for_server_after(first)
+        job.check(second, "ended with its server")
+        if has_room_again:
+            full.unlink()
+        rank_of = {pid: rank for rank, pid in job.pids.items()}
+        worker = next(pid for pid in job.pids.values() if pid not in (first, second))
+        os.kill(second if asked == "server" else worker, signal.SIGUSR1)
+        job.wait_for_end()
+        stopped = {line["rank"]: line["code"] for line in job.said("stopped")}
+        job.check(stopped == dict.fromkeys((rank_of[second], rank_of[worker]), 75), f"stopped {stopped}")
+        logged = [line["text"] for line in job.said("log") if line["pid"] == second]
+        ends = [text for text in logged if text.startswith("Stopped by SIGUSR1")]
+        how = "The checkpoint is" if has_room_again else "goes on from the last one that could"
+        job.check(len(ends) == 1 and how in ends[0], f"says at the stop {ends}")
+        refused = [text for text in logged if text.startswith("No checkpoint could be written")]
+        job.check(len(refused) == 1, f"says that it cannot save {refused}")
+        newest = max(job.folder.glob("saved/*/*/manifest.json")).parent.name
+        job.check(newest.startswith("f000002-") == has_room_again, f"has {newest} as its last checkpoint")
+
+
+def one_loss_too_many(agent=None, **train):
+    """Kill the server of a run that is to end then, and check what all others say."""
+    options = {"total_steps": 2_000_000_000, "slow": True, "agent": {"on_failure": "abort", **(agent or {})}}
+    with FaultJob("lake", 3, train=train, **options) as job:
+        job.check(job.wait_for_steps(0.0), "ended early")
+        first = job.server()
+        job.end_process(first)
+        job.wait_for_end()
+        lost = job.said("lost")
+        job.check({line["pid"] for line in lost} == set(job.pids.values()) - {first}, "was silent on a rank")
+        for line in lost:
+            job.check(
+                "is lost (it had no part in the election), and on_failure=" in line["error"], line["error"]
+            )
 
 
 def seconds_without(job, pid):

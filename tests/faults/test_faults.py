@@ -44,6 +44,33 @@ def test_the_server_and_the_next_one_are_killed_where_checkpoints_are_written():
 
 
 @pytest.mark.parametrize(
+    ("asked", "how"),
+    [
+        ("worker", {}),
+        ("server", {"agent": {"async_updates": False}, "placement": "replicated"}),
+        ("worker", {"agent": {"topology": "decentralized"}}),
+        ("worker", {"placement": "sharded"}),
+    ],
+    ids=["server", "rounds", "decentralized", "sharded"],
+)
+def test_a_new_server_that_cannot_save_stops_when_it_is_asked_to(asked, how):
+    kill_server.stopped_without_room(asked, **how)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"agent": {"topology": "decentralized"}}, {"placement": "sharded"}],
+    ids=["decentralized", "sharded"],
+)
+def test_the_loss_of_who_coordinates_the_others_may_be_one_too_many(how):
+    kill_server.one_loss_too_many(**how)
+
+
+def test_a_new_server_saves_once_there_is_room():
+    kill_server.stopped_without_room("worker", has_room_again=True)
+
+
+@pytest.mark.parametrize(
     ("victims", "by_messages"), [(("worker", "worker"), False), (("server", "worker"), True)]
 )
 def test_owners_of_rows_are_killed(victims, by_messages):

@@ -417,7 +417,7 @@ def test_a_missing_bucket_is_named_and_not_made(s3):
         claimed("s3://buckett/run-1")
     assert not fsspec.filesystem("s3").exists("buckett")
     with pytest.raises(CheckpointError, match="names no bucket. Write for instance s3://bucket/run-1"):
-        CheckpointFolder("s3://", "agent-0")
+        claimed("s3://")
 
 
 def test_a_store_that_is_not_there_is_an_error_in_words(s3, monkeypatch):
@@ -458,7 +458,7 @@ def test_a_missing_package_is_named(missing, url):
         "from dist_classicrl.checkpoint.folder import CheckpointFolder\n"
         "from dist_classicrl.errors import CheckpointError\n"
         "try:\n"
-        "    CheckpointFolder(sys.argv[2], 'agent-0')\n"
+        "    CheckpointFolder(sys.argv[2], 'agent-0').read_newest()\n"
         "except CheckpointError as error:\n"
         "    print(error)\n"
     )

@@ -226,4 +226,4 @@ def test_a_scheme_may_be_written_in_capitals():
 )
 def test_what_is_no_place_is_refused(location, why):
     with pytest.raises(CheckpointError, match=why):
-        open_storage(location, "agent-0", 0o600)
+        open_storage(location, "agent-0", 0o600).create()

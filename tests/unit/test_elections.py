@@ -235,6 +235,40 @@ def test_a_setup_without_somebody_has_a_term_that_no_vote_can_have(monkeypatch):
     assert head.new_term() > term and head.new_term(40) == 47
 
 
+@pytest.mark.parametrize("lost", [{0}, {0, 1}, {1, 3}])
+def test_who_is_lost_before_training_is_an_event_of_all_who_go_on(monkeypatch, lost):
+    """Also of who was the head, and of who died with it: whoever serves then has heard of it nowhere else."""
+    monkeypatch.setattr(handshake, "RootedCollectives", lambda *_: None)
+    first, *others = sorted(set(range(5)) - lost)
+    mine = group(first)
+    for rank in lost:
+        mine.note_death(rank, "MPI says so")
+    waiting = SimpleNamespace(begun=0.0, what="", missing={0})
+    rooted = SimpleNamespace(channels={rank: Link(rank) for rank in ([0] if first else others)}, seconds=9.0)
+    ballots = []
+    monkeypatch.setattr(Election, "run", lambda election: ballots.append(election) or mine.view)
+    with pytest.raises(Deposed):
+        Setup(mine, 60.0)._attend(rooted, waiting)
+    for election in ballots:
+        election._coordinate()
+        for rank in others:
+            election._take_in(rank, Promise(election._ballot.number, Base(), mine.view, ()))
+        assert election._coordinate().members == (first, *others)
+    told = {rank: mine._links[rank].sent[-1] for rank in others}
+    for events in (mine.events.entries, *(each.events for each in told.values())):
+        assert [(event["kind"], event["rank"]) for event in events] == [("excluded", r) for r in sorted(lost)]
+
+
+def test_who_is_lost_while_others_train_is_an_event_of_who_serves_then():
+    mine = group(1)
+    mine.note_death(0, "MPI says so")
+    election = Election(mine, Base(), lambda lost: pytest.fail("who serves knows by its own view"))
+    election._coordinate()
+    for rank in (2, 3, 4):
+        election._take_in(rank, Promise(election._ballot.number, Base(0, 1), mine.view, ()))
+    assert election._coordinate().server == 2
+
+
 # Who has died, by the word of others
 
 

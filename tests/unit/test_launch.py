@@ -497,6 +497,25 @@ def test_only_a_state_folder_that_was_not_there_is_removed(tmp_path):
     assert list((tmp_path / "mine").iterdir()) == []
 
 
+@needs_proc
+def test_the_state_folder_of_a_launcher_that_is_killed_goes_as_if_it_had_ended(tmp_path):
+    program = (
+        "import os, signal, sys, time\nfrom pathlib import Path\n"
+        "from dist_classicrl.launch.folders import launch_folder\n"
+        "from dist_classicrl.launch.guard import guarded\n"
+        "with launch_folder(Path(sys.argv[1])) as folder, guarded('no job', [folder]):\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    (tmp_path / "mine").mkdir()
+    for name in ("mine", "made"):
+        killed = subprocess.run([sys.executable, "-c", program, tmp_path / name], cwd=tmp_path)
+        assert killed.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + 60.0
+    while sorted(tmp_path.rglob("*")) != [tmp_path / "mine"]:
+        assert time.monotonic() < deadline, sorted(tmp_path.rglob("*"))
+        time.sleep(0.05)
+
+
 def test_a_state_folder_that_another_launch_removes_meanwhile_is_made_again(tmp_path, monkeypatch):
     made = []
     mkdir = Path.mkdir

@@ -18,6 +18,7 @@ import pytest
 from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.agent.agent import state_of
 from dist_classicrl.callbacks import BaseCallback
+from dist_classicrl.checkpoint.fence import Succession
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.checkpoint.local import LocalStorage
 from dist_classicrl.checkpoint.plan import checkpoint_plan
@@ -446,6 +447,84 @@ def test_a_server_that_was_replaced_does_not_go_on_where_parts_are_written(tmp_p
     CheckpointFolder(tmp_path, "agent-0").fence.claim()
     with pytest.raises(CheckpointFencedError):
         saver.save(VALUES, COUNTS, position())
+
+
+def successor_on(tmp_path, clock, term=5, first=1):
+    """Return the saver of a server in place of one that claimed the folder under the number `first`."""
+    saver, _, _ = make_saver(clock)
+    saver.writer = Writer(CheckpointFolder(tmp_path, "agent-0"), Succession(first, term))
+    saver.writer.try_to_claim()
+    return saver
+
+
+@pytest.mark.parametrize("has_parts", [False, True])
+def test_a_folder_that_cannot_be_taken_over_yet_is_tried_again_and_that_is_said_once(
+    tmp_path, clock, monkeypatch, caplog, has_parts
+):
+    CheckpointFolder(tmp_path, "agent-0").fence.claim()
+    is_full = [True]
+    write_new = LocalStorage.write_new
+
+    def write_on_a_full_disk(storage, path, data):
+        if is_full[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write_new(storage, path, data)
+
+    monkeypatch.setattr(LocalStorage, "write_new", write_on_a_full_disk)
+    saver = successor_on(tmp_path, clock)
+    if has_parts:
+        saver.write_parts = lambda name: {}
+    assert not saver.is_due(60)
+    clock.now += 60.0  # in place of the interval of 100 steps
+    assert saver.is_due(60)
+    assert saver.save_last(VALUES, COUNTS, position()) is None
+    assert saver.look(60) is None and not saver.is_saved()
+    is_full[0] = False
+    assert "f000002-c00000001" in saver.save_last(VALUES, COUNTS, position())
+    assert caplog.text.count("No checkpoint could be written") == 1
+    assert caplog.text.count("Checkpoints can be written to") == 1
+
+
+def test_who_was_replaced_before_it_could_claim_takes_the_folder_from_nobody(tmp_path, clock, monkeypatch):
+    """Servers follow each other in terms; the one of term 5 stands still until that of term 8 has claimed."""
+    CheckpointFolder(tmp_path, "agent-0").fence.claim()
+    with monkeypatch.context() as full:
+        full.setattr(LocalStorage, "create", lambda _: (_ for _ in ()).throw(OSError("full")))
+        late = successor_on(tmp_path, clock, 5)
+    newest = successor_on(tmp_path, clock, 8)
+    with pytest.raises(CheckpointFencedError, match="this process was to follow number 1"):
+        late.save_last(VALUES, COUNTS, position())
+    assert newest.save_last(VALUES, COUNTS, position()) and newest.look(60) is None
+    following = successor_on(tmp_path, clock, 13)
+    assert following.save_last(VALUES, COUNTS, position())
+    with pytest.raises(CheckpointFencedError):
+        newest.save_last(VALUES, COUNTS, position())
+
+
+@pytest.mark.parametrize("claims", [1, 2])
+def test_a_folder_that_another_job_has_claimed_is_not_taken_over(tmp_path, clock, claims):
+    for _ in range(1 + claims):
+        CheckpointFolder(tmp_path, "agent-0").fence.claim()
+    with pytest.raises(CheckpointFencedError):
+        successor_on(tmp_path, clock).look(60)
+    assert CheckpointFolder(tmp_path, "agent-0").fence.claim() == 2 + claims
+
+
+def test_a_claim_that_was_made_and_not_confirmed_is_ones_own(tmp_path, clock, monkeypatch):
+    CheckpointFolder(tmp_path, "agent-0").fence.claim()
+    listed, n = LocalStorage.listed, []
+
+    def list_once(storage, folder=""):
+        n.append(folder)
+        if len(n) == 2:
+            raise OSError("it is away")
+        return listed(storage, folder)
+
+    with monkeypatch.context() as away:
+        away.setattr(LocalStorage, "listed", list_once)
+        saver = successor_on(tmp_path, clock)
+    assert saver.writer.failed
+    assert "f000003-" in saver.save_last(VALUES, COUNTS, position())
 
 
 class StoreError(Exception):

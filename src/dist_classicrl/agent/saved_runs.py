@@ -51,6 +51,8 @@ def _saved_of(path: str | os.PathLike[str]) -> Saved:
     location = os.path.realpath(storage.url) if isinstance(storage, LocalStorage) else os.fspath(path)
     try:
         names = storage.names()
+    except CheckpointError:
+        raise
     except Exception as error:  # remote stores raise errors of many kinds
         raise CheckpointError(
             f"The folder {url} cannot be listed: {error}. Give a folder that this user may read."

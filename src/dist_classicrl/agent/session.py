@@ -23,6 +23,7 @@ from dist_classicrl.agent.request import Request
 from dist_classicrl.agent.result import TrainingResult
 from dist_classicrl.callbacks import CallbackList, callback_list
 from dist_classicrl.callbacks.shown import REPORT_SECONDS, ShownTraining
+from dist_classicrl.checkpoint.fence import Succession
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.checkpoint.storage import Storage
 from dist_classicrl.comm import envelope
@@ -454,7 +455,6 @@ class Session:
         if self.shown is not None:
             callbacks = CallbackList([callbacks, self.shown])
         observer = CallbackObserver(self.agent, callbacks, asked.progress, corner, beginning.begin)
-        rank = 0 if self.group is None else self.group.rank
         say_choice(settings, *choice)
         if self.group is None or self.group.is_server:
             source.give_hints()
@@ -483,7 +483,7 @@ class Session:
                 storage=self._storage,
                 read_table=self._read_table,
                 table_from=self._table_from(),
-                take_over_saving=partial(self._take_over_saving, source, beginning, rank),
+                take_over_saving=partial(self._take_over_saving, source, beginning),
                 reload=partial(self._reload, beginning),
                 wants_to_leave=lambda: state.leaving.why,
                 is_sharded=asked.placement == "sharded",
@@ -570,15 +570,17 @@ class Session:
         assert self.plan is not None  # else nobody asks
         return self.state.places.of(self.plan).folder.storage
 
-    def _take_over_saving(self, source: Source, beginning: Beginning, rank: int) -> Saver | None:
-        """Return what saves the run from this rank, which has to serve in place of one that was lost."""
+    def _take_over_saving(self, source: Source, beginning: Beginning) -> Saver | None:
+        """Return what saves the run from this rank, which has to serve in place of one that was lost.
+
+        It claims the folder now, so that whoever was replaced writes no more, or when it can.
+        """
         if self.plan is None or beginning.place is None:
             return None
-        try:
-            place = self.state.places.take_over(self.plan, beginning.place)
-        except CheckpointError as error:
-            logger.warning("Rank %d cannot save the run, and goes on without: %s", rank, error)
-            return None
+        assert self.group is not None  # else there is nobody to be replaced
+        succession = Succession(beginning.generation + 1, self.group.view.term)
+        place = self.state.places.take_over(self.plan, beginning.place, succession)
+        place.writer.try_to_claim()
         return self._saver(source, beginning, place)
 
     def _reload(self, beginning: Beginning, look: Callable[[], None]) -> Resumed | None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, NamedTuple
 
 from dist_classicrl.checkpoint.names import checkpoints_in
 from dist_classicrl.checkpoint.storage import Storage
@@ -19,6 +19,13 @@ from dist_classicrl.errors import CheckpointError, CheckpointFencedError
 
 _CLAIM_SECONDS = 10.0
 _SIGHT_SECONDS = 0.2
+
+
+class Succession(NamedTuple):
+    """In whose place a process claims that serves a run instead of one that was lost."""
+
+    first: int  # the number under which the run's first server, in this call of `train`, claimed
+    term: int  # this server's: a later one has a higher number
 
 
 class Fence:
@@ -33,14 +40,21 @@ class Fence:
         self._number: int | None = None
         self._token = ""
 
-    def claim(self) -> int:
+    @property
+    def number(self) -> int:
+        """The number under which this process claimed the folder; 0 if it has not."""
+        return self._number or 0
+
+    def claim(self, succession: Succession | None = None) -> int:
         """Take the next fencing number: every earlier claim is refused from now on.
 
-        CheckpointError if the folder cannot be made or written to.
+        CheckpointError if the folder cannot be made or written to. With a `succession`, which may be long
+        ago, CheckpointFencedError where the folder belongs to another run by now, or to a later server of
+        this one.
         """
         self._storage.create()
         try:
-            number, self._token = self._take_number()
+            number, self._token = self._take_number(succession)
         except CheckpointError:
             raise
         except Exception as error:  # remote stores raise errors of many kinds
@@ -55,13 +69,15 @@ class Fence:
                     self._storage.remove(_fence_file(earlier))
         return number
 
-    def _take_number(self) -> tuple[int, str]:
+    def _take_number(self, succession: Succession | None) -> tuple[int, str]:
         """Create the next fence file, and return its number and the token in it."""
-        number, pause = 0, 0.01
+        number, pause = (0 if succession is None else succession.first), 0.01
         deadline = time.monotonic() + _CLAIM_SECONDS
         while True:
             # A listing may lag behind: what was refused is taken, whether listed or not.
             listed = self._storage.listed()
+            if succession is not None:
+                self._check_succession(succession, listed)
             used = [number, *_fences_in(listed), *(name.fence for name in checkpoints_in(listed))]
             number, token = max(used) + 1, secrets.token_hex(16)
             holder = {
@@ -70,6 +86,7 @@ class Fence:
                 "host": socket.gethostname(),
                 "pid": os.getpid(),
                 "time": time_text(),
+                **({} if succession is None else succession._asdict()),
             }
             if self._storage.write_new(_fence_file(number), json.dumps(holder).encode()):
                 # Somebody may have taken this number and a later one, and removed it, since the listing.
@@ -85,6 +102,25 @@ class Fence:
                 )
             time.sleep(pause)
             pause = min(2.0 * pause, 0.5)
+
+    def _check_succession(self, succession: Succession, listed: Iterable[str]) -> None:
+        """Raise CheckpointFencedError where nobody may claim by `succession` any more."""
+        newest = max(_fences_in(listed), default=0)
+        if newest <= succession.first:
+            return
+        holder = self._holder(newest)
+        if not holder:
+            raise CheckpointError(
+                f"{_fence_file(newest)} in {self._storage.url}, which says who may write there, is damaged "
+                "or not complete yet. If no other process trains with this folder, remove that file."
+            )
+        term = holder.get("term")
+        if (
+            holder.get("first") != succession.first
+            or not isinstance(term, int)
+            or term > succession.term  # of the same term: this process's, which did not come back from it
+        ):
+            raise self._fenced(newest, holder, f"this process was to follow number {succession.first}")
 
     def check(self) -> int:
         """Return the number of this claim; CheckpointFencedError if another process has claimed the folder.
@@ -109,11 +145,14 @@ class Fence:
             holder = {}  # whoever it is has replaced this process
         if newest == self._number and holder.get("token") == self._token:
             return self._number
+        raise self._fenced(newest, holder, f"this process has {self._number}")
+
+    def _fenced(self, newest: int, holder: dict[str, Any], own: str) -> CheckpointFencedError:
         who = ", ".join(f"{key} {holder[key]!a}" for key in ("host", "pid", "time") if key in holder)
-        raise CheckpointFencedError(
+        return CheckpointFencedError(
             f"The checkpoint folder {self._storage.url} now belongs to another server ({who or 'unknown'}; "
-            f"fencing number {newest}, this process has {self._number}). This process has been replaced and "
-            "must stop. If both should run, give each its own checkpoint_dir."
+            f"fencing number {newest}, {own}). This process has been replaced and must stop. If both should "
+            "run, give each its own checkpoint_dir."
         )
 
     @property

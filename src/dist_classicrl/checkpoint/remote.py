@@ -8,6 +8,7 @@ import re
 import secrets
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cached_property
 from typing import Any, BinaryIO, cast
 
 from dist_classicrl._urls import without_password
@@ -21,18 +22,33 @@ class RemoteStorage(Storage):
     Credentials and endpoints come from where the URL's package looks for them: for ``s3://`` the variables
     and files of the AWS command line (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL`` and so on), for all of them
     fsspec's own configuration (``FSSPEC_S3_ENDPOINT_URL`` and the like).
+
+    The store is reached when it is first needed, and CheckpointError raised then where that cannot be.
     """
 
     def __init__(self, location: str, subfolder: str) -> None:
-        location = re.sub("(?<![:/])/+$", "", location)
-        public = without_password(location)
-        self.url = f"{public}/{subfolder}"
-        self._fs, root = _filesystem(location, self.url)
-        if not root and not self._fs.root_marker:
+        self._location = re.sub("(?<![:/])/+$", "", location)
+        self._subfolder = subfolder
+        self.url = f"{without_password(self._location)}/{subfolder}"
+
+    @cached_property
+    def _reached(self) -> tuple[Any, str]:
+        """The fsspec file system, and the folder in it."""
+        fs, root = _filesystem(self._location, self.url)
+        if not root and not fs.root_marker:
             raise CheckpointError(
-                f"{public} names no bucket. Write for instance {location.partition(':')[0]}://bucket/run-1."
+                f"{without_password(self._location)} names no bucket. Write for instance "
+                f"{self._location.partition(':')[0]}://bucket/run-1."
             )
-        self._root = f"{root.rstrip('/')}/{subfolder}"
+        return fs, f"{root.rstrip('/')}/{self._subfolder}"
+
+    @cached_property
+    def _fs(self) -> Any:
+        return self._reached[0]
+
+    @cached_property
+    def _root(self) -> str:
+        return self._reached[1]
 
     def create(self) -> None:
         """Make the folder where the store has folders, and check that an object can be written."""
@@ -49,6 +65,8 @@ class RemoteStorage(Storage):
             probe = f"probe-{secrets.token_hex(8)}"
             self.write(probe, [b"probe"])
             self.remove(probe)
+        except CheckpointError:
+            raise
         except Exception as error:  # each backend has errors of its own
             raise CheckpointError(
                 f"Checkpoints cannot be written to {self.url}: {type(error).__name__}: {error}. "

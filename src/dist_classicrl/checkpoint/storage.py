@@ -30,6 +30,8 @@ class Storage(ABC):
         """Return `names`; CheckpointError, which says what to do, where the folder cannot be listed."""
         try:
             return self.names(folder)
+        except CheckpointError:
+            raise
         except Exception as error:  # remote stores raise errors of many kinds
             raise CheckpointError(
                 f"The checkpoint folder {self.url} cannot be listed: {error}. "

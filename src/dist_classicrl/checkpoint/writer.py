@@ -7,14 +7,15 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from dist_classicrl.checkpoint import arrays as array_files
+from dist_classicrl.checkpoint.fence import Succession
 from dist_classicrl.checkpoint.file_thread import GivenUp, Job
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.checkpoint.names import CheckpointName
@@ -38,15 +39,17 @@ def _finish_writing() -> None:
 
 
 class Writer:
-    """Writes checkpoints to a claimed folder, one at a time, each in a thread of its own.
+    """Writes checkpoints to a folder, one at a time, each in a thread of its own.
 
     A checkpoint that cannot be written is no reason to stop training: it is logged, once per series of
     failures, and the next one is tried. Only a later claim to the folder is raised, by `check`. A process
-    that ends waits for what it has submitted, but not for long.
+    that ends waits for what it has submitted, but not for long. With a `succession` the folder has yet to be
+    claimed: that is tried before each checkpoint until it succeeds.
     """
 
-    def __init__(self, folder: CheckpointFolder) -> None:
+    def __init__(self, folder: CheckpointFolder, succession: Succession | None = None) -> None:
         self._folder = folder
+        self._succession = succession  # None: the folder is claimed
         self._changed = threading.Condition()
         self._job: Job | None = None
         self._is_reported = False  # that it is slow
@@ -97,8 +100,19 @@ class Writer:
         if self._fenced is not None:
             raise self._fenced
 
+    def try_to_claim(self) -> None:
+        """Claim the folder if it has yet to be claimed; what is in the way is noted as of a checkpoint."""
+        with self._noting():
+            self._claim()
+
+    def _claim(self) -> None:
+        if self._succession is not None:
+            self._folder.fence.claim(self._succession)
+            self._succession = None
+
     def next_name(self, steps: int, run: str) -> CheckpointName:
         """Return the name of a checkpoint to which others write parts first; CheckpointFencedError."""
+        self._claim()
         return self._folder.next_name(steps, run)
 
     def fail(self, error: Exception, name: CheckpointName | None) -> None:
@@ -175,20 +189,25 @@ class Writer:
                 self._changed.notify_all()
 
     def _write(self, job: Job, write: Callable[[], str]) -> None:
-        try:
+        with self._noting():
+            self._claim()
             name = write()
+            if self.failed:
+                logger.warning("Checkpoints can be written to %s again.", self._folder.url)
+            self.last, self.failed = self._folder.url_of(name), False
+            with self._changed:
+                self._durations.append(time.monotonic() - job.begun)
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        try:
+            yield
         except GivenUp:
             return
         except CheckpointFencedError as error:
             self.failed, self._fenced = True, error
         except Exception as error:  # a full disk, a lost connection: backends raise errors of many kinds
             self._note_failure(error)
-        else:
-            if self.failed:
-                logger.warning("Checkpoints can be written to %s again.", self._folder.url)
-            self.last, self.failed = self._folder.url_of(name), False
-            with self._changed:
-                self._durations.append(time.monotonic() - job.begun)
 
     def _note_failure(self, error: Exception) -> None:
         if not self.failed:

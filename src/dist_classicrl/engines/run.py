@@ -100,7 +100,7 @@ class Run:
     generation: int = 0  # processes at this run before: what is learned again gets other random numbers
     policy: LossPolicy = field(default_factory=LossPolicy)
     told: dict[str, Any] = field(default_factory=dict)  # to a rank that joins in the middle
-    #: Returns a saver for this rank, which has to serve in place of one that was lost; None: it cannot save.
+    #: Returns a saver for this rank, which has to serve in place of one that was lost; None: none saves.
     take_over_saving: Callable[[], Saver | None] | None = None
     #: Brings `large` to the last checkpoint of this call, and returns what that says; None: there is none.
     #: It is given what to call before each piece that is read.

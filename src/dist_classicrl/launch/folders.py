@@ -21,6 +21,7 @@ STATE_FOLDER = ".dist_classicrl"  # where ranks record how they end by default
 _PREFIX = "launch-"
 _SESSION_PREFIX = "dist-classicrl-"
 _OWNER = "launcher.json"
+_GOES_WITH_ITS_PLACE = "made-state-dir"  # a file in a launcher's folder
 _TRIES = 10
 _STALE_SECONDS = 24 * 3600.0
 
@@ -31,20 +32,25 @@ def launch_folder(state_dir: Path) -> Iterator[Path]:
 
     Only this user may enter it, whatever the umask: another user could otherwise claim there that the work is
     done. Folders of launchers of this host that have ended are removed if nothing in them has changed for a
-    day: ranks on other hosts may have outlived their launcher.
+    day: ranks on other hosts may have outlived their launcher. `state_dir` itself goes, too, once it is
+    empty, where this package made it.
     """
-    place = state_dir.absolute()
-    is_ours = state_dir == Path(STATE_FOLDER) or not place.exists()
-    folder = place / f"{_PREFIX}{uuid.uuid4().hex[:12]}"
+    folder = state_dir.absolute() / f"{_PREFIX}{uuid.uuid4().hex[:12]}"
     _make(folder)
     _remove_others(folder, _PREFIX, lambda other: _is_deserted(other) and _is_old(other))
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        if is_ours:
-            with suppress(OSError):  # it has a folder of another launch
-                place.rmdir()
+        remove_folder(folder)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a launcher's folder, and the one that it is in where that was made for such and is empty now."""
+    takes_its_place_along = folder.joinpath(_GOES_WITH_ITS_PLACE).exists()
+    shutil.rmtree(folder, ignore_errors=True)
+    if takes_its_place_along:
+        with suppress(OSError):  # it has a folder of another launch
+            folder.parent.rmdir()
 
 
 def make_attempt_folder(attempt: Path) -> None:
@@ -70,10 +76,14 @@ def _make_one(folder: Path) -> None:
 
 def _make(*folders: Path) -> None:
     """Make a launcher's folder and those in it, as far as they are not there."""
+    place = folders[0].parent
     try:
+        is_ours = place == Path(STATE_FOLDER).absolute() or not place.exists()
         for folder in folders:
             _make_one(folder)
         _sign(folders[0])
+        if is_ours:
+            folders[0].joinpath(_GOES_WITH_ITS_PLACE).touch()
     except OSError as error:
         raise LauncherError(
             f"The folder {str(folders[-1])!r}, in which ranks say how they end, cannot be made ({error}). "
@@ -100,7 +110,7 @@ def session_folder() -> Iterator[str]:
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(Path(folder))
 
 
 def _sign(folder: Path) -> None:
@@ -121,7 +131,7 @@ def _remove_others(folder: Path, prefix: str, is_stale: Callable[[Path], bool]) 
     """Remove this user's folders beside `folder` whose names begin alike, if they are stale."""
     for other in folder.parent.glob(f"{prefix}*"):
         if other != folder and is_stale(other):
-            shutil.rmtree(other, ignore_errors=True)
+            remove_folder(other)
 
 
 def _is_deserted(folder: Path) -> bool:

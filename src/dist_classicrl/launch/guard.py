@@ -9,15 +9,16 @@ and a rank that is just starting MPI hears of nothing.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from dist_classicrl.errors import LauncherError
+from dist_classicrl.launch.folders import remove_folder
 from dist_classicrl.launch.segments import remove_unused_segments
 from dist_classicrl.process.jobs import kill_job, processes_of
 
@@ -62,7 +63,7 @@ def main(job: str, *folders: str) -> None:
         time.sleep(_POLL_SECONDS)
     kill_job(job)
     for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(Path(folder))
     remove_unused_segments()
 
 

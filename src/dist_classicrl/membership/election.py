@@ -8,7 +8,7 @@ so there are never two that get anywhere; and no promise is given while the serv
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from dist_classicrl._words import START_AGAIN
@@ -106,11 +106,18 @@ class _Ballot:
 
 
 class Election:
-    """One rank's part in finding a new server, from when it lost the last one; `base` is what it holds."""
+    """One rank's part in finding a new server, from when it lost the last one; `base` is what it holds.
 
-    def __init__(self, group: Group, base: Base) -> None:
+    Where nobody has a base, whoever holds the vote calls `note_lost` with those that have no part in what
+    comes of it, before all hear of that: whoever serves then knows of no loss otherwise.
+    """
+
+    def __init__(
+        self, group: Group, base: Base, note_lost: Callable[[Iterable[int]], None] = lambda lost: None
+    ) -> None:
         self._group = group
         self._base = base
+        self._note_lost = note_lost
         self._begun = group.wire.now()
         self._lost = group.view.server
         self._ballot: _Ballot | None = None
@@ -261,6 +268,8 @@ class Election:
         server = min(rank for rank in members if bases[rank] == best)
         view = group.view.followed_by(ballot.number, server, tuple(members))
         others = {*group.view.members, *ballot.bases} - set(members)
+        if not best.is_some:
+            self._note_lost(set(group.view.members) - bases.keys())
         group.announce(view, *others, joining=tuple(sorted(bases.keys() - members)))
         return view
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
@@ -118,7 +118,7 @@ class Setup:
                     raise Deposed(view)
             elif isinstance(control, Prepare):
                 if answer(group, sender, control, Base(), lambda: head is not None and head.lost is not None):
-                    raise Deposed(Election(group, Base()).run())
+                    self._elect()
         if head is None:
             lost = {*group.dead, *(rank for rank, link in rooted.channels.items() if link.lost is not None)}
             lost.intersection_update(group.view.members)
@@ -126,12 +126,19 @@ class Setup:
                 self._go_on_without(lost)
         elif head.lost is not None or self.head in group.dead:
             group.note_death(self.head, head.lost or "its control link failed")
-            raise Deposed(Election(group, Base()).run())
+            self._elect()
         if group.wire.now() > waiting.begun + rooted.seconds:
             raise RankTimeoutError(
                 f"Waited {rooted.seconds:g} s for {waiting.what}; rank {min(waiting.missing)} is missing. If "
                 "that can take longer, raise timeout=; else look for a rank that hangs."
             )
+
+    def _elect(self) -> NoReturn:
+        raise Deposed(Election(self._group, Base(), self._note_lost).run())
+
+    def _note_lost(self, lost: Iterable[int]) -> None:
+        for rank in sorted(lost):
+            self._group.events.add("excluded", rank, 0.0, detail="before training began")
 
     def _go_on_without(self, lost: set[int]) -> NoReturn:
         group = self._group
@@ -144,8 +151,7 @@ class Setup:
                 f"began: the network may be cut. {START_AGAIN}"
             )
         view = group.view.followed_by(group.new_term(), group.rank, members)
-        for rank in sorted(lost):
-            group.events.add("excluded", rank, 0.0, detail="before training began")
+        self._note_lost(lost)
         group.announce(view)
         raise Deposed(view)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from dist_classicrl._words import counted
+from dist_classicrl.checkpoint.fence import Succession
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.checkpoint.writer import Writer
@@ -34,7 +35,6 @@ class Place:
     folder: CheckpointFolder
     writer: Writer
     run: str  # the name of what is learned here from one beginning on, eight hexadecimal digits
-    fence: int = 0  # the number under which this process may write here; 0: none yet
     read: str | None = None  # the checkpoint that was last taken up
     is_looked_through: bool = False  # whether the agent has taken up what was here
 
@@ -46,16 +46,16 @@ class Place:
     @property
     def generation(self) -> int:
         """How many processes wrote here before this one."""
-        return max(0, self.fence - 1)
+        return max(0, self.folder.fence.number - 1)
 
     def claim(self, read: str | None) -> bool:
         """Make sure of being the only one who writes here.
 
         Return False if another process wrote a checkpoint after `read`, the last one that was read.
         """
-        if self.fence == 0:
+        if self.folder.fence.number == 0:
             newest = self.folder.names()[:1]
-            self.fence = self.folder.fence.claim()
+            self.folder.fence.claim()
             return self.folder.names()[:1] == newest and (read is None or newest == [read])
         return True
 
@@ -89,7 +89,7 @@ class Places:
             place.folder.storage.mode = plan.checkpoint_mode
             return place
         if folder in self._told:  # another rank served until now
-            return self.take_over(plan, self._told[folder], claim=False)
+            return self.take_over(plan, self._told[folder], None)
         earlier = _agents.get(folder, [])
         number = len(earlier)
         if earlier and (hasattr(sys, "ps1") or experiment in filter(None, earlier)):
@@ -111,20 +111,17 @@ class Places:
         self._told[plan.checkpoint_dir] = name
         _count(plan, name)
 
-    def take_over(self, plan: CheckpointPlan, name: PlaceName, claim: bool = True) -> Place:
+    def take_over(self, plan: CheckpointPlan, name: PlaceName, succession: Succession | None) -> Place:
         """Return the place in which a rank saved that is lost, for this one to go on there.
 
-        CheckpointError where this rank cannot use the folder.
+        In the middle of a call its writer claims the folder by `succession`; at the beginning of one it is
+        claimed as ever.
         """
-        place = self._own.get(plan.checkpoint_dir) or self._make(plan, name)
-        place.run = name.run
-        place.writer = Writer(place.folder)
-        if claim:
-            place.fence = place.folder.fence.claim()
+        place = self._make(plan, name, succession)
         place.is_looked_through = True
         return place
 
-    def _make(self, plan: CheckpointPlan, name: PlaceName) -> Place:
+    def _make(self, plan: CheckpointPlan, name: PlaceName, succession: Succession | None = None) -> Place:
         folder = CheckpointFolder(
             plan.checkpoint_dir,
             f"agent-{name.number}",
@@ -132,7 +129,7 @@ class Places:
             plan.keep_every,
             plan.checkpoint_mode,
         )
-        place = Place(name.number, folder, Writer(folder), name.run)
+        place = Place(name.number, folder, Writer(folder, succession), name.run)
         _count(plan, name)
         self._own[plan.checkpoint_dir] = place
         return place

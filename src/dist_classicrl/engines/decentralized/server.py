@@ -58,6 +58,7 @@ class Coordinator(LearningServer[Client, RoundPart]):
     def run(self) -> Stop | None:
         """Let all learn until all steps are made."""
         while self.made < self.steps and not self.reporter.wants_end:
+            self.members.check_earlier_losses()
             self._look()
             if self._stop is not None:
                 return self._stop

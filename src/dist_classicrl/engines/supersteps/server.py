@@ -72,6 +72,7 @@ class SuperstepServer(LearningServer[Client, Part]):
     def run(self) -> Stop | None:
         """Order supersteps until all steps are made."""
         while True:
+            self.members.check_earlier_losses()
             try:
                 if self._must_begin_first:
                     self._begin()
