@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from dist_classicrl.comm import collectives
+from dist_classicrl.errors import RankLostError
 
 ROOT = Path(__file__).resolve().parents[2]
 GIVES_UP = """
@@ -54,3 +55,36 @@ def test_asking_for_deaths_leaves_no_group_behind(size):
 
     assert collectives._has_deaths(SimpleNamespace(Get_failed=get_failed)) is (size > 0)
     assert groups == []
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("ERR_PROC_FAILED", "^A rank died while this one waited for all ranks to come. Start again."),
+        (
+            "ERR_OTHER",
+            "^MPI failed while this rank waited for all ranks to come, and names no rank that died: Too many "
+            r"communicators \(0/2048 free\). If it has no communicators left, .* Start again.",
+        ),
+    ],
+)
+def test_a_rank_is_said_to_have_died_only_where_mpi_says_so(monkeypatch, name, said):
+    class Failed(Exception):
+        def Get_error_class(self):
+            return name
+
+        def Get_error_string(self):
+            return "Too many communicators\n  (0/2048 free)"
+
+    mpi = SimpleNamespace(Exception=Failed, ERR_OTHER="ERR_OTHER", ERR_PROC_FAILED="ERR_PROC_FAILED")
+    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=mpi))
+    monkeypatch.setattr(collectives, "leave_to_mpi", lambda *in_use: None)
+
+    def fail(*ignored):
+        raise Failed
+
+    words = ("all ranks to come", "Start again.")
+    request = SimpleNamespace(Test=fail)
+    for comm in (SimpleNamespace(Idup=fail), SimpleNamespace(Idup=lambda: (None, request))):
+        with pytest.raises(RankLostError, match=said):
+            collectives.duplicate(comm, 1.0, *words)

@@ -248,6 +248,49 @@ def test_time_and_steps_count_over_all_calls_of_train(folder):
     assert not (folder / "metrics.lost.jsonl").exists()
 
 
+def test_a_new_callback_for_each_call_reads_and_writes_nothing_again(folder):
+    run, files = Reports(MetricsCallback(folder)).start(), ("metrics.jsonl", "metrics.csv")
+    run.report(1000, mean_return=2.0, episodes=60)
+    run.end()
+    places = [os.stat(folder / name).st_ino for name in files]
+    for step in (2000, 3000):
+        run = Reports(MetricsCallback(folder)).start(step - 1000, before=step - 1000)
+        run.callbacks.on_worker_lost(event(seconds=step / 8000))
+        run.report(step, mean_return=4.0, episodes=60, events=(event(seconds=step / 8000),))
+        run.end()
+        metrics = read_metrics(folder)
+        assert metrics["recent_return"][-1] == (3.0 if step == 2000 else 4.0)
+    assert [os.stat(folder / name).st_ino for name in files] == places
+    assert metrics["step"].tolist() == [1000, 2000, 3000] and metrics["time"].tolist() == [1.0, 2.0, 3.0]
+    # Event by event: both calls have one that both tell of.
+    assert [(each["step"], each["time"]) for each in metrics.events] == [(1000, 1.25), (2000, 2.375)]
+    check_csv(folder)
+
+
+def test_a_new_callback_goes_back_although_the_last_one_is_at_rest(folder):
+    recorded(folder).end()
+    Reports(MetricsCallback(folder)).start(200).report(250)
+    assert read_metrics(folder)["step"].tolist() == [100, 200, 250]
+    assert [line["step"] for line in lines(folder, "metrics.lost.jsonl")] == [300]
+    check_csv(folder)
+
+
+def test_a_new_callback_sees_what_others_did_while_the_last_one_was_at_rest(folder, caplog):
+    recorded(folder).end()
+    with open(folder / "metrics.jsonl", "ab") as file:
+        file.write(b"half a li")  # of another process that was killed
+    run = Reports(MetricsCallback(folder)).start(300)
+    run.report(400)
+    assert read_metrics(folder)["step"].tolist() == [100, 200, 300, 400]
+    run.end()
+    os.unlink(folder / "metrics.csv")
+    Reports(MetricsCallback(folder)).start(400).report(500)
+    assert read_metrics(folder)["step"].tolist() == [100, 200, 300, 400, 500]
+    check_csv(folder)
+    Reports(MetricsCallback(folder), run="another!").start(500).report(600)
+    assert read_metrics(folder)["step"].tolist() == [600] and "they are of another agent" in caplog.text
+
+
 def test_another_run_renames_the_files_of_the_one_before(folder):
     for end in (100, 200, 300):
         recorded(folder, (end,))

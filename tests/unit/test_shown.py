@@ -1,5 +1,6 @@
 """What is seen of a training where it is called: a bar, lines, or nothing; and of one that Ctrl-C ends."""
 
+import io
 import math
 import os
 import signal
@@ -150,6 +151,56 @@ def test_a_forked_process_writes_for_itself(monkeypatch):
     monkeypatch.setattr(shown, "_streams", [before])
     shown._give_back_streams()
     assert (sys.stdout, sys.stderr) == before
+
+
+# Where what is shown cannot be written
+
+
+class Gone(io.StringIO):
+    """A terminal, or a pipe, that takes nothing more once it has taken a few pieces."""
+
+    def __init__(self, error, takes=0, is_terminal=False):
+        super().__init__()
+        self.error, self.takes, self.isatty = error, takes, lambda: is_terminal
+
+    def write(self, text):
+        self.takes -= 1
+        if self.takes < 0:
+            raise self.error
+        return super().write(text)
+
+
+def learned():
+    agent = DistAsyncQLearning(seed=1)
+    agent.train(GARNET, total_steps=1_000)
+    return agent.q_table
+
+
+@pytest.mark.parametrize("asked", [{"verbose": True}, {"progress_bar": True}])
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("I/O operation on closed file."), OSError(9, "Bad file descriptor"), BrokenPipeError()],
+)
+def test_a_training_goes_on_without_lines_that_cannot_be_written(monkeypatch, caplog, error, asked):
+    caplog.set_level("INFO", "dist_classicrl")
+    monkeypatch.setattr(sys, "stderr", Gone(error))
+    agent = DistAsyncQLearning(seed=1)
+    assert agent.train(GARNET, total_steps=1_000, **asked).steps == 1_000
+    np.testing.assert_array_equal(agent.q_table, learned())
+    assert caplog.text.count("The training is not shown any more") == 1
+
+
+@pytest.mark.parametrize("takes", [0, 1, 3])
+def test_a_training_goes_on_without_a_terminal_that_is_gone(monkeypatch, caplog, takes):
+    caplog.set_level("INFO", "dist_classicrl")
+    terminal = Gone(OSError(5, "Input/output error"), takes, is_terminal=True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(shown, "rank_of_environment", lambda: None)
+    agent = DistAsyncQLearning(seed=1)
+    assert agent.train(GARNET, total_steps=1_000, verbose=True).steps == 1_000
+    assert sys.stderr is terminal and bool(terminal.getvalue()) == (takes > 0)
+    np.testing.assert_array_equal(agent.q_table, learned())
+    assert "The training is not shown any more" in caplog.text
 
 
 # Lines

@@ -154,6 +154,9 @@ class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
         Of all random streams. By default rank 0 draws one.
     comm : mpi4py.MPI.Comm, optional
         The ranks that train together. By default the world that the launcher made, or this process alone.
+        For each communicator that it trains over this library keeps a duplicate until MPI ends, and MPI has a
+        limited number, MPICH about 2,000: make one, and give it to all agents of these ranks, not
+        ``comm.Dup()`` to each call.
     logical_workers : int
         Of the reproducible mode: a constant of the experiment, not the number of ranks; below 4096.
     replay_ratio : float

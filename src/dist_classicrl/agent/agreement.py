@@ -21,8 +21,11 @@ class Alone:
         self, error: BaseException | None, description: dict[str, Any], numbers: list[int], what: str = ""
     ) -> np.ndarray:
         """Return its `numbers`; raise its `error` if it has one."""
-        if error is not None:
-            raise error
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # its traceback leads here: it would keep itself, and the agent
         return np.array([numbers], np.int64)
 
     def broadcast(self, array: np.ndarray, what: str) -> None:

@@ -104,15 +104,18 @@ def begin_call(
             place, read, claimed = find_out(state, source, total, plan, walkers)
         except BaseException as caught:  # whatever it is, the others must hear of it
             error = caught
-    if reach is not None:
-        reach(claimed, error)
-    if agreement.is_head and error is None:
-        try:
-            found = _begin(state, total, ranks, watch, place, read)
-        except BaseException as caught:
-            error = caught
-    own = state.digests() if len(agreement.members) > 1 else []
-    everyone = agreement.agree(error, {}, own, "the server to read its checkpoint, if there is one")
+    try:
+        if reach is not None:
+            reach(claimed, error)
+        if agreement.is_head and error is None:
+            try:
+                found = _begin(state, total, ranks, watch, place, read)
+            except BaseException as caught:
+                error = caught
+        own = state.digests() if len(agreement.members) > 1 else []
+        everyone = agreement.agree(error, {}, own, "the server to read its checkpoint, if there is one")
+    finally:
+        del error  # see `Alone.agree`
     beginning = tell(found, agreement)
     if agreement.is_head:
         state.change(**state.settings.of_schedules(beginning.schedules))  # not before all ranks are at it

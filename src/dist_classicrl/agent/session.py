@@ -169,7 +169,10 @@ class Session:
                     "hosts each host saves its own rows: give a checkpoint_dir that all hosts reach, on a "
                     "file system that they share, or a URL such as s3://bucket/run."
                 )
-        agreement.agree(error, {}, [], "all hosts to look into the folder of checkpoints")
+        try:
+            agreement.agree(error, {}, [], "all hosts to look into the folder of checkpoints")
+        finally:
+            del error  # see `Alone.agree`
 
     def _share_rows(self, large: LargeTable, agreement: Setup) -> None:
         """Let all ranks have the table of a call that has nothing left to do."""
@@ -255,7 +258,10 @@ class Session:
         except BaseException as caught:  # whatever it is, the others must hear of it
             error = caught
         numbers = [steps, on_cards, int(divides)]
-        everyone = agreement.agree(error, described, numbers, "all ranks to prepare their environments")
+        try:
+            everyone = agreement.agree(error, described, numbers, "all ranks to prepare their environments")
+        finally:
+            del error  # see `Alone.agree`
         assert found is not None  # else there was an error, which agree() raised
         if state.large is not None:
             state.large.is_divided = bool(everyone[:, 2].any())
@@ -462,7 +468,7 @@ class Session:
                 say_idle(state, idle_settings(settings, engine, self._layout(source)))
         if self.group is None:  # who is not alone may have to begin anew
             state.pending = None
-        with closing(observer):
+        with closing(observer), ExitStack() as until_end:
             run = Run(
                 settings=settings,
                 source=source,
@@ -496,6 +502,7 @@ class Session:
                 card=choice.card,
                 device=device,
             )
+            until_end.callback(run.let_go)
             state.is_asked_to_stop = run.is_asked_to_stop
             try:
                 outcome = engine.train(run, self.group, start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +53,8 @@ class BaseCallback:
     result : dist_classicrl.TrainingResult or None
         What the training did, once it has ended.
     parent : BaseCallback or None
-        The callback that calls this one, lists of callbacks apart; None: the training does.
+        The callback that calls this one, lists of callbacks apart; None: the training does. It is not kept
+        for this one's sake.
     recorded : dict of str to (int, float)
         The step and the value of what callbacks recorded last, by name; one for a whole `CallbackList`.
     """
@@ -70,7 +72,7 @@ class BaseCallback:
         self.n_calls = 0
         self.progress: Progress | None = None
         self.result: Outcome | None = None
-        self.parent: BaseCallback | None = None
+        self._parent: weakref.ref[BaseCallback] | None = None  # a circle would keep the agent
         self.recorded: dict[str, tuple[int, float]] = {}
 
     if not TYPE_CHECKING:  # else every name would pass
@@ -160,6 +162,15 @@ class BaseCallback:
         self.recorded[name] = self.num_timesteps, number
 
     # What the training calls
+
+    @property
+    def parent(self) -> BaseCallback | None:
+        """The callback that calls this one, lists of callbacks apart; None: the training does."""
+        return None if self._parent is None else self._parent()
+
+    @parent.setter
+    def parent(self, parent: BaseCallback | None) -> None:
+        self._parent = None if parent is None else weakref.ref(parent)
 
     @property
     def children(self) -> Sequence[BaseCallback]:

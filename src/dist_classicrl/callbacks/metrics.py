@@ -12,7 +12,7 @@ from dist_classicrl.callbacks.base import BaseCallback
 from dist_classicrl.callbacks.files import refuse_or_warn
 from dist_classicrl.checks import checked_path
 from dist_classicrl.monitoring.files import TakenOverError
-from dist_classicrl.monitoring.recording import MetricsWriter
+from dist_classicrl.monitoring.recording import MetricsWriter, writer_in
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class MetricsCallback(BaseCallback):
             return
         self._writer = None
         try:
-            self._writer = MetricsWriter(self.folder, *now)
+            self._writer = writer_in(self.folder, *now)
         except OSError as error:
             what = f"Metrics cannot be written to {self.folder}"
             refuse_or_warn(error, what, "MetricsCallback", self.num_timesteps)
@@ -80,6 +80,10 @@ class MetricsCallback(BaseCallback):
 
     def _on_training_end(self) -> None:
         self._write(MetricsWriter.flush)
+
+    def _on_close(self) -> None:
+        if self._writer is not None:
+            self._writer.rest()
 
     def _add_event(self, event: dict[str, Any]) -> None:
         self._write(lambda writer: writer.add_event(event))

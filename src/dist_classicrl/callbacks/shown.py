@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextvars
 import importlib
 import io
+import logging
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dist_classicrl._hints import rank_of_environment
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from dist_classicrl.engines.progress import Progress
+
+logger = logging.getLogger(__name__)
 
 REPORT_SECONDS = 1.0
 """How often a training reports that nobody but a bar listens to."""
@@ -46,7 +50,8 @@ class ShownTraining(BaseCallback):
     def __init__(self, draw: Draw | None, with_lines: bool, verbose: bool) -> None:
         super().__init__(int(verbose))
         self._draw = draw
-        self._lines = [LogCallback(_LINE_SECONDS, write=_write, line=in_words)] if with_lines else []
+        self._write = _lines()
+        self._lines = [LogCallback(_LINE_SECONDS, write=self._write, line=in_words)] if with_lines else []
         self._drawing = ExitStack()
         self._has_begun = False
         self._last: Progress | None = None  # report with a step
@@ -70,7 +75,7 @@ class ShownTraining(BaseCallback):
         if self.verbose and not self._has_begun:
             assert self.progress is not None  # it came with the start
             states, actions = self._table_shape()
-            _write(
+            self._write(
                 f"training for {self.progress.total_steps:,} steps: {states:,} states, {actions:,} actions, "
                 f"{counted(self.progress.workers, 'worker')}, seed {self.model.seed}"
             )
@@ -97,7 +102,7 @@ class ShownTraining(BaseCallback):
         if self.verbose:
             assert self.result is not None  # it came with the end
             result = self.result
-            _write(
+            self._write(
                 f"trained {result.steps:,} steps in {result.seconds:.3g} s, "
                 f"{short(result.steps_per_second)}/s on {counted(result.workers, 'worker')}; "
                 f"mean return {result.mean_return:.4g} while exploring"
@@ -167,7 +172,9 @@ def _on_terminal(
         if not is_alone:
             yield
             return
-        console = Console(file=_terminal(), highlight=False)
+        terminal = _terminal()
+        stream: Any = _Unfailing(lambda: terminal)
+        console = Console(file=stream, highlight=False)
         _streams.append((sys.stdout, sys.stderr))
         drawn = bar(console, source, waiting, with_workers)
         try:
@@ -231,5 +238,38 @@ def _waiting() -> str:
     return machine_code.COMPILING if machine_code.has_compiled() else "preparing"
 
 
-def _write(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+class _Unfailing:
+    """The stream that `find` returns, as long as it takes what is written: who trains may do so unseen."""
+
+    def __init__(self, find: Callable[[], Any]) -> None:
+        self._find = find
+        self._is_gone = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._find(), name)
+
+    def write(self, text: str) -> int:
+        """Write text, or drop it."""
+        self._do("write", text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what the stream has held back, or leave it there."""
+        self._do("flush")
+
+    def _do(self, what: str, *given: str) -> None:
+        stream = self._find()
+        if stream is None or self._is_gone:
+            return
+        try:
+            getattr(stream, what)(*given)
+        except (OSError, ValueError) as error:  # ValueError where it is closed
+            self._is_gone = True
+            with suppress(OSError, ValueError):  # where log lines go to the same stream
+                logger.info("The training is not shown any more, as that cannot be written: %s", error)
+
+
+def _lines() -> Callable[[str], None]:
+    """Return what writes a line to standard error, above a bar that is drawn there."""
+    stream: Any = _Unfailing(lambda: sys.stderr)
+    return partial(print, file=stream, flush=True)

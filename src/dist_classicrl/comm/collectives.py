@@ -17,6 +17,11 @@ from dist_classicrl.errors import RankLostError, SettingsError
 _TESTS_AT_ONCE = 100
 _NAME_BYTES = 64
 _PATIENCE_SECONDS = 1.0
+_DEATHS = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_PROC_ABORTED", "ERR_REVOKED")
+_MAY_BE_FULL = (
+    "If it has no communicators left, of which it has a limited number, use one that is there again: for "
+    "each that is given to this library a duplicate is kept."
+)
 _OVER_THE_OTHERS = "over the ranks that are left, such as comm.Shrink()."
 
 
@@ -27,7 +32,7 @@ def duplicate(comm: Any, seconds: float, what: str, remedy: str) -> Any:
     try:
         own, request = comm.Idup()
     except MPI.Exception as error:
-        raise _death(what, remedy) from error
+        raise _failure(error, what, remedy) from error
     finish(comm, request, seconds, what, remedy, own)
     own.Set_errhandler(MPI.ERRORS_RETURN)
     return own
@@ -105,7 +110,7 @@ def _compare_names(own: Any, name: str, seconds: float, what: str, remedy: str) 
     try:
         request = own.Iallgather(given, found)
     except MPI.Exception as error:
-        raise _death(what, remedy) from error
+        raise _failure(error, what, remedy) from error
     finish(own, request, seconds, what, remedy, given, found)
     for rank in range(size):
         other = found[len(given) * rank : len(given) * (rank + 1)]
@@ -132,7 +137,7 @@ def finish(
 
     `what` says what is to be done, and by whom: a `RankTimeoutError` names it after so many seconds, and
     counts those that were `waited` before. If MPI says that a rank has died, a `RankLostError` advises the
-    `remedy`.
+    `remedy`; also if MPI fails for another reason, which it then tells.
     """
     from mpi4py import MPI
 
@@ -143,7 +148,7 @@ def finish(
     except BaseException as error:
         leave_to_mpi(request, *in_use)
         if isinstance(error, MPI.Exception):
-            raise _death(what, remedy) from error
+            raise _failure(error, what, remedy) from error
         raise
 
 
@@ -164,7 +169,7 @@ def spin(comm: Any, request: Any, seconds: float, what: str, *in_use: Any) -> No
     except BaseException as error:
         leave_to_mpi(request, *in_use)
         if isinstance(error, MPI.Exception):
-            raise RankLostError(f"A rank died before all did {what} ({error}). {remedy}") from error
+            raise _failure(error, f"all ranks to do {what}", remedy) from error
         raise
     finish(comm, request, 0.0, f"all ranks to do {what}", remedy, *in_use, waited=seconds)
 
@@ -263,6 +268,20 @@ _used: list[_Used | _Together] = []
 
 def _death(what: str, remedy: str) -> RankLostError:
     return RankLostError(f"A rank died while this one waited for {what}. {remedy}")
+
+
+def _failure(error: Any, what: str, remedy: str) -> RankLostError:
+    """Return what to raise after an `error`, an MPI.Exception: a death only if MPI speaks of one."""
+    from mpi4py import MPI
+
+    deaths = [getattr(MPI, name, None) for name in _DEATHS]
+    if error.Get_error_class() in deaths:
+        return _death(what, remedy)
+    said = " ".join(error.Get_error_string().split())
+    return RankLostError(
+        f"MPI failed while this rank waited for {what}, and names no rank that died: {said}. {_MAY_BE_FULL} "
+        f"Otherwise a rank may have died all the same. {remedy}"
+    )
 
 
 def _has_deaths(comm: Any) -> bool:

@@ -124,6 +124,8 @@ class Run:
     card: Card | None = None  # on which this rank's learner is to learn
     device: str = "cpu"  # on which all learn, see `TrainingResult`
     pace: Pace = field(init=False)  # of the next round, in the reproducible mode
+    #: What an engine has made for this call that leads to itself: emptied when the call is over.
+    made: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._has_used_source = False
@@ -299,6 +301,16 @@ class Run:
                 closing.close()
             except Exception as error:
                 logger.warning("Closing an environment of %s failed: %r", self.source.name, error)
+
+    def let_go(self) -> None:
+        """Take apart what was made for this call, which is over, and lead to the agent no more.
+
+        Else circles would keep what the agent holds, such as its table, until the interpreter looks for them.
+        """
+        for made in self.made:
+            vars(made).clear()
+        del self.observer, self.reporter, self.saver, self.rescue
+        del self.storage, self.read_table, self.take_over_saving, self.reload, self.lend, self.wants_to_leave
 
     def kernels(self, rates: Rates) -> list[Callable[[], None]]:
         """Return what compiles what ranks call, or loads it: learning, and a worker's and a server's table.

@@ -292,7 +292,10 @@ def group_of(comm: Any, timeout: float) -> Group:
     """Return the group of a communicator, which all of its ranks make together the first time.
 
     This is the one place where all ranks have to be alive. A `RankTimeoutError` is raised if not all come
-    within `timeout` seconds, and a `RankLostError` if one has died.
+    within `timeout` seconds, and a `RankLostError` if one has died, or MPI can make no communicator.
+
+    It is kept, with a communicator of its own, until MPI ends, whatever becomes of `comm`: messages may still
+    be on their way there, which must not turn up in another one.
     """
     global _key
     from mpi4py import MPI
@@ -323,7 +326,7 @@ def sole_use(comm: Any) -> Iterator[None]:
                 "thread or in the call that a callback belongs to: their messages would be taken for each "
                 "other's. Give each agent that trains at the same time a communicator of its own, "
                 "comm=comm.Dup() with mpi4py.MPI.COMM_WORLD for comm, made on all ranks in the same order "
-                "before the threads begin."
+                "before the threads begin, and used for all calls of that thread."
             )
         _in_use.append(comm)
     try:

@@ -178,7 +178,10 @@ class Setup:
             if error is not None:
                 if self.members[failed[0]] != self.rank:
                     mark_as_told_elsewhere(error)
-                raise error
+                try:
+                    raise error
+                finally:
+                    del error  # its traceback leads here: it would keep itself, and the agent
             first = reports[failed[0]].failed
             assert first is not None
             raise first.error()

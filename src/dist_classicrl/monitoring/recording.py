@@ -23,6 +23,21 @@ _encode = json.JSONEncoder(allow_nan=False).encode
 _HEADER = ",".join(COLUMNS).encode() + b"\n"
 
 
+_at_rest: dict[Path, MetricsWriter] = {}  # by folder: what wrote there last, of those that wrote last
+_MOST_AT_REST = 100
+
+
+def writer_in(folder: Path, run: str, step: int, progress: Progress, reported: int) -> MetricsWriter:
+    """Return the `MetricsWriter` that was put at rest for this folder, if it can go on; else a new one.
+
+    A new one reads all that is there and writes it anew.
+    """
+    writer = _at_rest.pop(folder.absolute(), None)
+    if writer is not None and writer.goes_on(run, step, progress, reported):
+        return writer
+    return MetricsWriter(folder, run, step, progress, reported)
+
+
 class MetricsWriter:
     """``metrics.jsonl`` and ``metrics.csv`` in a folder, from where a training begins or goes on.
 
@@ -63,6 +78,14 @@ class MetricsWriter:
             return False
         self._begin_call(step, progress)
         return True
+
+    def rest(self) -> None:
+        """Be there for whoever records in this folder next."""
+        folder = self._jsonl.parent.absolute()
+        _at_rest.pop(folder, None)
+        _at_rest[folder] = self
+        if len(_at_rest) > _MOST_AT_REST:
+            del _at_rest[next(iter(_at_rest))]
 
     def add_event(self, event: dict[str, Any]) -> None:
         """Write down what happened to a rank, once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,9 @@ _COPIED_ROWS = 1 << 16
 def check_room(needed: int, what: str, remedy: str) -> None:
     """Raise SettingsError if so many bytes cannot be had: touching them later would kill the process."""
     left = _memory.memory_left()
+    if left is not None and needed > left:
+        gc.collect()  # for what circles of a user's own keep, such as another table
+        left = _memory.memory_left()
     if left is not None and needed > left:
         raise SettingsError(
             f"{what} needs {needed / 2**30:.3g} GiB with its visits, and this host has "

@@ -54,6 +54,7 @@ _LINGER_SECONDS = 1.0
 
 W = TypeVar("W", bound=Working)
 S = TypeVar("S", bound=Serving[Any])
+P = TypeVar("P", bound=Working | Serving[Any])
 
 
 @dataclass(eq=False)
@@ -164,6 +165,12 @@ class Participant(Generic[W, S]):
         self._begun = group.wire.now()
         self._earlier = run.tally.earlier_seconds
         self._final: Final | None = None  # of a server that was lost at the very end
+        run.made.append(roles)
+
+    def _noted(self, made: P) -> P:
+        """Return a server or a worker, whose parts refer to it, as what was made for this call."""
+        self.run.made.append(made)
+        return made
 
     def prepare(self, setup: Setup) -> None:
         """Compile, together with all other ranks."""
@@ -184,14 +191,17 @@ class Participant(Generic[W, S]):
         def own() -> None:
             self._roles.compile(setup.is_head)
             if not setup.is_head:
-                self._worker = self._roles.worker(Base(setup.term, 0))
+                self._worker = self._noted(self._roles.worker(Base(setup.term, 0)))
 
         kernels: list[Callable[[], None]] = []
         noting(lambda: kernels.extend(self._roles.kernels()))
         setup.compile_together([partial(noting, part) for part in kernels])
         noting(own)
         compiled = int((time.perf_counter() - begin) * 1e6)
-        self._compile_seconds = int(setup.agree(error, {}, [compiled])[:, 0].max()) / 1e6
+        try:
+            self._compile_seconds = int(setup.agree(error, {}, [compiled])[:, 0].max()) / 1e6
+        finally:
+            error = None  # see `Alone.agree`
 
     # Roles
 
@@ -248,7 +258,7 @@ class Participant(Generic[W, S]):
         if self.group.rank not in view.members:
             self.begin_anew(join(self.group))
         elif view.server == self.group.rank:
-            self._server = self._take_over(self.at_work)
+            self._server = self._noted(self._take_over(self.at_work))
             self._worker = None
             self._server.members.begin_in_place_of(self._members)
         else:
@@ -275,7 +285,7 @@ class Participant(Generic[W, S]):
         if self._worker is None:
             # That takes time, and the server knows this rank already.
             with _heard(group, lambda: [entry.channel], lambda: Beat(0, group.view.key)):
-                self._worker = self._roles.worker(Base())
+                self._worker = self._noted(self._roles.worker(Base()))
         self._worker.begin_anew(entry.channel, entry.sequence)
 
     # Working
@@ -303,7 +313,7 @@ class Participant(Generic[W, S]):
         """Serve to the end."""
         run, server = self.run, self._server
         if server is None:
-            server = self._server = self._roles.server(self._roles.board())
+            server = self._server = self._noted(self._roles.server(self._roles.board()))
             lost = [event for event in self.group.events.entries if event["kind"] == "excluded"]
             server.members.lost_before += [(event["rank"], event["detail"]) for event in lost]
         with _heard(self.group, lambda: server.channels, server.beat):
