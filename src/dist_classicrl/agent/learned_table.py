@@ -112,8 +112,8 @@ class LearnedTable:
         """How often each state-action pair was visited, ndarray(int64) of shape (states, actions).
 
         Of a large table, from 33,554,432 entries on, it is uint32. Where states are keys, a mapping as
-        `q_table` is. Tables of which all ranks have one, and those of compiled environments with 16,384
-        entries or more, count up to 2^32 - 1 visits of a pair.
+        `q_table` is. Tables that all ranks learn in, and those of compiled environments with 16,384
+        entries or more, count up to 2^32 - 1 visits of a pair; more, as a card may have counted, become that.
         """
         return self._by_keys(self._state.visits)
 

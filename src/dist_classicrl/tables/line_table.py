@@ -93,16 +93,12 @@ class LineTable:
     def settle(self, values: np.ndarray, counts: np.ndarray) -> None:
         """Write the whole table to `values` and `counts`, flat; 0 where an action is illegal.
 
-        They may be this table's own. Counts that were larger than those of a line can be stay as they were.
-        DivergenceError if a value has grown beyond what the table can hold; then nothing is written.
+        They may be this table's own. DivergenceError if a value has grown beyond what the table can hold;
+        then nothing is written.
         """
         self.check_finite()
-        if self._is_own(values):
-            return
-        larger = np.flatnonzero(counts > MOST_VISITS)
-        kept = counts[larger]
-        lines.write(self.arrays, self._legal, 0, self.shape.n_rows, values, counts)
-        counts[larger] = kept
+        if not self._is_own(values):
+            lines.write(self.arrays, self._legal, 0, self.shape.n_rows, values, counts)
 
     def _is_own(self, values: np.ndarray) -> bool:
         return np.may_share_memory(values, self.values)
