@@ -476,8 +476,13 @@ class Settings(Checked):
             raise MissingExtraError(_NO_ZSTANDARD)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings as plain data for JSON."""
+        """Return the settings as plain data for JSON, `placement` where it is not "auto".
+
+        What was kept before there was that setting stays the same so: a study goes on in its folder.
+        """
         data = self.arguments()
+        if self.placement == "auto":
+            del data["placement"]
         data.update({name: schedules.to_dict(getattr(self, name)) for name in _SCHEDULES})
         return data
 

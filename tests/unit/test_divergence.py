@@ -190,5 +190,5 @@ def test_visits_that_no_step_size_is_known_of_are_neither_learned_from_nor_saved
     with pytest.raises(SettingsError, match="visits must be from 0"):
         agent.save_model(tmp_path / "model.npz")
     assert not any(tmp_path.iterdir())
-    agent.visits[1, 1] = 2**48 - 1
+    agent.visits[1, 1] = 2**47
     agent.train(pays(1.0), total_steps=100)

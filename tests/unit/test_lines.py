@@ -93,3 +93,12 @@ def test_the_same_holds_where_actions_are_compared_by_a_measure(monkeypatch):
     context, masks = SimpleNamespace(table=None), np.array([[False, True, True]])
     assert behavior._largest.py_func(None, None, context, 0, masks, 0, 0.0, np.uint64(0)) == 1
     assert next(reads, None) is None
+
+
+def test_a_table_is_written_to_memory_that_nothing_was_written_to():
+    """Whatever stands there, counts beyond those of lines too, is no part of it."""
+    table = LineTable(TableShape(3, 2), np.dtype(np.float64))
+    table.load(np.arange(6.0), np.arange(6))
+    values, counts = np.full(6, np.nan), np.full(6, 2**62)
+    table.settle(values, counts)
+    assert values.tolist() == counts.tolist() == [0, 1, 2, 3, 4, 5]

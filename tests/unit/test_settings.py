@@ -221,7 +221,11 @@ def test_compression():
 
 
 def test_an_engine_is_given_to_train_and_not_kept_as_a_setting():
-    assert Settings(placement="sharded").to_dict()["placement"] == "sharded"
+    for placement in ("auto", "replicated", "sharded"):
+        settings = Settings(placement=placement)
+        assert Settings.from_dict(settings.to_dict()) == settings
+    # What was kept before there was that setting, such as the plan of a study, is the same still.
+    assert "placement" not in Settings().to_dict() and settings.to_dict()["placement"] == "sharded"
     with pytest.raises(SettingsError, match="one of 'auto', 'replicated', 'sharded', got 'shared'"):
         Settings(placement="shared")
     engine = SimpleNamespace(name="own", suits=lambda *_: True, train=lambda *_: None)

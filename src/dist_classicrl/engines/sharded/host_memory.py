@@ -127,8 +127,8 @@ def share(setup: Setup, size: int, is_sparse: bool = False, own: HostMemory | No
 def share_rows(large: LargeTable, setup: Setup) -> None:
     """Let the ranks of each host have the rows of the head in memory of theirs; all call it together.
 
-    Each keeps what it had until all are known to have the rows: where the head is lost, another one's count.
-    The head gives its own back as it copies them, since they would be lost with it anyway.
+    Where they come into new memory each keeps what it had until all are known to have them: if the head is
+    lost, another one's count. The head gives its own back as it copies them: they would be lost with it.
     """
     before = large.shared
     is_one_host = len(setup.here) == len(setup.members)

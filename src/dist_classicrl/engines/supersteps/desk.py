@@ -273,5 +273,5 @@ def open_desk(large: LargeTable, group: Group, setup: Setup) -> None:
             "was lost since, that does not help: start the job again."
         )
     if own is None:
-        in_use.add(free[0])
         large.desk = RowDesk(group, large, free[0], in_use)
+        in_use.add(free[0])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dist_classicrl.engines.run import Run
-from dist_classicrl.tables.maps import Refresh
+from dist_classicrl.tables.maps import PackedMap, Refresh
 from dist_classicrl.tables.shared import ServedTable
 
 
@@ -31,6 +31,10 @@ class GatheredTable(ServedTable):
         keyed = self._run.keyed
         keys = None if keyed is None else keyed.keys.view(np.int64)
         return Refresh(-1, self.version, None, self.values, self.counts, keys)
+
+    def apply_maps(self, packed: PackedMap) -> int:
+        """Raise TypeError: nobody sends maps."""
+        raise TypeError("Owners of rows send no maps.")
 
     def settle(self) -> None:
         """Bring `values` and `counts` up to date."""
