@@ -1,9 +1,11 @@
 """Callbacks: who is called when, what ends a training, evaluations and early stopping."""
 
+import copy
 import errno
 import inspect
 import logging
 import math
+import pickle
 import subprocess
 import sys
 from dataclasses import replace
@@ -249,6 +251,14 @@ def test_nothing_is_an_empty_list():
 def test_what_is_no_callback(given, complaint):
     with pytest.raises(SettingsError, match=complaint):
         callback_list(given)
+
+
+def test_a_callback_that_another_one_calls_can_be_copied_and_pickled():
+    parent = EveryNTimesteps(100, StopTrainingOnReturn(1.0))
+    (child,) = parent.children
+    child.parent = parent
+    assert pickle.loads(pickle.dumps(child)).parent is None and copy.deepcopy(child).parent is None
+    assert child.parent is parent
 
 
 def test_every_so_many_steps():

@@ -259,6 +259,19 @@ def test_who_is_lost_before_training_is_an_event_of_all_who_go_on(monkeypatch, l
         assert [(event["kind"], event["rank"]) for event in events] == [("excluded", r) for r in sorted(lost)]
 
 
+def test_who_only_does_not_answer_yet_before_training_is_no_loss():
+    """It may be in its script, and can still join: a replacement would be one too many."""
+    mine, noted = group(1), []
+    mine.note_death(0, "MPI says so")
+    election = Election(mine, Base(), noted.append)
+    election._coordinate()
+    for rank in (2, 3):
+        election._take_in(rank, Promise(election._ballot.number, Base(), mine.view, ()))
+    mine.wire.now = lambda: 2.0 * SILENCE  # nobody waits for rank 4 any longer
+    assert election._coordinate().members == (1, 2, 3)
+    assert noted == [{0}]
+
+
 def test_who_is_lost_while_others_train_is_an_event_of_who_serves_then():
     mine = group(1)
     mine.note_death(0, "MPI says so")

@@ -29,6 +29,7 @@ from dist_classicrl.engines.outcome import Outcome, Tally
 from dist_classicrl.engines.saving import Position, Saver
 from dist_classicrl.errors import CheckpointFencedError, RankTimeoutError, TrainingStopped
 from dist_classicrl.model import places
+from dist_classicrl.model.places import PlaceName, Places
 from dist_classicrl.process import stop as stopping
 from dist_classicrl.process.stop import Stop, StopWatch
 from dist_classicrl.tables.shape import TableShape
@@ -525,6 +526,30 @@ def test_a_claim_that_was_made_and_not_confirmed_is_ones_own(tmp_path, clock, mo
         saver = successor_on(tmp_path, clock)
     assert saver.writer.failed
     assert "f000003-" in saver.save_last(VALUES, COUNTS, position())
+
+
+def test_who_could_not_claim_in_one_call_saves_in_the_next(tmp_path, monkeypatch):
+    plan, places = checkpoint_plan(checkpoint_dir=tmp_path), Places()
+    CheckpointFolder(tmp_path, "agent-0").fence.claim()
+    with monkeypatch.context() as full:
+        full.setattr(LocalStorage, "create", lambda _: (_ for _ in ()).throw(OSError("full")))
+        place = places.take_over(plan, PlaceName(0, "0123abcd"), Succession(1, 5))
+        place.writer.try_to_claim()
+    assert place.writer.failed
+    assert places.of(plan) is place and place.claim(None)
+    place.writer.next_name(10, "0123abcd")  # it claims nothing a second time
+    assert place.folder.fence.check() == 2 and not place.writer.failed
+
+
+def test_who_saved_before_another_one_did_claims_anew_when_it_serves_again(tmp_path):
+    plan, places = checkpoint_plan(checkpoint_dir=tmp_path), Places()
+    first = places.of(plan)
+    assert first.claim(None)
+    CheckpointFolder(tmp_path, "agent-0").fence.claim()  # of the rank that took over
+    places.note(plan, first.name)
+    again = places.of(plan)
+    again.claim(None)
+    assert again.folder.fence.check() == 3
 
 
 class StoreError(Exception):

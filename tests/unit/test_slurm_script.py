@@ -352,6 +352,10 @@ def test_a_failure_right_after_the_warning_is_no_stop(started, tmp_path):
 
 @pytest.mark.parametrize("words", [["FrozenLake-v1"], ["--", "FrozenLake-v1"], ["sweep", "study.toml"]])
 def test_options_of_slurm_after_the_words_are_told_their_place(capsys, words):
+    assert (
+        "--no-requeue is an option of slurm"
+        in run_command(capsys, "slurm", "--ntasks", "4", *words, "--no-requeue")[2]
+    )
     status, out, err = run_command(capsys, "slurm", "--ntasks", "4", *words, "--time", "1:00")
     assert (status, out) == (2, "")
     assert "--time is an option of slurm" in err and "come before these: dist-classicrl slurm --time" in err
@@ -368,3 +372,11 @@ def test_an_id_that_nobody_knows_is_told_before_the_job_waits_for_its_turn(capsy
 def test_an_environment_of_a_module_is_not_imported_for_a_script(capsys):
     for name in ("no_such_module:make", "no_such_module:Own-v0", "dist_classicrl/DeepSea-v0", "tictactoe"):
         assert run_command(capsys, "slurm", "--ntasks", "4", "--", name)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "other", [["--python", "/opt/other/bin/python"], ["--setup", "source venv/bin/activate"]]
+)
+def test_another_python_may_have_environments_that_this_one_has_not(capsys, other):
+    status, out, _ = run_command(capsys, "slurm", "--ntasks", "4", *other, "--", "ALE/Breakout-v5")
+    assert status == 0 and "ALE/Breakout-v5" in out

@@ -162,13 +162,16 @@ class Session:
                 places.note(self.plan, PlaceName(*said["place"]))
             folder = places.of(self.plan).folder
             seconds = min(_REACH_SECONDS, self.state.settings.timeout / 2.0)
-            if not folder.fence.sees(tuple(said["claimed"]), seconds):
-                error = CheckpointError(
-                    f"Rank {agreement.rank} on {socket.gethostname()} does not find in {folder.url} what "
-                    f"rank {agreement.head} has written there just now. Of a table that is divided between "
-                    "hosts each host saves its own rows: give a checkpoint_dir that all hosts reach, on a "
-                    "file system that they share, or a URL such as s3://bucket/run."
-                )
+            try:
+                if not folder.fence.sees(tuple(said["claimed"]), seconds):
+                    raise CheckpointError(
+                        f"Rank {agreement.rank} on {socket.gethostname()} does not find in {folder.url} what "
+                        f"rank {agreement.head} has written there just now. Of a table that is divided "
+                        "between hosts each host saves its own rows: give a checkpoint_dir that all hosts "
+                        "reach, on a file system that they share, or a URL such as s3://bucket/run."
+                    )
+            except CheckpointError as caught:  # likewise
+                error = caught
         try:
             agreement.agree(error, {}, [], "all hosts to look into the folder of checkpoints")
         finally:

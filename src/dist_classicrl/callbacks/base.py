@@ -163,6 +163,9 @@ class BaseCallback:
 
     # What the training calls
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_parent": None}  # who calls a copy is known once it is called
+
     @property
     def parent(self) -> BaseCallback | None:
         """The callback that calls this one, lists of callbacks apart; None: the training does."""

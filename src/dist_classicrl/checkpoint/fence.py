@@ -110,6 +110,9 @@ class Fence:
             return
         holder = self._holder(newest)
         if not holder:
+            listed = self._storage.listed()
+            if newest not in _fences_in(listed):  # a later one has taken its place
+                return self._check_succession(succession, listed)
             raise CheckpointError(
                 f"{_fence_file(newest)} in {self._storage.url}, which says who may write there, is damaged "
                 "or not complete yet. If no other process trains with this folder, remove that file."
@@ -164,14 +167,19 @@ class Fence:
     def sees(self, claimed: tuple[int, str], seconds: float) -> bool:
         """Return whether another process's claim is here, as it is in the same folder.
 
-        It is looked for as long as that: a network file system may tell of it late.
+        It is looked for as long as that: a network file system may tell of it late. CheckpointError where the
+        store cannot be reached at all, such as for want of a package.
         """
         number, token = claimed
         deadline = time.monotonic() + seconds
         while True:
-            with suppress(Exception):  # remote stores raise errors of many kinds
+            try:
                 if self._holder(number).get("token") == token:
                     return True
+            except CheckpointError:
+                raise
+            except Exception:  # remote stores raise errors of many kinds
+                pass
             if time.monotonic() > deadline:
                 return False
             time.sleep(_SIGHT_SECONDS)

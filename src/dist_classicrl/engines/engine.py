@@ -66,6 +66,7 @@ class Engine(Protocol):
         Whoever is `start.is_head`, or alone, tells `run.reporter` how far the run is, and saves it by
         `run.saver` where there is one. `run.kept` is to say at any time how many steps `run.values` and
         `run.counts` contain, for a run that does not come to its end. However it ends, `run.close` is called.
+        Afterwards the run is taken apart, and nothing of it is to be used any more.
 
         Parameters
         ----------

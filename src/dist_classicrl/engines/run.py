@@ -77,7 +77,7 @@ class KeyedStates(Protocol):
         """Return by name what a checkpoint holds of them."""
 
 
-@dataclass
+@dataclass(repr=False)
 class Run:
     """What one call of `train` starts from; `values` and `counts` are what it leaves behind.
 

@@ -269,7 +269,9 @@ class Election:
         view = group.view.followed_by(ballot.number, server, tuple(members))
         others = {*group.view.members, *ballot.bases} - set(members)
         if not best.is_some:
-            self._note_lost(set(group.view.members) - bases.keys())
+            # Who does not answer may be in its script yet: it can still join.
+            silent = set(group.view.members) - bases.keys()
+            self._note_lost(silent & {self._lost, *group.dead})
         group.announce(view, *others, joining=tuple(sorted(bases.keys() - members)))
         return view
 

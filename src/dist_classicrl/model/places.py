@@ -56,6 +56,7 @@ class Place:
         if self.folder.fence.number == 0:
             newest = self.folder.names()[:1]
             self.folder.fence.claim()
+            self.writer = Writer(self.folder)  # one that could not claim in an earlier call would try again
             return self.folder.names()[:1] == newest and (read is None or newest == [read])
         return True
 
@@ -107,8 +108,12 @@ class Places:
         return place
 
     def note(self, plan: CheckpointPlan, name: PlaceName) -> None:
-        """Note where the server saves the agent, for this rank to go on there if it has to."""
+        """Note where the server saves the agent, for this rank to go on there if it has to.
+
+        What it claimed itself in an earlier call is that server's now.
+        """
         self._told[plan.checkpoint_dir] = name
+        self._own.pop(plan.checkpoint_dir, None)
         _count(plan, name)
 
     def take_over(self, plan: CheckpointPlan, name: PlaceName, succession: Succession | None) -> Place:

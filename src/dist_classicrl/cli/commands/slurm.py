@@ -101,15 +101,16 @@ def command(
     if words[0] == "sweep":
         asked |= {"is_study": True, "srun": asked["srun"] or _NO_MPI}
     job = BatchJob(**asked, warning=signal or None, further=directive)
-    click.echo(job.script([python, *words_of(words, job)]), nl=False)
+    is_this_python = python == sys.executable and not job.setup
+    click.echo(job.script([python, *words_of(words, job, is_this_python)]), nl=False)
 
 
-def words_of(words: Sequence[str], job: BatchJob) -> list[str]:
+def words_of(words: Sequence[str], job: BatchJob, is_this_python: bool) -> list[str]:
     """Return the words after Python in the batch script, from the command's own.
 
-    SettingsError if they ask for a number of ranks, or for a launcher beside srun, let the jobs of an array
-    write to the same folder or make the same training, or a job that runs again begin anew or take no notice
-    of a time limit.
+    `is_this_python`: the job has the environments that this process has. SettingsError if they ask for a
+    number of ranks, or for a launcher beside srun, let the jobs of an array write to the same folder or make
+    the same training, or a job that runs again begin anew or take no notice of a time limit.
     """
     from dist_classicrl.environments import named
     from dist_classicrl.launch.slurm_script import TASK
@@ -153,7 +154,7 @@ def words_of(words: Sequence[str], job: BatchJob) -> list[str]:
             "--no-requeue."
         )
     environment = asked["env"] or asked["other_env"] or settings.get("environment")
-    if environment is not None and _STAND_IN not in environment:
+    if is_this_python and environment is not None and _STAND_IN not in environment:
         named.check_id(environment)
     ranks = ["--ranks", "$SLURM_NTASKS"] if job.srun is None else []
     words_of_train = [*_PACKAGE, kind, *ranks, *rest]
@@ -218,7 +219,7 @@ def _parsed(kind: str, words: Sequence[str]) -> dict[str, Any]:
     try:
         return taker.make_context(f"dist-classicrl {kind}", stood_in).params
     except click.NoSuchOption as error:
-        if not any(error.option_name in param.opts for param in command.params):
+        if not any(error.option_name in (*param.opts, *param.secondary_opts) for param in command.params):
             raise
         raise SettingsError(
             f"{error.option_name} is an option of slurm, and stands among the words of {kind}. Options of "
