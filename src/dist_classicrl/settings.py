@@ -94,30 +94,20 @@ class Compression(OneOf):
         return compressions.to_data(value)
 
 
-class Placement(OneOf):
-    """Words for where tables are; an engine of a user's own is told where it goes."""
+@dataclass(frozen=True)
+class OneOfOurs(OneOf):
+    """Words for what this library has; what is of a user's own, by its methods, is told where it goes."""
+
+    methods: tuple[str, ...] = ()
+    advice: str = ""  # with {own} for its class
 
     def __call__(self, name: str, value: Any) -> str:
         """Return the word."""
-        if hasattr(value, "suits") and hasattr(value, "train"):
-            raise SettingsError(
-                f"{name} must be one of {', '.join(map(repr, self.words))}, got {value!r}. An engine of your "
-                f"own is given to train: leave this out, and write {name}= there."
-            )
-        return super().__call__(name, value)
-
-
-class Pattern(OneOf):
-    """Names of exchange patterns; one of a user's own is told where it goes."""
-
-    def __call__(self, name: str, value: Any) -> str:
-        """Return the name."""
-        if hasattr(value, "suits") and hasattr(value, "exchange"):
+        if all(hasattr(value, method) for method in self.methods):
             own = value.__name__ if isinstance(value, type) else type(value).__name__
             raise SettingsError(
-                f"{name} must be one of {', '.join(map(repr, self.words))}, got {value!r}. An exchange "
-                "pattern of your own is given to train, as an engine: leave this out, and write "
-                f"placement=Decentralized({own}()), by dist_classicrl.engines.decentralized."
+                f"{name} must be one of {', '.join(map(repr, self.words))}, got {value!r}. "
+                + self.advice.format(own=own)
             )
         return super().__call__(name, value)
 
@@ -255,7 +245,11 @@ class Settings(Checked):
     dtype: str = _learning("float64", NumberType(("float64", "float32")), "Of the table.")
     placement: str = setting(
         "auto",
-        Placement(PLACEMENTS),
+        OneOfOurs(
+            PLACEMENTS,
+            methods=("suits", "train"),
+            advice="An engine of your own is given to train: leave this out, and write placement= there.",
+        ),
         "Where the table is: a copy on each rank, or one that all ranks learn in.",
         section="Learning",
     )  # not kept: what one way has begun another one goes on with
@@ -305,7 +299,12 @@ class Settings(Checked):
     )
     exchange_pattern: str = _talking(
         "auto",
-        Pattern(("auto", "doubling", "ring", "tree", "two_level")),
+        OneOfOurs(
+            ("auto", "doubling", "ring", "tree", "two_level"),
+            methods=("suits", "exchange"),
+            advice="An exchange pattern of your own is given to train, as an engine: leave this out, and "
+            "write placement=Decentralized({own}()), by dist_classicrl.engines.decentralized.",
+        ),
         "Who sends what to whom in a round where the topology is decentralized.",
     )
     tree_group_size: int | None = _talking(

@@ -12,7 +12,7 @@ from mpi4py import MPI
 from own_signals import stop_after
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP, _memory
-from dist_classicrl.agent import session
+from dist_classicrl.agent import reach
 from dist_classicrl.agent.agent import state_of
 from dist_classicrl.callbacks import EvalCallback
 from dist_classicrl.checkpoint import arrays as array_files
@@ -233,7 +233,7 @@ def test_a_call_that_is_refused_divides_nothing(folder):
 
 
 def test_hosts_that_do_not_reach_the_same_folder_are_told_so_before_the_first_step(monkeypatch, folder):
-    monkeypatch.setattr(session, "_REACH_SECONDS", 0.5)
+    monkeypatch.setattr(reach, "_REACH_SECONDS", 0.5)
     learner = DistAsyncQLearning(seed=1, discount_factor=0.9, async_updates=False)
     of_host = folder / str(WORLD.rank % 2)
     told = r"Rank 1 on .* does not find in .*1/agent-0 what rank 0 has written.*checkpoint_dir that all hosts"
@@ -245,7 +245,7 @@ def test_hosts_that_do_not_reach_the_same_folder_are_told_so_before_the_first_st
 
 
 def test_hosts_that_do_not_reach_the_folder_do_not_take_up_what_is_there_either(monkeypatch, folder):
-    monkeypatch.setattr(session, "_REACH_SECONDS", 0.5)
+    monkeypatch.setattr(reach, "_REACH_SECONDS", 0.5)
     asked = {"seed": 1, "discount_factor": 0.9, "async_updates": False, "initial_value": 3.0}
     learned_more(DistAsyncQLearning(**asked), 20_000, checkpoint_dir=folder)
     places._agents.clear()  # as in another process

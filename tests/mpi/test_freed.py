@@ -1,11 +1,8 @@
 """What an agent held is free on all ranks once it is gone, before the interpreter looks for circles."""
 
-import gc
-import weakref
-
 import pytest
+from freed_agents import held_by, nobody_looking_for_circles
 
-from dist_classicrl.agent.agent import state_of
 from dist_classicrl.errors import RemoteRankError
 from dist_classicrl.tables import large_table
 
@@ -20,10 +17,8 @@ ENGINES = {
 
 @pytest.fixture(autouse=True)
 def nobody_looks_for_circles():
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
+    with nobody_looking_for_circles():
+        yield
 
 
 @pytest.fixture
@@ -36,12 +31,8 @@ def left_of(world, make_agent, lake):
         settings, asked = ENGINES[name]
         agent = make_agent(**settings)
         act(agent, {"env": lake, **asked, **more})
-        state = state_of(agent)
-        table = state.values if state.large is None else state.large.memory
-        held = [weakref.ref(each) for each in (agent, state, table)]
-        if state.large is not None:
-            held += [weakref.ref(state.large), weakref.ref(state.large.rows)]
-        del agent, state, table
+        held = held_by(agent)
+        del agent
         return world.allreduce(int(any(each() is not None for each in held)))
 
     return after

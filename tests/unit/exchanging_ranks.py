@@ -14,6 +14,7 @@ from dist_classicrl.learning.learner import Totals
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable
+from dist_classicrl.tables.shared import SharedTable
 
 _STATES, _ACTIONS = 4, 2
 
@@ -68,6 +69,7 @@ def rank_of(rank, ranks, pattern, on_their_way, codec):
     )
     learner = SimpleNamespace(table=table, totals=Totals(), quantum=1, learn=learn)
     part = RoundPart(run, group, Rates(settings, ranks), lambda hosts: pattern, codec, lambda: learner)
+    part.use(SharedTable(run.values, run.counts))
     part.begin(1, tuple(range(ranks)), Cut(0, Stride.first(settings, True)))
     return part
 

@@ -1,14 +1,13 @@
 """What an agent held is free as soon as the agent is gone, before the interpreter looks for circles."""
 
-import gc
 import weakref
 
 import gymnasium
 import numpy as np
 import pytest
+from freed_agents import held_by, nobody_looking_for_circles
 
 from dist_classicrl import DistAsyncQLearning, _memory
-from dist_classicrl.agent.agent import state_of
 from dist_classicrl.callbacks import EvalCallback, EveryNTimesteps, MetricsCallback
 from dist_classicrl.errors import CheckpointError, EnvError, SettingsError, TrainingStopped
 from dist_classicrl.tables import large_table
@@ -18,18 +17,8 @@ LAKE = "FrozenLake-v1"
 
 @pytest.fixture(autouse=True)
 def nobody_looks_for_circles():
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
-def held_by(agent):
-    """Return references to an agent, and to what it holds, that keep nothing."""
-    state = state_of(agent)
-    table = state.values if state.large is None else state.large.memory
-    held = [agent, state, table] + ([] if state.large is None else [state.large, state.large.rows])
-    return [weakref.ref(each) for each in held]
+    with nobody_looking_for_circles():
+        yield
 
 
 def left_after(act, **settings):

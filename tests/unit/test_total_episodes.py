@@ -6,6 +6,7 @@ import signal
 import gymnasium
 import numpy as np
 import pytest
+from rank_environments import Corridor
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.errors import SettingsError, TrainingStopped
@@ -102,24 +103,8 @@ def test_the_time_limit_of_an_environment_that_is_stepped_is_such_a_limit(is_bat
     assert episodes <= result.episodes <= episodes + 3 and result.steps <= 12 * (episodes + 2)
 
 
-class Corridor(gymnasium.Env):
-    """Ten places in a row, of which the last ends the episode: after hundreds of steps, later after nine."""
-
-    observation_space = gymnasium.spaces.Discrete(10)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.place = 0
-        return 0, {}
-
-    def step(self, action):
-        self.place = max(0, self.place + (1 if action else -1))
-        return self.place, float(self.place == 9), self.place == 9, False, {}
-
-
 def limited_corridor():
-    return gymnasium.wrappers.TimeLimit(Corridor(), 200)
+    return gymnasium.wrappers.TimeLimit(Corridor(cells=10), 200)
 
 
 @pytest.mark.parametrize(

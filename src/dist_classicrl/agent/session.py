@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import socket
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from dist_classicrl.agent.beginning import Beginning, adopt, begin_call, say_idl
 from dist_classicrl.agent.checkpoint_body import constant_arrays, description
 from dist_classicrl.agent.checkpoints import put_back_to_call
 from dist_classicrl.agent.observer import CallbackObserver
+from dist_classicrl.agent.reach import check_reach
 from dist_classicrl.agent.request import Request
 from dist_classicrl.agent.result import TrainingResult
 from dist_classicrl.callbacks import CallbackList, callback_list
@@ -68,16 +68,13 @@ from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.handshake import Setup
 from dist_classicrl.model.agent_state import AgentState, Corner
 from dist_classicrl.model.fit import get_to_know, learned_elsewhere, look_at
-from dist_classicrl.model.places import Place, PlaceName
+from dist_classicrl.model.places import Place
 from dist_classicrl.process.stop import StopWatch
 from dist_classicrl.rules import behaviors
 from dist_classicrl.schedules import to_dict, without_call
 from dist_classicrl.tables.large_table import LargeTable
 
 logger = logging.getLogger(__name__)
-
-_REACH_SECONDS = 20.0
-"""So long a host looks for what another one has written: network file systems may tell of it late."""
 
 
 class _Choice(NamedTuple):
@@ -119,7 +116,9 @@ class Session:
             in_rows = self._in_rows(source, engine)
             walkers = self._walkers(source, engine)
             is_divided = state.large is not None and state.large.is_divided
-            reach = partial(self._check_reach, agreement) if is_divided and self.plan is not None else None
+            reach = None
+            if is_divided and self.plan is not None:
+                reach = partial(check_reach, state, self.plan, agreement)
             beginning, place = begin_call(
                 state, source, total, ranks, self.plan, self.watch, agreement, in_rows, walkers, reach
             )
@@ -137,45 +136,6 @@ class Session:
             until_training.pop_all()  # the engine closes the environment
         start = None if isinstance(agreement, Alone) else agreement
         return self._train(engine, source, beginning, place, start, in_rows, choice, device)
-
-    def _check_reach(self, agreement: Agreement, own: PlaceName | None, error: BaseException | None) -> None:
-        """Raise CheckpointError unless all ranks reach the folder in which each host is to save its rows.
-
-        `own`: what the head, which alone knows it, is to save the call in; None where it makes no steps, or
-        has the `error`.
-        """
-        assert self.plan is not None  # else nobody asks
-        places, told = self.state.places, None
-        if agreement.is_head:
-            claimed = None
-            if own is not None:
-                fence = places.of(self.plan).folder.fence
-                claimed = fence.claimed
-                try:
-                    fence.check()
-                except CheckpointError as caught:  # the others must hear of it
-                    own, error = None, caught
-            told = envelope.text({"place": own, "claimed": claimed})
-        said = envelope.from_text(agreement.broadcast_message(told, "where the call is saved"))
-        if said["place"] is not None and error is None:
-            if not agreement.is_head:
-                places.note(self.plan, PlaceName(*said["place"]))
-            folder = places.of(self.plan).folder
-            seconds = min(_REACH_SECONDS, self.state.settings.timeout / 2.0)
-            try:
-                if not folder.fence.sees(tuple(said["claimed"]), seconds):
-                    raise CheckpointError(
-                        f"Rank {agreement.rank} on {socket.gethostname()} does not find in {folder.url} what "
-                        f"rank {agreement.head} has written there just now. Of a table that is divided "
-                        "between hosts each host saves its own rows: give a checkpoint_dir that all hosts "
-                        "reach, on a file system that they share, or a URL such as s3://bucket/run."
-                    )
-            except CheckpointError as caught:  # likewise
-                error = caught
-        try:
-            agreement.agree(error, {}, [], "all hosts to look into the folder of checkpoints")
-        finally:
-            del error  # see `Alone.agree`
 
     def _share_rows(self, large: LargeTable, agreement: Setup) -> None:
         """Let all ranks have the table of a call that has nothing left to do."""

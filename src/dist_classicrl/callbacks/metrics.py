@@ -63,8 +63,6 @@ class MetricsCallback(BaseCallback):
     def _on_training_start(self) -> None:
         assert self.progress is not None  # it came with the start
         now = self.model.run_id, self.num_timesteps, self.progress, self.reported_timesteps
-        if self._writer is not None and self._writer.goes_on(*now):
-            return
         self._writer = None
         try:
             self._writer = writer_in(self.folder, *now)

@@ -20,10 +20,9 @@ from dist_classicrl.errors import DivergenceError, NotTrainedError, SettingsErro
 from dist_classicrl.learning.rules import check_settings, named_shared, table_shape
 from dist_classicrl.model.keyed import KeyedLookup, KeyedRows
 from dist_classicrl.model.lookup import Lookup, tried
-from dist_classicrl.model.model_file import SavedModel
+from dist_classicrl.model.model_file import SavedModel, are_known
 from dist_classicrl.model.places import Places
 from dist_classicrl.process.leave import LeaveWatch
-from dist_classicrl.schedules import VISITS_END
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables import large_table
 from dist_classicrl.tables.large_table import LargeTable, check_room
@@ -284,13 +283,12 @@ class AgentState:
                 "q_table must hold finite numbers, and NaN or infinity was written into it. Write others: "
                 "such a table can be neither learned from nor saved."
             )
-        if self._shape is not None and self.large is None and self.counts.size:
-            least, most = int(self.counts.min()), int(self.counts.max())
-            if least < 0 or most >= VISITS_END:
-                raise SettingsError(
-                    f"visits must be from 0 to 2**48 - 1, and {least if least < 0 else most} was written "
-                    "into it. Write others: step sizes go by them."
-                )
+        if self._shape is not None and self.large is None and not are_known(self.counts):
+            least, most = self.counts.min(), self.counts.max()
+            raise SettingsError(
+                f"visits must be from 0 to 2**48 - 1, and {least if least < 0 else most} was written into "
+                "it. Write others: step sizes go by them."
+            )
 
     def _is_finite(self) -> bool:
         if self.large is None:

@@ -253,11 +253,16 @@ def table_fault(values: np.ndarray, visits: np.ndarray) -> str | None:
             f"its arrays have the shapes {values.shape} and {visits.shape}, and its visits are "
             f"{visits.dtype}; both must be (states, actions), and visits int64"
         )
-    if visits.size and not 0 <= visits.min() <= visits.max() < VISITS_END:
+    if not are_known(visits):
         return f"its visits go from {visits.min()} to {visits.max()}, not from 0 to 2**48 - 1"
     if values.dtype.kind != "f" or not values.dtype.isnative or not all_finite(values):
         return f"its table is {values.dtype} and must hold finite floating-point numbers"
     return None
+
+
+def are_known(visits: np.ndarray) -> bool:
+    """Whether step sizes are known of all these visits, which are from 0 to 2**48 - 1 then."""
+    return not visits.size or 0 <= int(np.bitwise_or.reduce(visits, axis=None)) < VISITS_END
 
 
 def all_finite(values: np.ndarray) -> bool:

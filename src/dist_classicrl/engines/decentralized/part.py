@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
@@ -31,7 +31,7 @@ from dist_classicrl.learning.rates import Rates
 from dist_classicrl.membership.group import Group
 from dist_classicrl.tables.maps import PackedMap, PackedSums, Refresh, diverged, require_fit
 from dist_classicrl.tables.round_merge import Parts, RoundMerge
-from dist_classicrl.tables.shared import ServedTable, SharedTable
+from dist_classicrl.tables.shared import ServedTable
 
 _TEND_SECONDS = 0.01
 _SLICE_SECONDS = 0.002  # after which somebody may wait for what this rank passes on
@@ -112,11 +112,11 @@ class RoundPart:
     pattern_for: Callable[[Sequence[int]], ExchangePattern]
     codec: Codec
     ready_learner: Callable[[], Learner]
+    table: ServedTable = field(init=False)  # see `use`
 
     def __post_init__(self) -> None:
         self.attempt = -1
         self.players: tuple[int, ...] = ()
-        self.table: ServedTable = SharedTable(self.run.values, self.run.counts)
         #: Called with what all ranks have counted in a round, as soon as the table contains it.
         self.has_merged: Callable[[int, np.ndarray], None] = lambda steps, totals: None
         #: Whether this rank wants the others to pause, asked at the end of each round.

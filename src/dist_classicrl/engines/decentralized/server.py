@@ -186,8 +186,3 @@ class Coordinator(LearningServer[Client, RoundPart]):
             self.reporter.count(rank, played.steps, spent, n_bytes=played.bytes_sent)
             self._laggards.count(rank, played.steps, played.learning_seconds)
         self._laggards.judge()
-
-    def close(self, linger: float) -> None:
-        """See `Serving`."""
-        self.part.close()
-        super().close(linger)

@@ -142,6 +142,11 @@ class LearningServer(Serving[Client], Generic[Client, P]):
         """Let the rank take part as soon as all can begin anew."""
         self._must_begin = True
 
+    def close(self, linger: float) -> None:
+        """See `Serving`."""
+        self.part.close()
+        super().close(linger)
+
     def _is_due(self, peer: Peer[Client], attempt: int) -> bool:
         """Whether what a rank tells is of this attempt; ProtocolError if it cannot be of that one."""
         if attempt < self._attempt:

@@ -115,14 +115,15 @@ class Board(ServedTable):
 
     def snapshot(self) -> TableSnapshot:
         """Return what copies the rows."""
-        is_own = np.may_share_memory(self._rows.values, self.values)
-        return (RowsAsTheyAre if is_own else RowsSnapshot)(self._rows, self.values, self.counts)
+        if np.may_share_memory(self._rows.values, self.values):
+            return RowsAsTheyAre(self.values, self.counts)
+        return RowsSnapshot(self._rows, self.values, self.counts)
 
 
 class RowsAsTheyAre(TableSnapshot):
     """No copy, since there is no memory for one: who writes the rows to disk copies a slice at a time."""
 
-    def __init__(self, rows: LineTable, values: np.ndarray, counts: np.ndarray) -> None:
+    def __init__(self, values: np.ndarray, counts: np.ndarray) -> None:
         super().__init__(values, counts)
         self.values, self.counts = values, counts
 
