@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dist_classicrl import CompiledSimulator, DistAsyncQLearning, TabularMDP
-from dist_classicrl.agent.session import Session
+from dist_classicrl.agent.settling import Settling
 from dist_classicrl.engines import loops
 from dist_classicrl.engines.progress import Observer
 from dist_classicrl.engines.roles.messages import Leave
@@ -303,13 +303,13 @@ def test_the_place_of_a_rank_among_those_of_its_host_that_learn_is_the_groups_to
         found = []
         for rank in members:
             group = SimpleNamespace(rank=rank, view=view, host_of=hosts.__getitem__)
-            session = SimpleNamespace(group=group)
-            found.append(Session._place_on_host(session, SimpleNamespace(name=engine), len(hosts)))
+            settling = SimpleNamespace(group=group)
+            found.append(Settling._place_on_host(settling, SimpleNamespace(name=engine), len(hosts)))
         return found
 
     assert places("server")[1:] == [(0, 2), (0, 2), (1, 2), (1, 2)]  # rank 0 serves, on its own host alone
     assert places("rounds") == [(0, 3), (1, 3), (0, 2), (1, 2), (2, 3)]
-    assert Session._place_on_host(SimpleNamespace(group=None), None, 1) is None
+    assert Settling._place_on_host(SimpleNamespace(group=None), None, 1) is None
     # A loss leaves all others where they are, and who replaces a rank has its number.
     assert places("server", server=3, members=(1, 2, 3, 4)) == [(0, 2), (0, 2), (1, 2), (1, 2)]
     assert places("server", members=(0, 2, 3))[1:] == [(0, 2), (1, 2)]

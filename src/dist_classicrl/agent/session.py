@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from dist_classicrl.agent.agreement import Agreement, Alone
 from dist_classicrl.agent.beginning import Beginning, adopt, begin_call, say_idle
@@ -21,67 +21,36 @@ from dist_classicrl.agent.observer import CallbackObserver
 from dist_classicrl.agent.reach import check_reach
 from dist_classicrl.agent.request import Request
 from dist_classicrl.agent.result import TrainingResult
+from dist_classicrl.agent.settling import Settled, Settling
 from dist_classicrl.callbacks import CallbackList, callback_list
 from dist_classicrl.callbacks.shown import REPORT_SECONDS, ShownTraining
 from dist_classicrl.checkpoint.fence import Succession
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.checkpoint.storage import Storage
 from dist_classicrl.comm import envelope
-from dist_classicrl.engines.engine import (
-    Engine,
-    Layout,
-    all_learn,
-    check_workers,
-    engine_for,
-    engine_named,
-    learns_in_rows,
-    n_workers,
-)
+from dist_classicrl.engines.engine import n_workers
 from dist_classicrl.engines.idle import idle_settings
 from dist_classicrl.engines.outcome import Outcome, Tally
 from dist_classicrl.engines.progress import Observer
 from dist_classicrl.engines.run import LossPolicy, Resumed, Run
 from dist_classicrl.engines.saving import Saver, finished_call, note_finished
 from dist_classicrl.engines.sharded.host_memory import share_rows
-from dist_classicrl.engines.supersteps.checks import check_asked, check_supersteps, names_walkers
 from dist_classicrl.engines.supersteps.desk import open_desk
 from dist_classicrl.engines.supersteps.divided_rows import divide_rows
-from dist_classicrl.engines.supersteps.division import Division
-from dist_classicrl.environments.resolve import Source, with_exploring_starts
-from dist_classicrl.errors import (
-    CheckpointError,
-    EnvMismatchError,
-    RankLostError,
-    SettingsError,
-    StateLimitError,
-    TrainingStopped,
-)
-from dist_classicrl.learning.behavior_checks import check_behavior
-from dist_classicrl.learning.card.cards import Card
-from dist_classicrl.learning.card.choosing import card_for, say_choice
-from dist_classicrl.learning.keyed import check_keyed
-from dist_classicrl.learning.rules import check_source, contents, find
-from dist_classicrl.learning.supersteps.partition import described as described_partition
+from dist_classicrl.environments.resolve import Source
+from dist_classicrl.errors import CheckpointError, EnvMismatchError, StateLimitError, TrainingStopped
+from dist_classicrl.learning.card.choosing import say_choice
 from dist_classicrl.membership.admission import Entry
 from dist_classicrl.membership.election import Deposed
 from dist_classicrl.membership.group import Group
 from dist_classicrl.membership.handshake import Setup
 from dist_classicrl.model.agent_state import AgentState, Corner
-from dist_classicrl.model.fit import get_to_know, learned_elsewhere, look_at
+from dist_classicrl.model.fit import learned_elsewhere
 from dist_classicrl.model.places import Place
 from dist_classicrl.process.stop import StopWatch
-from dist_classicrl.rules import behaviors
-from dist_classicrl.schedules import to_dict, without_call
 from dist_classicrl.tables.large_table import LargeTable
 
 logger = logging.getLogger(__name__)
-
-
-class _Choice(NamedTuple):
-    """On what this rank learns."""
-
-    card: Card | None  # None: cores
-    why: str
 
 
 @dataclass(frozen=True)
@@ -110,11 +79,11 @@ class Session:
 
     def _begin(self, agreement: Agreement, error: BaseException | None) -> TrainingResult:
         state = self.state
-        ranks = 1 if self.group is None else self.group.wire.size
+        settling = self._settling()
         with state.room_on_trial(), ExitStack() as until_training:
-            source, engine, total, choice, device = self._settle(agreement, ranks, error, until_training)
-            in_rows = self._in_rows(source, engine)
-            walkers = self._walkers(source, engine)
+            settled = settling.agree(agreement, error, until_training)
+            source, total, in_rows = settled.source, settled.total, settled.in_rows
+            ranks, walkers = settling.ranks, self._walkers(settled)
             is_divided = state.large is not None and state.large.is_divided
             reach = None
             if is_divided and self.plan is not None:
@@ -128,14 +97,26 @@ class Session:
                 state.take_note_of(source)
                 if in_rows and state.large is not None and not isinstance(agreement, Alone):
                     self._share_rows(state.large, agreement)
-                is_compiled = source.simulator is not None
-                workers = n_workers(engine, state.settings, len(agreement.members), is_compiled)
+                workers = n_workers(
+                    settled.engine, state.settings, len(agreement.members), settled.layout.is_compiled
+                )
                 return self._made_before(beginning, place, agreement, workers)
             self._check_environment(source, beginning, agreement)
             state.take_note_of(source)
             until_training.pop_all()  # the engine closes the environment
         start = None if isinstance(agreement, Alone) else agreement
-        return self._train(engine, source, beginning, place, start, in_rows, choice, device)
+        return self._train(settled, beginning, place, start)
+
+    def _settling(self) -> Settling:
+        return Settling(self.state, self.asked, self.group, self.plan is not None)
+
+    def _walkers(self, settled: Settled) -> int | None:
+        """Return how many walkers there are whose state is saved; None where these are no walkers."""
+        if settled.engine.name != "supersteps" or not settled.layout.is_compiled:
+            return None
+        from dist_classicrl.learning.supersteps.share import WALKERS  # loads what others never need
+
+        return self.asked.n_walkers or WALKERS
 
     def _share_rows(self, large: LargeTable, agreement: Setup) -> None:
         """Let all ranks have the table of a call that has nothing left to do."""
@@ -163,199 +144,13 @@ class Session:
 
     def join(self, entry: Entry) -> TrainingResult:
         """Train with those who have begun already."""
-        source = self._as_trained_in(get_to_know(self.state, self.asked.env))
+        settling = self._settling()
+        source = settling.get_to_know()
         beginning = Beginning.from_dict(entry.told)
         adopt(self.state, beginning, self.plan, self.watch)
-        engine = engine_named(
-            entry.told["engine"], self.state.settings, beginning.ranks, self.asked.placement
-        )
         total = beginning.asked - beginning.begin
-        choice = self._choose_card(source, engine, beginning.ranks, total)
-        in_rows, device = entry.told["in_rows"], entry.told["device"]
-        return self._train(engine, source, beginning, None, entry, in_rows, choice, device)
-
-    def _as_trained_in(self, source: Source) -> Source:
-        return with_exploring_starts(source) if self.state.settings.exploring_starts else source
-
-    def _settle(
-        self, agreement: Agreement, ranks: int, error: BaseException | None, until_training: ExitStack
-    ) -> tuple[Source, Engine, int, _Choice, str]:
-        """Return the environment, the engine, the steps of all ranks together, and on what they learn.
-
-        All agree on that, but for what each of them learns on.
-        """
-        state, asked = self.state, self.asked
-        found: tuple[Source, Engine, _Choice] | None = None
-        described: dict[str, Any] = {}
-        steps, on_cards, divides = 0, 0, False
-        try:
-            steps = asked.checked_steps(state.steps, len(agreement.members))
-            state.check_values()
-            state.settings.check_packages(ranks)
-            # What is asked for is said to be wrong first.
-            self._check_workers(
-                ranks, len(agreement.members), engine_for(state.settings, ranks, asked.placement)
-            )
-            if error is None:
-                source = look_at(state, asked.env)
-                until_training.callback(source.close)
-                source = self._as_trained_in(source)
-                steps = asked.bounded_steps(steps, source, state.steps)
-                engine = engine_for(state.settings, ranks, asked.placement, self._layout(source))
-                divides = self._take_room(source, engine)
-                check_keyed(source, state.settings, ranks, engine.name)
-                check_source(state.settings, source)
-                check_behavior(source, state.settings, engine.name)
-                # Of the steps asked for, so that who goes on from a checkpoint comes to the same.
-                total = steps if asked.names_total else steps * ranks
-                choice = self._choose_card(source, engine, ranks, total)
-                check_asked(engine.name, asked.walkers, asked.partition, source.keys)
-                if engine.name == "supersteps":
-                    check_supersteps(source, state.settings, asked.walkers)
-                on_cards = int(choice.card is not None)
-                if len(agreement.members) > 1:
-                    described = self._description(source, engine, steps, ranks)
-                    if not state.settings.async_updates:
-                        described["device"] = "cpu" if choice.card is None else "cuda"
-                found = source, engine, choice
-        except BaseException as caught:  # whatever it is, the others must hear of it
-            error = caught
-        numbers = [steps, on_cards, int(divides)]
-        try:
-            everyone = agreement.agree(error, described, numbers, "all ranks to prepare their environments")
-        finally:
-            del error  # see `Alone.agree`
-        assert found is not None  # else there was an error, which agree() raised
-        if state.large is not None:
-            state.large.is_divided = bool(everyone[:, 2].any())
-        on_cards, learners = int(everyone[:, 1].sum()), max(1, len(agreement.members) - 1)
-        device = "cpu" if on_cards == 0 else "cuda" if on_cards >= learners else "cuda and cpu"
-        source, engine, choice = found
-        total = steps if asked.names_total else int(everyone[:, 0].sum())
-        return source, engine, total, choice, device
-
-    def _choose_card(self, source: Source, engine: Engine, ranks: int, total: int) -> _Choice:
-        """Return the card that this rank learns on or none, and why; `total` steps are asked of all ranks."""
-        steps = total // max(1, ranks - 1)  # of several ranks one serves
-        serves = self.group is not None and self.group.is_server and engine.name != "rounds"
-        place = self._place_on_host(engine, ranks)
-        return _Choice(*card_for(source, self.state.settings, engine.name, ranks, serves, steps, place))
-
-    def _place_on_host(self, engine: Engine, ranks: int) -> tuple[int, int] | None:
-        """Return the number of this rank among those of its host that learn, and how many these are.
-
-        None for a process alone. Of all `ranks`, so that a loss changes nobody's number, and no replacement
-        gets that of a rank that goes on. Rank 0 serves first; where it learns, it has the server's number.
-        """
-        group = self.group
-        if group is None:
-            return None
-        host, first = group.host_of(group.rank), int(engine.name != "rounds")
-        learning = [rank for rank in range(first, ranks) if group.host_of(rank) == host]
-        own = group.rank if group.rank >= first else group.view.server
-        if own in learning:
-            return learning.index(own), len(learning)
-        return len(learning), len(learning) + 1
-
-    def _take_room(self, source: Source, engine: Engine) -> bool:
-        """Whether a large table is divided or to be; SettingsError where it, or a share, does not fit."""
-        large, group = self.state.large, self.group
-        if large is None:
-            return False
-        if large.is_divided and not self._in_rows(source, engine):
-            raise SettingsError(
-                "The table is divided between hosts since an earlier call of train, and the engine "
-                f"{engine.name!r} needs all of it on each rank, {large.size / 2**30:.3g} GiB. Write "
-                'placement="sharded", or take another agent.'
-            )
-        hosts = [] if group is None else [group.host_of(rank) for rank in group.view.members]
-        if group is None or len(set(hosts)) == 1 or not self._in_rows(source, engine):
-            large.take_room()
-            return large.is_divided
-        if not (large.is_divided or large.is_too_large_to_copy()):
-            large.take_room()
-            return False
-        shape = self.state.shape
-        if not shape.is_one_table:
-            raise SettingsError(
-                f"The algorithm {self.state.settings.algorithm!r} has more than one table, and these are too "
-                f"large for a host: {large.size / 2**30:.3g} GiB. Only one table can be divided between "
-                'hosts: write algorithm="q_learning", or take hosts with four times that memory.'
-            )
-        if large.division is None:
-            row_bytes, ranks = large.size // shape.n_rows, group.wire.size
-            planned = Division(self.asked.partition, shape.n_states, row_bytes, hosts, ranks)
-            large.take_room(planned.bytes_of(group.host_of(group.rank)))
-        return True
-
-    def _in_rows(self, source: Source, engine: Engine) -> bool:
-        """Whether the engine learns in the rows of the agent's large table."""
-        state = self.state
-        layout = self._layout(source)
-        return state.fills(source) and learns_in_rows(engine, state.settings, layout, self.asked.placement)
-
-    def _walkers(self, source: Source, engine: Engine) -> int | None:
-        """Return how many walkers there are whose state is saved; None where these are no walkers."""
-        if engine.name != "supersteps" or source.simulator is None:
-            return None
-        from dist_classicrl.learning.supersteps.share import WALKERS  # loads what others never need
-
-        return self.asked.n_walkers or WALKERS
-
-    def _layout(self, source: Source) -> Layout:
-        hosts = {0} if self.group is None else {self.group.host_of(rank) for rank in self.group.view.members}
-        entries, is_keyed = source.n_states * source.n_actions, source.keys is not None
-        rule, _ = find(self.state.settings.algorithm)
-        is_compiled, can_travel = source.simulator is not None, self._can_travel(source)
-        one_step, named = rule.is_one_step, names_walkers(self.asked.walkers, self.asked.partition)
-        return Layout(entries, len(hosts), is_compiled, is_keyed, can_travel, one_step, named)
-
-    def _can_travel(self, source: Source) -> bool:
-        settings = self.state.settings
-        if source.simulator is None:
-            return False
-        try:
-            check_supersteps(source, settings, self.asked.walkers)
-            check_behavior(source, settings, "supersteps")
-        except SettingsError:
-            return False
-        return True
-
-    def _check_workers(self, ranks: int, members: int, engine: Engine) -> None:
-        """Check that as many workers begin as the settings ask for."""
-        check_workers(self.state.settings, ranks, engine)
-        least, workers = self.state.settings.min_workers, members - int(not all_learn(engine))
-        if workers < least:
-            raise RankLostError(
-                f"Ranks were lost before the first step, which leaves {workers} workers: fewer than "
-                f"min_workers={least}. Start the job again, or lower min_workers."
-            )
-
-    def _description(self, source: Source, engine: Engine, steps: int, ranks: int) -> dict[str, Any]:
-        """Return what must be the same on all ranks."""
-        state, asked = self.state, self.asked
-        settings = state.settings.to_dict()
-        del settings["epsilon"]  # rank 0's counts
-        del settings["device"]  # some ranks may learn on cards, and others on cores
-        settings["learning_rate"] = to_dict(without_call(state.settings.learning_rate))
-        settings["behavior"] = behaviors.without_call(settings["behavior"])
-        rows = f"{state.shape.n_rows} rows" if state.keyed is None else "a row for each key"
-        placement = asked.placement if isinstance(asked.placement, str) else "engine"
-        return {
-            **settings,
-            "table": list(state.shape.of_table) if state.keyed is None else ["keys", state.shape.n_actions],
-            "tables of the rule": f"{contents(settings['algorithm'])}: {rows}",
-            "environment": source.identity.text,
-            "new_env": bool(asked.new_env),
-            "total_steps": steps if asked.names_total else None,
-            "total_episodes": asked.episodes,
-            "steps so far": state.steps,
-            # Where it is, rank 0 alone needs to know.
-            "checkpoints": self.plan is not None,
-            "placement": f"{placement} ({engine.name})",
-            "walkers": asked.n_walkers,
-            "partition": described_partition(asked.partition, source.n_states, ranks),
-        }
+        settled = settling.joined(source, entry.told, beginning.ranks, total)
+        return self._train(settled, beginning, None, entry)
 
     def _check_environment(self, source: Source, beginning: Beginning, agreement: Agreement) -> None:
         """Raise EnvMismatchError, on all ranks alike, where the table was learned in something else.
@@ -405,16 +200,14 @@ class Session:
 
     def _train(
         self,
-        engine: Engine,
-        source: Source,
+        settled: Settled,
         beginning: Beginning,
         place: Place | None,
         start: Setup | Entry | None,
-        in_rows: bool,
-        choice: _Choice,
-        device: str,
     ) -> TrainingResult:
         state, asked, settings = self.state, self.asked, self.state.settings
+        source, engine = settled.source, settled.engine
+        in_rows, device = settled.in_rows, settled.device
         corner = state.corner(source, in_rows)
         state.environment, state.trains_in = source.identity, source.stepped
         callbacks = callback_list(asked.callbacks)
@@ -424,11 +217,11 @@ class Session:
         if self.shown is not None:
             callbacks = CallbackList([callbacks, self.shown])
         observer = CallbackObserver(self.agent, callbacks, asked.progress, corner, beginning.begin)
-        say_choice(settings, *choice)
+        say_choice(settings, settled.card, settled.why)
         if self.group is None or self.group.is_server:
             source.give_hints()
             if state.says_idle:
-                say_idle(state, idle_settings(settings, engine, self._layout(source)))
+                say_idle(state, idle_settings(settings, engine, settled.layout))
         if self.group is None:  # who is not alone may have to begin anew
             state.pending = None
         with closing(observer), ExitStack() as until_end:
@@ -462,7 +255,7 @@ class Session:
                 walkers=asked.n_walkers,
                 partition=asked.partition,
                 episodes=asked.episodes,
-                card=choice.card,
+                card=settled.card,
                 device=device,
             )
             until_end.callback(run.let_go)
