@@ -21,7 +21,7 @@ from dist_classicrl.agent.observer import CallbackObserver
 from dist_classicrl.agent.reach import check_reach
 from dist_classicrl.agent.request import Request
 from dist_classicrl.agent.result import TrainingResult
-from dist_classicrl.agent.settling import Settled, Settling
+from dist_classicrl.agent.settling import Agreed, Settling
 from dist_classicrl.callbacks import CallbackList, callback_list
 from dist_classicrl.callbacks.shown import REPORT_SECONDS, ShownTraining
 from dist_classicrl.checkpoint.fence import Succession
@@ -110,7 +110,7 @@ class Session:
     def _settling(self) -> Settling:
         return Settling(self.state, self.asked, self.group, self.plan is not None)
 
-    def _walkers(self, settled: Settled) -> int | None:
+    def _walkers(self, settled: Agreed) -> int | None:
         """Return how many walkers there are whose state is saved; None where these are no walkers."""
         if settled.engine.name != "supersteps" or not settled.layout.is_compiled:
             return None
@@ -200,7 +200,7 @@ class Session:
 
     def _train(
         self,
-        settled: Settled,
+        settled: Agreed,
         beginning: Beginning,
         place: Place | None,
         start: Setup | Entry | None,

@@ -35,7 +35,7 @@ from dist_classicrl.schedules import to_dict, without_call
 
 
 @dataclass(frozen=True)
-class Settled:
+class Agreed:
     """What is trained: the same on all ranks, but for the card."""
 
     source: Source
@@ -62,13 +62,13 @@ class Settling:
         """How many there are, with those that were lost."""
         return 1 if self.group is None else self.group.wire.size
 
-    def agree(self, agreement: Agreement, error: BaseException | None, until_training: ExitStack) -> Settled:
+    def agree(self, agreement: Agreement, error: BaseException | None, until_training: ExitStack) -> Agreed:
         """Return what all ranks are to train; `error` is what this one found wrong before.
 
         Also says on all of them whether the large table is divided.
         """
         state, asked = self.state, self.asked
-        own: Settled | None = None
+        own: Agreed | None = None
         described: dict[str, Any] = {}
         steps, divides = 0, False
         try:
@@ -105,18 +105,18 @@ class Settling:
         """Return the environment of a call that others have begun."""
         return self._as_trained_in(get_to_know(self.state, self.asked.env))
 
-    def joined(self, source: Source, told: dict[str, Any], ranks: int, total: int) -> Settled:
+    def joined(self, source: Source, told: dict[str, Any], ranks: int, total: int) -> Agreed:
         """Return what is trained in a call that `ranks` ranks have begun, as they told it."""
         engine = engine_named(told["engine"], self.state.settings, ranks, self.asked.placement)
         chosen = self._choose_card(source, engine, ranks, total)
-        return Settled(
+        return Agreed(
             source, engine, self._layout(source), told["in_rows"], total, *chosen, device=told["device"]
         )
 
     def _as_trained_in(self, source: Source) -> Source:
         return with_exploring_starts(source) if self.state.settings.exploring_starts else source
 
-    def _of_this_rank(self, source: Source, steps: int) -> tuple[Settled, bool]:
+    def _of_this_rank(self, source: Source, steps: int) -> tuple[Agreed, bool]:
         """Return what this rank finds, and whether a large table is divided or to be."""
         asked, settings, layout = self.asked, self.state.settings, self._layout(source)
         engine = engine_for(settings, self.ranks, asked.placement, layout)
@@ -131,7 +131,7 @@ class Settling:
         check_asked(engine.name, asked.walkers, asked.partition, source.keys)
         if engine.name == "supersteps":
             check_supersteps(source, settings, asked.walkers)
-        return Settled(source, engine, layout, in_rows, total, *chosen), divides
+        return Agreed(source, engine, layout, in_rows, total, *chosen), divides
 
     def _choose_card(self, source: Source, engine: Engine, ranks: int, total: int) -> tuple[Card | None, str]:
         """Return the card that this rank learns on or none, and why; `total` steps are asked of all ranks."""
@@ -216,7 +216,7 @@ class Settling:
                 f"min_workers={least}. Start the job again, or lower min_workers."
             )
 
-    def _description(self, own: Settled, steps: int) -> dict[str, Any]:
+    def _description(self, own: Agreed, steps: int) -> dict[str, Any]:
         """Return what must be the same on all ranks."""
         state, asked, source = self.state, self.asked, own.source
         settings = state.settings.to_dict()
