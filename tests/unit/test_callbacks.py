@@ -795,6 +795,27 @@ def test_a_mean_return_is_high_enough_though_another_model_has_the_better_value(
     assert not evaluation.has_improved and evaluation.best_mean_reward == 0.25
 
 
+def test_a_new_best_mean_return_is_heard_of_though_no_model_is_better(tmp_path):
+    def begun(steps):
+        heard, none = Diary(), StopTrainingOnNoModelImprovement(9)
+        both = [heard, StopTrainingOnRewardThreshold(0.9)]
+        learner = Learner(EvalCallback(corridor(), both, none, eval_freq=100, best_model_save_path=tmp_path))
+        learner.run.start(steps)
+        return learner, heard, none
+
+    def calls(heard):
+        return [step for what, step in heard.heard if what == "step"]
+
+    learner, heard, none = begun(0)
+    # END has a better value than TIE, and a lower mean return.
+    assert [learner.plays(each, 100 * n) for n, each in enumerate((END, END, TIE), 1)] == [True] * 3
+    assert calls(heard) == [100, 300] and none.no_improvement_evals == 2
+    learner, heard, none = begun(300)
+    assert learner.plays(END, 400) and calls(heard) == []  # no higher than those of the process before
+    assert not learner.plays(ON, 500) and calls(heard) == [500] and none.no_improvement_evals == 4
+    assert DistAsyncQLearning.load_model(tmp_path / "best_model.npz").steps == 100
+
+
 def test_evaluations_of_the_process_before_count_where_none_was_better(tmp_path):
     def begun(steps):
         stop = StopTrainingOnNoModelImprovement(2, min_evals=1)
