@@ -697,12 +697,12 @@ def test_a_best_model_that_could_not_be_saved_gives_way_to_the_next_best(tmp_pat
     learner.run.start()
     learner.plays(TWICE, 100)
 
-    def full(path):
+    def full(agent, path):
         raise OSError(errno.ENOSPC, "no room")
 
     saved = []
     with monkeypatch.context() as patch:
-        patch.setattr(learner.run.agent, "save_model", full)
+        patch.setattr(DistAsyncQLearning, "save_model", full)
         learner.plays(END, 200)
         with np.load(tmp_path / "evaluations.npz", allow_pickle=False) as log:
             assert log["timesteps"].tolist() == [100, 200]
@@ -732,12 +732,12 @@ def test_a_best_model_that_could_not_be_saved_is_not_taken_for_saved_by_who_goes
 
 @pytest.mark.parametrize("error", [CheckpointError("It is fenced."), ValueError("it is not finite")])
 def test_a_best_model_that_cannot_be_saved_as_a_folder_is_told(tmp_path, monkeypatch, caplog, error):
-    def refuse(path):
+    def refuse(agent, path):
         raise error
 
     learner = Learner(EvalCallback(corridor(), eval_freq=100, best_model_save_path=tmp_path))
     learner.run.start()
-    monkeypatch.setattr(learner.run.agent, "save_model", refuse)
+    monkeypatch.setattr(DistAsyncQLearning, "save_model", refuse)
     assert learner.plays(ON, 100)
     assert f"cannot be saved: {str(error).rstrip('.')}." in caplog.text
 

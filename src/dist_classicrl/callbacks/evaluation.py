@@ -221,7 +221,7 @@ class EvalCallback(EventCallback):
         except EvaluationStopped as stopped:
             logger.warning("No evaluation after %s steps: %s", f"{self.num_timesteps:,}", stopped)
             return True
-        # A policy whose exact value is the best there is has none that is better, and its mean goes on rising.
+        # After a policy that is the best there is no value is better, and means may still be higher.
         has_best_mean = played.mean_return > max(self.log.means, default=-math.inf)
         self.has_improved = self._compare(played.mean_return, self._exact_value())
         self.log.add(self.num_timesteps, played.returns, played.lengths, self.last_exact_value)
