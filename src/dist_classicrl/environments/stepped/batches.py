@@ -282,7 +282,7 @@ class VectorEnvs(SteppedEnv):
         try:
             super().__init__(env, env.num_envs, *spaces, use_action_mask, owned)
         except SpaceError as error:
-            raise SpaceError(advice_for_each(str(error), env)) from None
+            raise SpaceError(advice_for_each(str(error), env, is_made=bool(owned))) from None
         self._env = env
         self._mode = _autoreset_mode(env)
         self._awaiting = self._rows[:0]  # the environments that reset at the next step, whatever the action

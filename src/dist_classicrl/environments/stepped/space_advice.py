@@ -44,10 +44,11 @@ def advice_for(space: spaces.Space, path: tuple[str | int, ...], role: str) -> s
     )
 
 
-def advice_for_each(told: str, env: VectorEnv) -> str:
+def advice_for_each(told: str, env: VectorEnv, is_made: bool) -> str:
     """Return what a message tells of one environment's space as it is told to who has a vector environment.
 
     Wrappers, which it advises, go around one environment alone: its code goes into a function that makes one.
+    `is_made`: what was given is a function that returned the vector environment.
     """
     if "gymnasium.wrappers." not in told:
         return told
@@ -55,7 +56,8 @@ def advice_for_each(told: str, env: VectorEnv) -> str:
     makers, spec = getattr(env.unwrapped, "env_fns", None), env.unwrapped.spec
     if isinstance(makers, Sequence):
         made = "first()"
-        before = "    first = env.unwrapped.env_fns[0]  # what makes the first of your environments\n"
+        given = "env()" if is_made else "env"
+        before = f"    first = {given}.unwrapped.env_fns[0]  # what makes the first of your environments\n"
     elif spec is not None:
         made, before = f"gymnasium.make({spec.id!r})", "    import gymnasium\n"
     else:
