@@ -50,6 +50,7 @@ _FOLDER = "write train(callbacks=TensorBoardCallback(folder)), from dist_classic
 _EVALUATION = (
     'write train(callbacks=EvalCallback("FrozenLake-v1", eval_freq=100_000)), from dist_classicrl.callbacks.'
 )
+_NO_OBJECTS = "a model file holds settings and arrays, and no objects of Python: leave it out."
 _NO_TARGETS = "there is no target network, and targets are of the table as it is: leave it out."
 _ADVICE = {
     **dict.fromkeys(
@@ -57,6 +58,7 @@ _ADVICE = {
         'arguments of an environment are given when it is made: write env=gym.make("FrozenLake-v1", '
         "is_slippery=False).",
     ),
+    "custom_objects": _NO_OBJECTS,
     "deterministic": "the answer is always the best action: leave it out.",
     "episode_start": _NOT_RECURRENT,
     "episodes": _IN_STEPS,
@@ -70,6 +72,8 @@ _ADVICE = {
     "max_episode_steps": "wrap the environment in gymnasium.wrappers.TimeLimit, or give it to its model.",
     "n_episodes": _IN_STEPS,
     "n_jobs": _RANKS,
+    "n_steps": "there are no rollouts, and each step is learned from: leave it out. A rule of n steps is "
+    "written DistAsyncQLearning(algorithm=NStepSarsa(n=5)), from dist_classicrl.rules.",
     "n_workers": _RANKS,
     "num_episodes": _IN_STEPS,
     "num_workers": _RANKS,
@@ -77,14 +81,19 @@ _ADVICE = {
     "options=None) returns self.env.reset(seed=seed, options={...}), and give it the environment.",
     "policy": _NO_NETWORK,
     "policy_kwargs": _NO_NETWORK,
+    "print_system_info": _NO_OBJECTS,
     "render": "nothing is drawn: leave it out, or write a callback that draws.",
     "reset_num_timesteps": "train() goes on where it stopped, and another agent begins anew: leave it out.",
+    "return_episode_rewards": "the result has each episode: read .returns and .lengths of it.",
+    "reward_threshold": "read .mean_return of what evaluate(env) returns; to end a training there, write "
+    "EvalCallback(env, callback_on_new_best=StopTrainingOnRewardThreshold(0.7)).",
     "state": _NOT_RECURRENT,
     "target_update_interval": _NO_TARGETS,
     "tau": _NO_TARGETS,
     "tb_log_name": _FOLDER,
     "tensorboard_log": _FOLDER,
     "train_freq": "all steps are learned, and replay_ratio=1.0 learns another one from replay for each.",
+    "warn": "there is no warning that it would leave out: leave it out.",
 }
 
 _OF_COMPARE = (
@@ -116,6 +125,47 @@ _ATTRIBUTES = {
 }
 OF_AGENT = {other: ours for ours, others in _ATTRIBUTES.items() for other in others.split()}
 """What an attribute or method of an agent is called here that is often called something else."""
+
+_NO_ENVIRONMENT = "the environment is given to train(env) and evaluate(env)."
+_IS_TABLE = "what is learned is the table: read agent.q_table, or assign it."
+_NOT_OF_AGENT = {
+    **dict.fromkeys(("env", "get_env", "set_env"), _NO_ENVIRONMENT),
+    **dict.fromkeys(("get_parameters", "q_net", "q_net_target", "set_parameters"), _IS_TABLE),
+    "logger": 'log lines are those of logging.getLogger("dist_classicrl"), and numbers are recorded in a '
+    "callback, with its record(name, value).",
+    "set_logger": _FOLDER,
+    "verbose": "it is given to train(env, verbose=1).",
+    **{
+        name: _ADVICE[name]
+        for name in (
+            "exploration_final_eps",
+            "exploration_fraction",
+            "exploration_initial_eps",
+            "learning_starts",
+            "policy_kwargs",
+            "target_update_interval",
+            "tau",
+            "tensorboard_log",
+            "train_freq",
+        )
+    },
+}
+"""What agents of other libraries have, and what to do here."""
+
+OF_RESULT = {
+    name: f"agent.{ours}, of the agent that was trained"
+    for ours, others in _ATTRIBUTES.items()
+    for name in (ours.partition("(")[0], *others.split())
+}
+"""What to write for what an agent has, and the result of its training has not."""
+
+OF_POLICY = {
+    "forward": "policy(observation)",
+    "predict": "policy(observation)",
+    "predict_values": "policy.values, which has that of each state, or agent.state_values(observation)",
+    "q_table": "policy.q",
+}
+"""What to write for what policies of other libraries have."""
 
 _SET = ("epsilon", "learning_rate", "max_states")
 """Settings that can be set on an agent; the others stay as it was made with."""
@@ -239,21 +289,40 @@ def unknown_attribute(owner: object, name: str) -> UnknownAttributeError:
         )
     if name in OF_AGENT:
         return UnknownAttributeError(f"{no_such}: it is called {OF_AGENT[name]} here.")
+    if name in _NOT_OF_AGENT:
+        return UnknownAttributeError(f"{no_such}: {_NOT_OF_AGENT[name]}")
     ours = OURS.get(name, name)
     if ours in _takes.get("DistAsyncQLearning", ()) and ours not in dir(type(owner)):
         stays = f"{no_such}: {ours} is given to DistAsyncQLearning(...), and stays."
         read = "" if ours == "comm" else f" Read it as agent.settings.{ours}. {_other(f'{ours}=...')}"
         return UnknownAttributeError(stays + read)
-    if name in ("env", "get_env", "set_env"):
-        return UnknownAttributeError(f"{no_such}: the environment is given to train(env) and evaluate(env).")
     meant = closest(name, [*dir(owner), *_names_of_settings()])
     return UnknownAttributeError(
         f"{no_such}." + ("" if meant is None else f" Did you mean {OURS.get(meant, meant)!r}?")
     )
 
 
-def is_misspelled(name: str) -> bool:
-    """Return whether who sets an attribute of an agent by this name has probably mistyped another one."""
+def other_names(advice: Mapping[str, str]) -> Callable[[type[_T]], type[_T]]:
+    """Let a class say what to write in place of attributes that it does not have, which `advice` names."""
+
+    def decorate(kind: type[_T]) -> type[_T]:
+        def miss(self: _T, name: str) -> None:
+            no_such = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name in advice:
+                raise UnknownAttributeError(f"{no_such}: write {advice[name]}.")
+            raise AttributeError(no_such, name=name, obj=self)
+
+        made: Any = kind
+        made.__getattr__ = miss
+        return kind
+
+    return decorate
+
+
+def means_another(name: str) -> bool:
+    """Return whether who sets an attribute of an agent by this name has meant, or mistyped, another one."""
+    if name in OF_AGENT or name in _NOT_OF_AGENT:
+        return True
     known = ["q_table", *_names_of_settings()]
     return not name.startswith("_") and closest(name, known, _MISTYPED) is not None
 
@@ -265,8 +334,12 @@ def _names_of_settings() -> list[str]:
 
 
 def read_only_attribute(owner: object, name: str) -> UnknownAttributeError:
-    """Return the error for an attribute of an agent that can be read alone."""
+    """Return the error for an attribute of an agent, or a method, that cannot be set."""
     instead = _INSTEAD.get(name, "set are epsilon, learning_rate, max_states and q_table.")
+    if callable(getattr(type(owner), name)):
+        instead = (
+            f"it is a method. Write a class of your own, of {type(owner).__name__}, that has another {name}."
+        )
     return UnknownAttributeError(f"{name} of {type(owner).__name__!r} object cannot be set: {instead}")
 
 

@@ -29,7 +29,10 @@ class MissingArgumentError(SettingsError, TypeError):
 
 
 class UnknownAttributeError(DistClassicRLError, AttributeError):
-    """An agent was asked for an attribute that it does not have; the message names what it is called here."""
+    """There is no such attribute, or it cannot be set; the message says what it is called here.
+
+    Of an agent, its settings, its policy, the result of a training, or a callback.
+    """
 
 
 # Environments and models

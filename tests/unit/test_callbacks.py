@@ -697,12 +697,12 @@ def test_a_best_model_that_could_not_be_saved_gives_way_to_the_next_best(tmp_pat
     learner.run.start()
     learner.plays(TWICE, 100)
 
-    def full(path):
+    def full(agent, path):
         raise OSError(errno.ENOSPC, "no room")
 
     saved = []
     with monkeypatch.context() as patch:
-        patch.setattr(learner.run.agent, "save_model", full)
+        patch.setattr(DistAsyncQLearning, "save_model", full)
         learner.plays(END, 200)
         with np.load(tmp_path / "evaluations.npz", allow_pickle=False) as log:
             assert log["timesteps"].tolist() == [100, 200]
@@ -732,12 +732,12 @@ def test_a_best_model_that_could_not_be_saved_is_not_taken_for_saved_by_who_goes
 
 @pytest.mark.parametrize("error", [CheckpointError("It is fenced."), ValueError("it is not finite")])
 def test_a_best_model_that_cannot_be_saved_as_a_folder_is_told(tmp_path, monkeypatch, caplog, error):
-    def refuse(path):
+    def refuse(agent, path):
         raise error
 
     learner = Learner(EvalCallback(corridor(), eval_freq=100, best_model_save_path=tmp_path))
     learner.run.start()
-    monkeypatch.setattr(learner.run.agent, "save_model", refuse)
+    monkeypatch.setattr(DistAsyncQLearning, "save_model", refuse)
     assert learner.plays(ON, 100)
     assert f"cannot be saved: {str(error).rstrip('.')}." in caplog.text
 
@@ -793,6 +793,27 @@ def test_a_mean_return_is_high_enough_though_another_model_has_the_better_value(
     assert learner.plays(END, 100)
     assert not learner.plays(ON, 200)
     assert not evaluation.has_improved and evaluation.best_mean_reward == 0.25
+
+
+def test_a_new_best_mean_return_is_heard_of_though_no_model_is_better(tmp_path):
+    def begun(steps):
+        heard, none = Diary(), StopTrainingOnNoModelImprovement(9)
+        both = [heard, StopTrainingOnRewardThreshold(0.9)]
+        learner = Learner(EvalCallback(corridor(), both, none, eval_freq=100, best_model_save_path=tmp_path))
+        learner.run.start(steps)
+        return learner, heard, none
+
+    def calls(heard):
+        return [step for what, step in heard.heard if what == "step"]
+
+    learner, heard, none = begun(0)
+    # END has a better value than TIE, and a lower mean return.
+    assert [learner.plays(each, 100 * n) for n, each in enumerate((END, END, TIE), 1)] == [True] * 3
+    assert calls(heard) == [100, 300] and none.no_improvement_evals == 2
+    learner, heard, none = begun(300)
+    assert learner.plays(END, 400) and calls(heard) == []  # no higher than those of the process before
+    assert not learner.plays(ON, 500) and calls(heard) == [500] and none.no_improvement_evals == 4
+    assert DistAsyncQLearning.load_model(tmp_path / "best_model.npz").steps == 100
 
 
 def test_evaluations_of_the_process_before_count_where_none_was_better(tmp_path):

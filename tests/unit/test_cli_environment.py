@@ -143,7 +143,7 @@ def test_a_module_may_name_what_is_ready_to_be_learned_in(module, name):
         ("nowhere_at_all:F-v0", {}, "no module 'nowhere_at_all'"),
         (".worlds_to_test:model", {}, "'.worlds_to_test' is relative to no package"),
         (".worlds_to_test:Mine-v0", {}, "'.worlds_to_test' is relative to no package"),
-        ("worlds_to_test:Mnie-v0", {}, "'worlds_to_test:Mnie-v0'. Did you mean 'Mine-v0'?"),
+        ("worlds_to_test:Mnie-v0", {}, "'worlds_to_test:Mnie-v0'. Did you mean 'worlds_to_test:Mine-v0'?"),
         ("worlds_to_test:modle", {}, "has no 'modle'. Did you mean 'model'?"),
         ("worlds_to_test:number", {}, "is neither an environment nor a function that returns one, but 3"),
         ("worlds_to_test:ready", {"n_states": 5}, "ready is a TabularMDP that is made already"),

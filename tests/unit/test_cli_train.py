@@ -231,6 +231,28 @@ def test_words_that_are_usual_elsewhere_are_understood(place):
     assert (settings["learning_rate"], settings["discount_factor"], settings["epsilon"]) == (0.5, 0.9, 0.2)
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--total-steps", "2000", "--steps", "1000"), "--total-steps and --steps"),
+        (("--gamma=0.9", "--discount-factor", "0.5"), "--gamma and --discount-factor"),
+        (("--lr", "0.1", "--learning-rate=0.1"), "--lr and --learning-rate"),
+        (("--env", "FrozenLake-v1", "--environment", "Taxi-v4"), "--env and --environment"),
+    ],
+)
+def test_an_option_by_two_of_its_names_is_refused(words, told, place, capsys):
+    assert train("FrozenLake-v1", *words) == 2
+    assert f"{told} are the same: give one of them." in capsys.readouterr().err
+    assert not (place / "runs").exists()
+
+
+def test_of_an_option_that_is_given_twice_the_last_counts(place):
+    words = ("--steps", "5", "--steps", "300", "--lr=0.9", "--lr=0.5")
+    assert train("FrozenLake-v1", *words, "--out", "x", "-q") == 0
+    settings = RunFolder(place / "x").read_config()
+    assert (settings["learning_rate"], settings["total_steps"]) == (0.5, 300)
+
+
 @pytest.mark.parametrize("word, own", SYNONYMS.items())
 def test_each_synonym_means_an_option_and_a_key_says_what_it_is_called(word, own, place, capsys):
     options = {option for param in train_command.params for option in param.opts}

@@ -407,7 +407,7 @@ def test_the_command_writes_every_format_and_replaces_nothing_unasked(tmp_path, 
     assert status == 0 and json.loads((tmp_path / "policy.csv").read_text())["q_table"] == values.tolist()
     status, _, err = run_command(capsys, "export", run, "--to", str(tmp_path / "policy.cvs"))
     assert status == 2 and "Did you mean 'csv'?" in err
-    assert run_command(capsys, "export", run, "--to", str(tmp_path / "no" / "policy.csv"))[0] == 2
+    assert run_command(capsys, "export", run, "--to", str(tmp_path / "new" / "policy.csv"))[0] == 0
 
 
 def test_standard_output_is_no_file_to_export_to(tmp_path, capsys, monkeypatch):
@@ -479,8 +479,20 @@ def test_a_link_is_a_file_that_is_there_and_forced_it_leads_on(tmp_path):
         real.write_text("old")
     link.unlink()
     link.symlink_to(tmp_path / "nowhere" / "real.csv")
-    with pytest.raises(ExportError, match="no folder .*nowhere"):
-        export(state_of(agent), link, force=True)
+    assert export(state_of(agent), link, force=True) == link
+    assert (tmp_path / "nowhere" / "real.csv").exists()
+
+
+@pytest.mark.parametrize("kind", ["npz", "csv", "json", "py"])
+def test_the_folder_of_an_export_is_made(tmp_path, kind):
+    agent = agent_for(counted_from_zero(), tied_values((6, 2)))
+    with pytest.raises(SettingsError):
+        export(state_of(agent), tmp_path / "not" / f"x.{kind}", most_visited=0)
+    assert export(state_of(agent), tmp_path / "some" / "where" / f"x.{kind}").exists()
+    assert not (tmp_path / "not").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(ExportError, match=r"folder of .*file/x\.\w+ cannot be made: .*Give a path in one"):
+        export(state_of(agent), tmp_path / "file" / f"x.{kind}")
 
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, True, "3"])

@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from dist_classicrl import DistAsyncQLearning, Sweep
+from dist_classicrl import DistAsyncQLearning, Policy, Sweep, TrainingResult
 from dist_classicrl._arguments import OURS
 from dist_classicrl.callbacks import EvalCallback
 from dist_classicrl.environments import TabularMDP
@@ -25,6 +25,7 @@ from dist_classicrl.sweep.comparison import compare
 
 AGENT = DistAsyncQLearning(state_size=16, action_size=4)
 ENV = "FrozenLake-v1"
+POLICY = Policy(np.zeros((16, 4)), np.zeros((16, 4), int))
 
 
 @pytest.mark.parametrize(
@@ -104,6 +105,23 @@ ENV = "FrozenLake-v1"
             lambda: EvalCallback(ENV, deterministic=True),
             r"^EvalCallback\(\) has no argument deterministic: .* always the best action: leave it out",
         ),
+        (
+            lambda: DistAsyncQLearning(n_steps=5),
+            r"n_steps: there are no rollouts.*leave it out\. .*algorithm=NStepSarsa\(n=5\)\), from dist",
+        ),
+        (lambda: AGENT.evaluate(ENV, return_episode_rewards=True), r"read \.returns and \.lengths of it"),
+        (
+            lambda: AGENT.evaluate(ENV, reward_threshold=0.7),
+            r"read \.mean_return of .*OnRewardThreshold\(0\.7",
+        ),
+        (lambda: AGENT.evaluate(ENV, warn=False), "warn: there is no warning .*: leave it out"),
+        (lambda: DistAsyncQLearning.load_model("x", custom_objects={}), "no objects of Python: leave it out"),
+        (lambda: DistAsyncQLearning.load_model("x", print_system_info=True), "print_system_info: .*leave it"),
+        (
+            lambda: POLICY(0, deterministic=True),
+            r"^policy\(\) has no .* always the best action: leave it out",
+        ),
+        (lambda: POLICY(obs=0), r"obs is called observation here: write policy\(observation=0\)"),
         (lambda: EvalCallback(ENV, render=False), "nothing is drawn: leave it out"),
         (lambda: EvalCallback(env=ENV), r"env is called eval_env here: write EvalCallback\(eval_env="),
         (lambda: EvalCallback(ENV, episodes=3), "episodes is called n_eval_episodes here"),
@@ -135,6 +153,12 @@ def test_an_argument_by_another_name(call, words):
         ("comm", r"and stays\.$"),
         ("q_values", r"action_values\(observation\)"),
         ("set_env", r"given to train\(env\)"),
+        ("q_net", "what is learned is the table: read agent.q_table"),
+        ("get_parameters", "read agent.q_table"),
+        ("set_parameters", r"agent\.q_table, or assign it"),
+        ("logger", r'logging\.getLogger\("dist_classicrl"\).* record\(name, value\)'),
+        ("verbose", r"given to train\(env, verbose=1\)"),
+        ("learning_starts", "begins with the first step"),
         ("q_tabel", "Did you mean 'q_table'"),
         ("_nothing", "no attribute '_nothing'"),
     ],
@@ -143,6 +167,26 @@ def test_an_attribute_by_another_name(name, words):
     with pytest.raises(UnknownAttributeError, match=words):
         getattr(AGENT, name)
     assert not hasattr(AGENT, name)
+
+
+@pytest.mark.parametrize(
+    ("holder", "name", "written"),
+    [
+        (POLICY, "predict", r"policy\(observation\)\.$"),
+        (POLICY, "predict_values", r"policy\.values, .* or agent\.state_values\(observation\)"),
+        (TrainingResult(), "predict", r"agent\.predict\(observation\), of the agent that was trained"),
+        (TrainingResult(), "save_model", r"agent\.save_model\(path\)"),
+        (TrainingResult(), "save", r"agent\.save_model\(path\)"),
+        (TrainingResult(), "q_table", r"agent\.q_table"),
+    ],
+)
+def test_what_a_policy_and_a_result_have_not_is_told_by_what_to_write(holder, name, written):
+    with pytest.raises(UnknownAttributeError, match=f"^'{type(holder).__name__}' .*{name}': write {written}"):
+        getattr(holder, name)
+    with pytest.raises(AttributeError, match="no attribute 'frobnicate'$") as error:
+        holder.frobnicate  # noqa: B018
+    assert type(error.value) is AttributeError and not hasattr(holder, name)
+    assert repr(copy.deepcopy(holder)) == repr(holder)
 
 
 def test_what_other_libraries_load_with_is_told_of_the_class():
@@ -221,11 +265,48 @@ def test_a_mistyped_attribute_is_not_set_in_silence(name, meant):
     assert name not in vars(agent)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Q",
+        "counts",
+        "env",
+        "learning_starts",
+        "logger",
+        "num_timesteps",
+        "q_net",
+        "q_values",
+        "set_env",
+        "table",
+    ]
+    + ["tensorboard_log", "total_steps", "verbose"],
+)
+def test_setting_says_what_reading_says(name):
+    agent = DistAsyncQLearning()
+    with pytest.raises(UnknownAttributeError) as read:
+        getattr(agent, name)
+    with pytest.raises(UnknownAttributeError) as set_:
+        setattr(agent, name, np.ones((16, 4)))
+    assert str(set_.value) == str(read.value) and name not in vars(agent)
+
+
+def test_methods_of_an_agent_are_not_set():
+    agent = DistAsyncQLearning()
+    for name in ("predict", "train", "load_model", "plot"):
+        with pytest.raises(
+            UnknownAttributeError, match=f"{name} of .* cannot be set: it is a method. Write a"
+        ):
+            setattr(agent, name, None)
+    agent.register = agent.mro = 1  # what its metaclass alone has
+    assert agent.register == 1 and callable(agent.predict)
+
+
 def test_attributes_of_ones_own_are_set():
     class Mine(DistAsyncQLearning):
         def __init__(self):
             super().__init__()
             self.epsilons = [0.5]
+            self.env = self.values = self.predict = None
 
     mine, agent = Mine(), DistAsyncQLearning()
     assert mine.epsilons == [0.5]

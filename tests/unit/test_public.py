@@ -31,6 +31,13 @@ def test_what_is_said_to_be_public_is_there_and_complete(module):
         assert PUBLIC[module] == set(getattr(found, "__all__", PUBLIC[module]))
 
 
+@pytest.mark.parametrize("module", sorted(set(PUBLIC) - WHOLE))
+def test_all_that_is_public_comes_with_a_star(module):
+    names = {}
+    exec(f"from {module} import *", names)
+    assert PUBLIC[module] - set(names) == set()
+
+
 def imported(text):
     """Yield the module, and the name in it, of each import of this package in a program."""
     for node in ast.walk(ast.parse(text)):

@@ -226,6 +226,10 @@ def test_observations_that_were_made_one_hot_are_told_to_be_left_as_they_are(cap
             r"gymnasium\.wrappers\.vector\.FlattenObservation makes .* Leave that wrapper out",
         ),
         (
+            lambda: gymnasium.make_vec("Taxi-v4", 2, wrappers=[wrappers.FlattenObservation]),
+            r"gymnasium\.wrappers\.FlattenObservation makes .* Leave that wrapper out",
+        ),
+        (
             lambda: wrappers.TimeAwareObservation(gymnasium.make("Taxi-v4")),
             r"TimeAwareObservation makes .*TimeAwareObservation\(env, flatten=False\)",
         ),

@@ -10,6 +10,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete, Sequence, Text, Tuple
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
+from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.environments.stepped import spaces
 from dist_classicrl.environments.stepped.spaces import SpaceIndex, check_table_size
 from dist_classicrl.errors import OutsideSpaceError, SpaceError
@@ -260,6 +261,55 @@ def test_the_advice_for_an_infinite_action_works_as_printed(space, wrapper):
     wrapped.reset(seed=0)
     for i in range(min(index.n, 20)):
         wrapped.step(index.decode(i))
+
+
+class _Own(gymnasium.vector.VectorEnv):
+    """A vector environment that says nothing of what it is made of."""
+
+    num_envs = 2
+    single_observation_space, single_action_space = Box(0.0, 1.0, (1,)), Discrete(2)
+
+
+def _vector_of(space, actions=Discrete(2), kind=gymnasium.vector.SyncVectorEnv):  # noqa: B008
+    return kind([lambda: _Shapes(space, actions)] * 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "wrapper"),
+    [
+        (lambda: gymnasium.make_vec("CartPole-v1", 2), "DiscretizeObservation"),
+        (lambda: _vector_of(Box(-1.0, 1.0, (2,))), "DiscretizeObservation"),
+        (
+            lambda: _vector_of(Box(-1.0, 1.0, (2,)), kind=gymnasium.vector.AsyncVectorEnv),
+            "DiscretizeObservation",
+        ),
+        (lambda: lambda: _vector_of(Box(-1.0, 1.0, (2,))), "DiscretizeObservation"),
+        (lambda: _vector_of(Dict(p=Box(-1.0, 1.0, (2,)), k=Discrete(3))), "TransformObservation"),
+        (lambda: _vector_of(Discrete(2), Box(-np.inf, np.inf, (1,))), "DiscretizeAction"),
+        (lambda: _vector_of(Tuple((Discrete(2), Box(0.0, 1.0, (1,))))), "TransformObservation"),
+    ],
+)
+def test_the_advice_for_a_vector_environment_works_as_printed(make, wrapper):
+    env = make()
+    with pytest.raises(SpaceError, match="is not finite") as caught:
+        DistAsyncQLearning(n_envs=2).train(env, total_steps=10)
+    assert f"gymnasium.wrappers.{wrapper}" in str(caught.value) and "n_envs=2" in str(caught.value)
+    wrapped = follow_the_advice(caught.value, env)
+    assert DistAsyncQLearning(seed=1, n_envs=2).train(wrapped, total_steps=10).steps == 10
+    if not callable(env):
+        env.close()
+
+
+def test_what_is_not_known_of_a_vector_environment_is_said_to_be_filled_in():
+    with pytest.raises(SpaceError, match=r"(?s)give train a function that makes one, .*env = YourEnv\(\)"):
+        DistAsyncQLearning().train(_Own(), total_steps=10)
+    wide = _vector_of(Box(-(2**63), 2**63 - 1, (1,), np.int64))
+    with pytest.raises(
+        SpaceError, match=r"(?s)about 10.19 .*Transform.*makes one, .*env = first\(\)\n *# here"
+    ):
+        DistAsyncQLearning().train(wide, total_steps=10)
+    with pytest.raises(SpaceError, match=r"Use gymnasium.spaces.Discrete\(1\) there.$"):
+        DistAsyncQLearning().train(_vector_of(Tuple(())), total_steps=10)
 
 
 def test_sizes_too_large_are_named_with_their_size():

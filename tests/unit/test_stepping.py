@@ -648,3 +648,12 @@ def test_fingerprints_agree_between_processes_and_differ_between_environments():
         make_stepped("StepTest/Timetable-nested-v0", 2).fingerprint(),
     }
     assert len(prints) == 8
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_infos_that_are_lists_are_told_to_be_left_as_they_are(mode):
+    env = SyncVectorEnv([Timetable] * 2, autoreset_mode=mode)
+    wrapped = gymnasium.wrappers.vector.RecordEpisodeStatistics(env)
+    with pytest.raises(EnvError, match=r"Leave DictInfoToList out\.$"):
+        make_stepped(gymnasium.wrappers.vector.DictInfoToList(wrapped))
+    make_stepped(wrapped).reset(seed=1)

@@ -137,6 +137,13 @@ def test_start_distribution_by_formula():
     assert cliff.grid_shape == (4, 12)
 
 
+def test_what_makes_environments_is_told_to_make_one():
+    with pytest.raises(EnvError, match=r"^FrozenLakeEnv is a class or function .*Give FrozenLakeEnv\(\) in"):
+        TabularMDP.from_gymnasium(FrozenLakeEnv)
+    with pytest.raises(EnvError, match=r"^<lambda> is a class or function that .*Give what it returns in"):
+        TabularMDP.from_gymnasium(lambda: FrozenLakeEnv(), use_action_mask=True)
+
+
 def test_the_problems_of_this_package_are_known_by_their_ids():
     id = "dist_classicrl/RiverSwim-v0"
     made = registry()[id].make()

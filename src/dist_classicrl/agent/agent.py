@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dist_classicrl._arguments import (
     OURS,
-    is_misspelled,
+    means_another,
     named_arguments,
     read_only_attribute,
     unknown_attribute,
@@ -260,9 +260,11 @@ class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
             known = getattr(type(self), name, None)
             if isinstance(known, property) and known.fset is None:
                 raise read_only_attribute(self, name)
-            # Whoever writes a class of their own has names of their own.
-            if known is None and type(self) is DistAsyncQLearning and is_misspelled(name):
-                raise unknown_attribute(self, name)
+            if type(self) is DistAsyncQLearning:  # whoever writes a class of their own has names of their own
+                if known is None and means_another(name):
+                    raise unknown_attribute(self, name)
+                if callable(known) and name in dir(type(self)) and not name.startswith("_"):
+                    raise read_only_attribute(self, name)
             super().__setattr__(name, value)
 
     # Training

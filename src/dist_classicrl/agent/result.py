@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from dist_classicrl._arguments import OF_RESULT, other_names
 from dist_classicrl.engines.outcome import Outcome
 from dist_classicrl.engines.progress import Progress
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+@other_names(OF_RESULT)
 @dataclass(frozen=True, repr=False)
 class TrainingResult(Outcome):
     """What `train` did; the same on every rank.

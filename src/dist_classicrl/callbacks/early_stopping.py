@@ -38,7 +38,9 @@ class _OfEvaluation(BaseCallback):
 
 
 class StopTrainingOnRewardThreshold(_OfEvaluation):
-    """Ends the training once the best mean return of an evaluation is high enough.
+    """Ends the training once the mean return of an evaluation is high enough.
+
+    It works below both of `EvalCallback`: a mean that is the first to be so high is a new best.
 
     Parameters
     ----------

@@ -55,8 +55,8 @@ class EvalCallback(EventCallback):
         As in `train`. An environment that is not compiled must not be the same object that the training
         steps through.
     callback_on_new_best, callback_after_eval : BaseCallback, function or sequence, optional
-        What is called after an evaluation, the first only if it found a better model. Each may end the
-        training.
+        What is called after an evaluation, the first only if it found a better model, or if its mean return
+        is higher than those of all before it. Each may end the training.
     n_eval_episodes : int
     eval_freq : int
         Environment steps, of all ranks, between two evaluations. They are made at its multiples, counted as
@@ -221,12 +221,15 @@ class EvalCallback(EventCallback):
         except EvaluationStopped as stopped:
             logger.warning("No evaluation after %s steps: %s", f"{self.num_timesteps:,}", stopped)
             return True
+        # After a policy that is the best there is no value is better, and means may still be higher.
+        has_best_mean = played.mean_return > max(self.log.means, default=-math.inf)
         self.has_improved = self._compare(played.mean_return, self._exact_value())
         self.log.add(self.num_timesteps, played.returns, played.lengths, self.last_exact_value)
         self._tell(played.std_return, played.mean_length)
         self._save()
         assert self.progress is not None  # it came with the step
-        goes_on = not self.has_improved or self.callback_on_new_best.on_step(self.progress)
+        is_new_best = self.has_improved or has_best_mean
+        goes_on = not is_new_best or self.callback_on_new_best.on_step(self.progress)
         return self._on_event() and goes_on
 
     def improvements(self) -> list[bool]:

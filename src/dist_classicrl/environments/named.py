@@ -13,7 +13,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from dist_classicrl._words import nearest
+from dist_classicrl._words import closest, nearest
 from dist_classicrl.errors import EnvError, SettingsError
 
 if TYPE_CHECKING:
@@ -112,10 +112,12 @@ def _no_such(name: str) -> str:
 
     from dist_classicrl.environments.problems.registry import NAMESPACE
 
-    meant = name.rpartition(":")[2]
+    module, colon, meant = name.rpartition(":")
     if f"{NAMESPACE}/{meant}" in gymnasium.registry:
         meant = f"{NAMESPACE}/{meant}"
-    hint = _meant_function(name) or nearest(meant, [*BUILT_IN, *gymnasium.registry])
+    match = closest(meant, [*([] if colon else BUILT_IN), *gymnasium.registry])
+    # What its module registers is not there without it.
+    hint = _meant_function(name) or ("" if match is None else f" Did you mean {f'{module}{colon}{match}'!r}?")
     return (
         f"There is no environment {name!r}.{hint} It is a Gymnasium id such as FrozenLake-v1, "
         f"module:function, or one of {', '.join(BUILT_IN)}."

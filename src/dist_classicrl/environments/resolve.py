@@ -241,7 +241,7 @@ def _flattened(env: Any) -> str | None:
 
     wrappers = gymnasium.wrappers
     outer = _observations_of(env)
-    while isinstance(env, (gymnasium.Wrapper, gymnasium.vector.VectorWrapper)):
+    while env is not None:
         is_timed = isinstance(env, wrappers.TimeAwareObservation) and env.flatten
         is_flat = is_timed or isinstance(
             env, (wrappers.FlattenObservation, wrappers.vector.FlattenObservation)
@@ -267,8 +267,17 @@ def _flattened(env: Any) -> str | None:
                 f"{name} makes {zeros} {values}. Leave that wrapper out: a table takes such observations as "
                 "they are."
             )
-        env = env.env
+        env = _inside(env)
     return None
+
+
+def _inside(env: Any) -> Any:
+    """Return what a wrapper is around, or the first that is stepped in a vector environment, or None."""
+    import gymnasium
+
+    if isinstance(env, (gymnasium.Wrapper, gymnasium.vector.VectorWrapper)):
+        return env.env
+    return env.envs[0] if isinstance(env, gymnasium.vector.SyncVectorEnv) else None
 
 
 def _observations_of(env: Any) -> Any:

@@ -46,7 +46,7 @@ def export(
     force: bool = False,
     most_visited: int | None = None,
 ) -> Path:
-    """Write what `agent` has learned to exactly `path`: whole, or not at all.
+    """Write what `agent` has learned to exactly `path`: whole, or not at all, in a folder that is made.
 
     `env` is the environment that was trained in, for observations and names, and `environment` what the file
     calls it. The kind, by default the suffix of `path`, is one of `KINDS`: "npz" is a model file, which
@@ -66,10 +66,14 @@ def export(
     if os.path.lexists(target) and not force:
         raise ExportError(f"{target} is there already. Give another name, or replace it with --force.")
     place = Path(os.path.realpath(target)) if target.is_symlink() else target
-    if not place.parent.is_dir():
-        raise ExportError(f"There is no folder {place.parent}. Make it first, or write somewhere else.")
     policy = policy_of(agent, env)
     agent.check_values()
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ExportError(
+            f"The folder of {target} cannot be made: {error}. Give a path in one where you may write."
+        ) from error
     write(Exported(agent, policy, environment, most_visited), place)
     return target
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dist_classicrl._arguments import OF_POLICY, named_arguments, other_names
 from dist_classicrl._html import facts_of
 from dist_classicrl.checks import as_array
 from dist_classicrl.environments.labels import Labels, labels_of
@@ -23,6 +24,7 @@ from dist_classicrl.model.lookup import Lookup, tried
 _CHUNK = 1 << 16
 
 
+@other_names(OF_POLICY)
 @dataclass(frozen=True, repr=False, eq=False)
 class Policy:
     """The greedy policy of a table, as `DistAsyncQLearning.policy` returns it.
@@ -73,6 +75,7 @@ class Policy:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), tuple(getattr(self, each.name) for each in fields(self))
 
+    @named_arguments("policy")
     def __call__(self, observation: Any, action_mask: Any = None) -> Any:
         """Return the greedy action, or actions, as `DistAsyncQLearning.predict` does."""
         return self.lookup.choose(observation, action_mask)

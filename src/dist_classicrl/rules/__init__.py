@@ -66,6 +66,8 @@ _HOMES |= {
 }
 """Where the classes of hyper-parameters live that are imported from here."""
 
+__all__ = ["LearningRule", "Range", "Shared", "register", *_HOMES]
+
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)
 
 

@@ -13,7 +13,7 @@ from dist_classicrl._hints import promised_size
 from dist_classicrl.cli import errors, options
 from dist_classicrl.cli.launch_options import is_of_launch, taken_from, takes_launch
 from dist_classicrl.cli.option_types import OutFolder, Place, Whole, option
-from dist_classicrl.cli.synonyms import own_word
+from dist_classicrl.cli.synonyms import check_one_word_each, own_word
 
 _HELP = """\
 Train on one core or on many ranks; typed again, it goes on.
@@ -44,7 +44,12 @@ is done, it says so; with more --total-steps it goes on.
 
 
 class _Sections(click.Command):
-    """A command whose help shows its options in sections."""
+    """A command whose help shows its options in sections, and which takes each by one of its names."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the options."""
+        check_one_word_each(args)
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, section by section."""

@@ -26,6 +26,13 @@ def fields_of(env: Any, use_action_mask: bool, make_kwargs: Mapping[str, Any]) -
     if isinstance(env, (str, gymnasium.envs.registration.EnvSpec)):
         with closing(_made(env, make_kwargs)) as made:
             return fields_of_instance(made, use_action_mask)
+    if callable(env) and not isinstance(env, gymnasium.Env):
+        name = getattr(env, "__name__", repr(env))
+        made = f"{name}()" if name.isidentifier() else "what it returns"
+        raise EnvError(
+            f"{name} is a class or function that makes environments, and an id or an instance is needed. "
+            f"Give {made} in place of it."
+        )
     if make_kwargs:
         raise EnvError(
             f"{sorted(make_kwargs)} cannot be set on an environment that is made already; give its id instead"

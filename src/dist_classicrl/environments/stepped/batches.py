@@ -32,9 +32,10 @@ from dist_classicrl.environments.stepped.base import (
     unpacked,
 )
 from dist_classicrl.environments.stepped.masks import MASK_KEY, mask_in
+from dist_classicrl.environments.stepped.space_advice import advice_for_each
 from dist_classicrl.environments.stepped.spaces import SpaceIndex
 from dist_classicrl.environments.stepped.unusable import OF_VALUES, not_usable
-from dist_classicrl.errors import ActionMaskError, EnvError
+from dist_classicrl.errors import ActionMaskError, EnvError, SpaceError
 
 _log = logging.getLogger(__name__)
 
@@ -277,7 +278,11 @@ class VectorEnvs(SteppedEnv):
     def __init__(self, env: VectorEnv, use_action_mask: bool | None, owned: list[Any]) -> None:
         _check_has_spaces(env, "single_observation_space", "single_action_space")
         spaces = env.single_observation_space, env.single_action_space
-        super().__init__(env, env.num_envs, *spaces, use_action_mask, owned)
+        _check_infos_are_arrays(env)
+        try:
+            super().__init__(env, env.num_envs, *spaces, use_action_mask, owned)
+        except SpaceError as error:
+            raise SpaceError(advice_for_each(str(error), env, is_made=bool(owned))) from None
         self._env = env
         self._mode = _autoreset_mode(env)
         self._awaiting = self._rows[:0]  # the environments that reset at the next step, whatever the action
@@ -398,6 +403,16 @@ def _check_has_spaces(env: gymnasium.Env | VectorEnv, *names: str) -> None:
                 f"which values there are, there or in __init__, for instance {name} = "
                 "gymnasium.spaces.Discrete(4), or a Gymnasium id such as 'FrozenLake-v1'."
             )
+
+
+def _check_infos_are_arrays(env: VectorEnv) -> None:
+    while isinstance(env, gymnasium.vector.VectorWrapper):
+        if isinstance(env, gymnasium.wrappers.vector.DictInfoToList):
+            raise EnvError(
+                "DictInfoToList makes a list of what a vector environment tells besides observations, from "
+                "which neither action masks nor last observations can be read. Leave DictInfoToList out."
+            )
+        env = env.env
 
 
 def _all_answer(env: AsyncVectorEnv) -> bool:

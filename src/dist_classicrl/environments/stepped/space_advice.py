@@ -6,8 +6,11 @@ that the user knows better.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import VectorEnv
 
 _GUESSED_RANGE = 5.0
 _HUGE = 1e6  # a bound beyond this is finite in name only: bins over it would hold everything in one
@@ -38,6 +41,33 @@ def advice_for(space: spaces.Space, path: tuple[str | int, ...], role: str) -> s
         f"function {function} {meaning}:\n\n    from gymnasium.spaces import Discrete\n"
         f"    from gymnasium.wrappers import Transform{name}\n"
         f"    env = Transform{name}(env, {function}, Discrete(n))\n"
+    )
+
+
+def advice_for_each(told: str, env: VectorEnv, is_made: bool) -> str:
+    """Return what a message tells of one environment's space as it is told to who has a vector environment.
+
+    Wrappers, which it advises, go around one environment alone: its code goes into a function that makes one.
+    `is_made`: what was given is a function that returned the vector environment.
+    """
+    if "gymnasium.wrappers." not in told:
+        return told
+    text, _, code = told.rstrip(".\n").partition(":\n\n")
+    makers, spec = getattr(env.unwrapped, "env_fns", None), env.unwrapped.spec
+    if isinstance(makers, Sequence):
+        made = "first()"
+        given = "env()" if is_made else "env"
+        before = f"    first = {given}.unwrapped.env_fns[0]  # what makes the first of your environments\n"
+    elif spec is not None:
+        made, before = f"gymnasium.make({spec.id!r})", "    import gymnasium\n"
+    else:
+        made, before = "YourEnv()", ""
+    lines = [f"env = {made}", *(line[4:] for line in (code or "    # here").splitlines()), "return env"]
+    body = "".join(f"        {line}\n" for line in lines)
+    return (
+        f"{text}. The wrapper goes around one environment, and not around a vector environment: give train a "
+        f"function that makes one, and the agent n_envs={env.num_envs}:\n\n{before}    def make_env():\n"
+        f"{body}    env = make_env  # for train(env), of an agent with n_envs={env.num_envs}\n"
     )
 
 
