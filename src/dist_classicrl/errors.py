@@ -121,7 +121,7 @@ class CheckpointMismatchError(CheckpointError):
 
 
 class CheckpointUnreadableError(CheckpointError):
-    """A checkpoint cannot be read for now, or by this version: that says nothing about what is in it."""
+    """A checkpoint or its folder cannot be read for now, or by this version: it may be as good as ever."""
 
 
 class CheckpointFencedError(CheckpointError):

@@ -15,7 +15,7 @@ from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.checkpoint.location import open_storage
 from dist_classicrl.checkpoint.remote import RemoteStorage
 from dist_classicrl.checkpoint.writer import Writer
-from dist_classicrl.errors import CheckpointError, CheckpointFencedError
+from dist_classicrl.errors import CheckpointError, CheckpointFencedError, CheckpointUnreadableError
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -427,7 +427,7 @@ def test_a_store_that_is_not_there_is_an_error_in_words(s3, monkeypatch):
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     s3fs.S3FileSystem.clear_instance_cache()
     folder = CheckpointFolder("s3://bucket/run-1", "agent-0")
-    with pytest.raises(CheckpointError, match="cannot be listed: .*127.0.0.1:9"):
+    with pytest.raises(CheckpointUnreadableError, match="cannot be listed: .*127.0.0.1:9.*: try again once"):
         folder.read_newest()
     with pytest.raises(CheckpointError, match="Checkpoints cannot be written to s3://bucket/run-1/agent-0"):
         folder.fence.claim()
