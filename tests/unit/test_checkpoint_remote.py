@@ -156,7 +156,7 @@ class Backend:
     def __init__(self, storage, pipe_file):
         self._fs = storage._fs
         self.pipe_file_of_test = pipe_file
-        storage._fs = self
+        storage._reached = {os.getpid(): (self, storage._root)}
 
     def __getattr__(self, name):
         return getattr(self._fs, name)
@@ -403,6 +403,37 @@ def test_what_other_processes_write_is_seen(s3):
     assert folder.read_newest().body["steps"] == 2
     with pytest.raises(CheckpointFencedError):
         folder.fence.check()
+
+
+FORKING = """
+import os, sys, numpy as np
+from dist_classicrl.checkpoint.folder import CheckpointFolder
+
+def save(steps):
+    folder.fence.claim()
+    folder.write({"a": np.full(5, float(steps))}, {"steps": steps}, "0123abcd")
+
+folder = CheckpointFolder(sys.argv[1], "agent-0")
+save(1)
+child = os.fork()
+if child == 0:
+    try:
+        save(2)
+    finally:
+        print(folder.read_newest().body["steps"], flush=True)
+        os._exit(0)
+os.waitpid(child, 0)
+save(3)
+print(folder.read_newest().body["steps"])
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_was_forked_from_one_that_saved_saves_as_well(s3):
+    program = [sys.executable, "-c", FORKING, f"{s3}/run-1"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120.0)
+    assert (done.returncode, done.stdout) == (0, "2\n3\n"), done.stderr
+    assert len(CheckpointFolder(f"{s3}/run-1", "agent-0").names()) == 3
 
 
 def test_the_writer_thread_writes_to_a_url(location):
