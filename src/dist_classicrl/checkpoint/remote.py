@@ -37,7 +37,7 @@ class RemoteStorage(Storage):
         """Return the fsspec file system, and the folder in it."""
         process = os.getpid()
         if process not in self._reached:
-            self._reached[process] = self._reach_anew()  # that of a parent stays open: it uses it
+            self._reached[process] = self._reach_anew()  # that of a parent stays open, which uses it
         return self._reached[process]
 
     def _reach_anew(self) -> tuple[Any, str]:

@@ -54,10 +54,10 @@ class Place:
         Return False if another process wrote a checkpoint after `read`, the last one that was read.
         """
         if self.folder.fence.number == 0:
-            newest = self.folder.names()[:1]
+            newest = self.folder.newest()
             self.folder.fence.claim()
             self.writer = Writer(self.folder)  # one that could not claim in an earlier call would try again
-            return self.folder.names()[:1] == newest and (read is None or newest == [read])
+            return self.folder.newest() == newest and (read is None or str(newest) == read)
         return True
 
 
