@@ -248,8 +248,8 @@ def _check_begins_once(place: Place) -> None:
         raise CheckpointError(
             "This SLURM job was queued again (SLURM_RESTART_COUNT is "
             f'{slurm.times_queued_again()}), and with resume="never" it would begin anew each time, though '
-            f"{place.folder.url} has a checkpoint of {newest.steps} steps. Leave resume out, with a checkpoint_dir "
-            "of its own for the run; to begin anew, submit the job again."
+            f"{place.folder.url} has a checkpoint of {newest.steps} steps. Leave resume out, with a "
+            "checkpoint_dir of its own for the run; to begin anew, submit the job again."
         )
 
 

@@ -113,10 +113,7 @@ class Fence:
             listed = self._storage.listed()
             if newest not in _fences_in(listed):  # a later one has taken its place
                 return self._check_succession(succession, listed)
-            raise CheckpointError(
-                f"{_fence_file(newest)} in {self._storage.url}, which says who may write there, is damaged "
-                "or not complete yet. If no other process trains with this folder, remove that file."
-            )
+            raise self._damaged(newest, "If no other process trains with this folder, remove that file.")
         term = holder.get("term")
         if (
             holder.get("first") != succession.first
@@ -146,9 +143,20 @@ class Fence:
             if newest <= self._number:
                 raise
             holder = {}  # whoever it is has replaced this process
-        if newest == self._number and holder.get("token") == self._token:
-            return self._number
+        if newest == self._number:
+            if holder.get("token") == self._token:
+                return self._number
+            if not holder:
+                if newest not in _fences_in(self._storage.listed()):  # a later one has taken its place
+                    return self.check()
+                raise self._damaged(newest, "Where it stays so, start the program again.")
         raise self._fenced(newest, holder, f"this process has {self._number}")
+
+    def _damaged(self, number: int, instead: str) -> CheckpointError:
+        return CheckpointError(
+            f"{_fence_file(number)} in {self._storage.url}, which says who may write there, is damaged or "
+            f"not complete yet. {instead}"
+        )
 
     def _fenced(self, newest: int, holder: dict[str, Any], own: str) -> CheckpointFencedError:
         who = ", ".join(f"{key} {holder[key]!a}" for key in ("host", "pid", "time") if key in holder)
