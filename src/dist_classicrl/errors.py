@@ -1,6 +1,8 @@
 """Every error that this package raises by name.
 
-Each message says what was given, what is allowed, and what to write instead.
+Each message says what was given, what is allowed, and what to write instead. All that a constructor takes is
+in `args`: an error is made anew from these where it is pickled, as by the user's own pools of processes, or
+copied.
 """
 
 from __future__ import annotations
@@ -122,7 +124,7 @@ class CheckpointMismatchError(CheckpointError):
 
 
 class CheckpointUnreadableError(CheckpointError):
-    """A checkpoint cannot be read for now, or by this version: that says nothing about what is in it."""
+    """A checkpoint or its folder cannot be read for now, or by this version: it may be as good as ever."""
 
 
 class CheckpointFencedError(CheckpointError):
@@ -149,7 +151,8 @@ class TrainingStopped(SystemExit):
     """
 
     def __init__(self, code: int, reason: str, checkpoint: str | None, steps: int) -> None:
-        super().__init__(code)
+        super().__init__(code, reason, checkpoint, steps)
+        self.code = code
         self.reason = reason
         self.checkpoint = checkpoint
         self.steps = steps
@@ -183,7 +186,8 @@ class SweepStopped(SystemExit):
     """
 
     def __init__(self, code: int, reason: str, folder: Path) -> None:
-        super().__init__(code)
+        super().__init__(code, reason, folder)
+        self.code = code
         self.reason = reason
         self.folder = folder
 
@@ -200,7 +204,8 @@ class WorkerLeft(SystemExit):
     """
 
     def __init__(self, rank: int) -> None:
-        super().__init__(0)
+        super().__init__(rank)
+        self.code = 0
         self.rank = rank
 
     def __str__(self) -> str:
@@ -253,8 +258,11 @@ class ExitCalledError(DistClassicRLError, RuntimeError):
     """
 
     def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
+        super().__init__(message, code)
         self.code = code
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class RemoteRankError(DistClassicRLError, RuntimeError):
@@ -277,12 +285,15 @@ class RemoteRankError(DistClassicRLError, RuntimeError):
     def __init__(
         self, rank: int, host: str, summary: str, remote_traceback: str, is_cut_off: bool = False
     ) -> None:
-        super().__init__(f"rank {rank} on {host} raised {summary}\n\n{remote_traceback}")
+        super().__init__(rank, host, summary, remote_traceback, is_cut_off)
         self.rank = rank
         self.host = host
         self.summary = summary
         self.remote_traceback = remote_traceback
         self.is_cut_off = is_cut_off
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.host} raised {self.summary}\n\n{self.remote_traceback}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the arguments of the constructor as plain data for JSON."""

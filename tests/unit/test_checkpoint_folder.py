@@ -441,12 +441,57 @@ def test_a_fence_file_that_is_half_written_counts_by_its_number(tmp_path, conten
     assert CheckpointFolder(tmp_path, "agent-0").fence.claim() == 3
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"null"])
-def test_a_fence_file_of_ours_that_says_nothing_is_not_ours(tmp_path, content):
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff"])
+def test_a_fence_file_of_ours_that_says_nothing_replaces_nobody(tmp_path, content):
+    """It may be a short read, so the next checkpoint is tried; a later number counts as ever."""
     folder = claimed(tmp_path)
-    (tmp_path / "agent-0" / "fence-000001.json").write_bytes(content)
-    with pytest.raises(CheckpointFencedError, match="another server .unknown; fencing number 1"):
+    path = tmp_path / "agent-0" / "fence-000001.json"
+    whole = path.read_bytes()
+    path.write_bytes(content)
+    for attempt in (folder.fence.check, lambda: folder.write(arrays_of(1), {"steps": 1}, RUN)):
+        with pytest.raises(
+            CheckpointError, match="fence-000001.json .* is damaged .*start the prog"
+        ) as caught:
+            attempt()
+        assert not isinstance(caught.value, CheckpointFencedError)
+    path.write_bytes(whole)
+    folder.write(arrays_of(1), {"steps": 1}, RUN)
+    path.write_bytes(content)
+    claimed(tmp_path)
+    with pytest.raises(CheckpointFencedError, match="fencing number 2"):
         folder.fence.check()
+
+
+def test_a_fence_file_that_goes_as_it_is_read_is_that_of_who_was_replaced(tmp_path, monkeypatch):
+    """Whoever claims removes the earlier one, here between the listing and the reading."""
+    folder = claimed(tmp_path)
+    listed, later = folder.storage.listed, []
+
+    def claim_behind(where=""):
+        found = listed(where)
+        if not later:
+            later.append(claimed(tmp_path))
+        return found
+
+    monkeypatch.setattr(folder.storage, "listed", claim_behind)
+    with pytest.raises(CheckpointFencedError, match=f"host .*pid {os.getpid()}, .*fencing number 2"):
+        folder.fence.check()
+
+
+def test_one_short_read_of_its_fence_file_costs_a_training_one_checkpoint(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(places, "_agents", {})
+    agent = DistAsyncQLearning(seed=1)
+    lake = TabularMDP.from_gymnasium("FrozenLake-v1")
+    agent.train(lake, total_steps=500, checkpoint_dir=tmp_path)
+    path = tmp_path / "agent-0" / "fence-000001.json"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:20])
+    assert agent.train(lake, total_steps=500, checkpoint_dir=tmp_path).steps == 500
+    assert "fence-000001.json" in caplog.text and "damaged" in caplog.text
+    path.write_bytes(whole)
+    agent.train(lake, total_steps=500, checkpoint_dir=tmp_path)
+    assert "can be written to" in caplog.text and "again" in caplog.text
+    assert CheckpointFolder(tmp_path, "agent-0").newest().steps == agent.steps == 1_500
 
 
 def test_a_file_of_the_same_number_and_another_token_is_somebody_else(tmp_path):

@@ -15,7 +15,7 @@ from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.checkpoint.location import open_storage
 from dist_classicrl.checkpoint.remote import RemoteStorage
 from dist_classicrl.checkpoint.writer import Writer
-from dist_classicrl.errors import CheckpointError, CheckpointFencedError
+from dist_classicrl.errors import CheckpointError, CheckpointFencedError, CheckpointUnreadableError
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -156,7 +156,7 @@ class Backend:
     def __init__(self, storage, pipe_file):
         self._fs = storage._fs
         self.pipe_file_of_test = pipe_file
-        storage._fs = self
+        storage._reached = {os.getpid(): (self, storage._root)}
 
     def __getattr__(self, name):
         return getattr(self._fs, name)
@@ -405,6 +405,37 @@ def test_what_other_processes_write_is_seen(s3):
         folder.fence.check()
 
 
+FORKING = """
+import os, sys, numpy as np
+from dist_classicrl.checkpoint.folder import CheckpointFolder
+
+def save(steps):
+    folder.fence.claim()
+    folder.write({"a": np.full(5, float(steps))}, {"steps": steps}, "0123abcd")
+
+folder = CheckpointFolder(sys.argv[1], "agent-0")
+save(1)
+child = os.fork()
+if child == 0:
+    try:
+        save(2)
+    finally:
+        print(folder.read_newest().body["steps"], flush=True)
+        os._exit(0)
+os.waitpid(child, 0)
+save(3)
+print(folder.read_newest().body["steps"])
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_was_forked_from_one_that_saved_saves_as_well(s3):
+    program = [sys.executable, "-c", FORKING, f"{s3}/run-1"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120.0)
+    assert (done.returncode, done.stdout) == (0, "2\n3\n"), done.stderr
+    assert len(CheckpointFolder(f"{s3}/run-1", "agent-0").names()) == 3
+
+
 def test_the_writer_thread_writes_to_a_url(location):
     writer = Writer(claimed(location))
     writer.submit(arrays_of(1), {"steps": 1}, RUN)
@@ -427,7 +458,7 @@ def test_a_store_that_is_not_there_is_an_error_in_words(s3, monkeypatch):
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     s3fs.S3FileSystem.clear_instance_cache()
     folder = CheckpointFolder("s3://bucket/run-1", "agent-0")
-    with pytest.raises(CheckpointError, match="cannot be listed: .*127.0.0.1:9"):
+    with pytest.raises(CheckpointUnreadableError, match="cannot be listed: .*127.0.0.1:9.*: try again once"):
         folder.read_newest()
     with pytest.raises(CheckpointError, match="Checkpoints cannot be written to s3://bucket/run-1/agent-0"):
         folder.fence.claim()

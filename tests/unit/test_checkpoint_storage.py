@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.checkpoint import local as local_module
 from dist_classicrl.checkpoint.local import LocalStorage
 from dist_classicrl.checkpoint.location import open_storage
-from dist_classicrl.errors import CheckpointError
+from dist_classicrl.errors import CheckpointError, CheckpointUnreadableError
 
 
 @pytest.fixture
@@ -196,6 +197,46 @@ def test_a_relative_path_stays_where_it_was_after_a_change_of_folder(tmp_path, m
     monkeypatch.chdir("/")
     storage.create()
     assert storage.url == str(tmp_path / "runs" / "agent-0") and os.path.isdir(storage.url)
+
+
+class Answer(Exception):
+    """What a store behind HTTP answers, in the words of one of fsspec's backends."""
+
+    def __init__(self, **number):
+        super().__init__("Forbidden")
+        vars(self).update(number)
+
+
+REFUSED, AWAY = "Give a folder that this user may read", "may be as good as ever: try again once"
+
+
+@pytest.mark.parametrize(
+    "trouble, said, cure",
+    [
+        (PermissionError(errno.EACCES, "Access Denied"), "Access Denied", REFUSED),
+        (PermissionError("Access Denied"), "Access Denied", REFUSED),
+        (Answer(status=403), "Forbidden", REFUSED),
+        (Answer(code=403), "Forbidden", REFUSED),
+        (Answer(status_code=401), "Forbidden", REFUSED),
+        (Answer(status=503), "Forbidden", AWAY),
+        (ConnectionResetError(errno.ECONNRESET, "Connection reset"), "Connection reset", AWAY),
+        (ConnectionRefusedError("no port"), "no port", AWAY),
+        (TimeoutError(), "TimeoutError", AWAY),
+        (OSError(errno.ESTALE, "Stale file handle"), "Stale file handle", AWAY),
+        (RuntimeError("whatever a store says"), "whatever a store says", AWAY),
+    ],
+    ids=repr,
+)
+def test_only_who_may_not_read_a_folder_is_told_so(storage, monkeypatch, tmp_path, trouble, said, cure):
+    def failing(*where):
+        raise trouble
+
+    with pytest.raises(CheckpointUnreadableError, match=f"cannot be listed: .*{said}.*{cure}") as raised:
+        monkeypatch.setattr(LocalStorage, "names", failing)
+        storage.listed()
+    assert (REFUSED in str(raised.value)) != (AWAY in str(raised.value))
+    with pytest.raises(CheckpointUnreadableError, match=f"cannot be listed: .*{said}.*{cure}"):
+        DistAsyncQLearning.load_model(tmp_path)
 
 
 @pytest.mark.parametrize("prefix", ["file://", "file://localhost", "FILE://", "Local://"])

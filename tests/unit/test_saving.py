@@ -552,6 +552,21 @@ def test_who_saved_before_another_one_did_claims_anew_when_it_serves_again(tmp_p
     assert again.folder.fence.check() == 3
 
 
+def test_a_claim_looks_into_the_newest_checkpoint_alone(tmp_path, monkeypatch):
+    """There may be thousands of them, behind a URL."""
+    folder = CheckpointFolder(tmp_path, "agent-0", keep_last=9)
+    folder.fence.claim()
+    for steps in range(5):
+        name = folder.write({"a": VALUES}, {"steps": steps}, "0123abcd")
+    os.mkdir(tmp_path / "agent-0" / name.replace("c0000", "c0001"))  # of one that was not finished
+    monkeypatch.setattr(places, "_agents", {})
+    place = Places().of(checkpoint_plan(checkpoint_dir=tmp_path))
+    listed, names = [], place.folder.storage.names
+    monkeypatch.setattr(place.folder.storage, "names", lambda of="": listed.append(of) or names(of))
+    assert place.claim(name)
+    assert set(listed) == {"", name, name.replace("c0000", "c0001")} and listed.count(name) == 2
+
+
 class StoreError(Exception):
     """What a remote store raises: neither an OSError nor a ValueError."""
 

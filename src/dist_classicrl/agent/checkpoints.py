@@ -244,12 +244,12 @@ def put_back_to_call(
 
 def _check_begins_once(place: Place) -> None:
     """Refuse to begin anew in each run of a SLURM job that goes back into the queue."""
-    if slurm.times_queued_again() and (steps := place.folder.newest_steps()) is not None:
+    if slurm.times_queued_again() and (newest := place.folder.newest()) is not None:
         raise CheckpointError(
             "This SLURM job was queued again (SLURM_RESTART_COUNT is "
             f'{slurm.times_queued_again()}), and with resume="never" it would begin anew each time, though '
-            f"{place.folder.url} has a checkpoint of {steps} steps. Leave resume out, with a checkpoint_dir "
-            "of its own for the run; to begin anew, submit the job again."
+            f"{place.folder.url} has a checkpoint of {newest.steps} steps. Leave resume out, with a "
+            "checkpoint_dir of its own for the run; to begin anew, submit the job again."
         )
 
 

@@ -23,7 +23,8 @@ def saved_model_of(path: str | os.PathLike[str]) -> SavedModel:
     """Return the agent as of the newest good checkpoint in a folder, which `load_model` describes.
 
     CheckpointError where there is no checkpoint, none that can be used, or several agents;
-    CheckpointUnreadableError where it is of another version of this package. Nothing in it is ever run.
+    CheckpointUnreadableError where it is of another version of this package, or cannot be read for now.
+    Nothing in it is ever run.
     """
     saved = _saved_of(path)
     fault = checkpoint_fault(saved)
@@ -49,14 +50,7 @@ def _saved_of(path: str | os.PathLike[str]) -> Saved:
     url = storage.url.removesuffix("/") or "/"
     # A link to a checkpoint's folder may have any name.
     location = os.path.realpath(storage.url) if isinstance(storage, LocalStorage) else os.fspath(path)
-    try:
-        names = storage.names()
-    except CheckpointError:
-        raise
-    except Exception as error:  # remote stores raise errors of many kinds
-        raise CheckpointError(
-            f"The folder {url} cannot be listed: {error}. Give a folder that this user may read."
-        ) from error
+    names = storage.listed()
     above, name = _split(location)
     if MANIFEST in names:
         return CheckpointFolder(*_split(above)).read(name)

@@ -32,18 +32,19 @@ class Fence:
     """The claim of one process to a folder.
 
     Each claim is a file with the next number, which only one process can create. A process with a lower one
-    has been replaced.
+    has been replaced. One that is forked from this one has claimed nothing.
     """
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._number: int | None = None
+        self._number = 0  # none yet
         self._token = ""
+        self._pid = 0  # of the process that claimed it
 
     @property
     def number(self) -> int:
         """The number under which this process claimed the folder; 0 if it has not."""
-        return self._number or 0
+        return self._number if self._pid == os.getpid() else 0
 
     def claim(self, succession: Succession | None = None) -> int:
         """Take the next fencing number: every earlier claim is refused from now on.
@@ -62,7 +63,7 @@ class Fence:
                 f"The checkpoint folder {self._storage.url} cannot be claimed: {error}. "
                 "Give a folder in which files can be listed, read, written and removed."
             ) from error
-        self._number = number
+        self._number, self._pid = number, os.getpid()
         for earlier in _fences_in(self._storage.listed()):
             if earlier < number:
                 with suppress(Exception):  # it no longer means anything
@@ -113,10 +114,7 @@ class Fence:
             listed = self._storage.listed()
             if newest not in _fences_in(listed):  # a later one has taken its place
                 return self._check_succession(succession, listed)
-            raise CheckpointError(
-                f"{_fence_file(newest)} in {self._storage.url}, which says who may write there, is damaged "
-                "or not complete yet. If no other process trains with this folder, remove that file."
-            )
+            raise self._damaged(newest, "If no other process trains with this folder, remove that file.")
         term = holder.get("term")
         if (
             holder.get("first") != succession.first
@@ -130,10 +128,11 @@ class Fence:
 
         CheckpointError if that cannot be found out, or the folder was never claimed.
         """
-        if self._number is None:
+        if self._number == 0:
             raise CheckpointError(
                 f"The checkpoint folder {self._storage.url} was not claimed. Call claim() first."
             )
+        self.check_process()
         newest = max(_fences_in(self._storage.listed()), default=None)
         if newest is None:
             raise CheckpointError(
@@ -146,9 +145,29 @@ class Fence:
             if newest <= self._number:
                 raise
             holder = {}  # whoever it is has replaced this process
-        if newest == self._number and holder.get("token") == self._token:
-            return self._number
+        if newest == self._number:
+            if holder.get("token") == self._token:
+                return self._number
+            if not holder:
+                if newest not in _fences_in(self._storage.listed()):  # a later one has taken its place
+                    return self.check()
+                raise self._damaged(newest, "Where it stays so, start the program again.")
         raise self._fenced(newest, holder, f"this process has {self._number}")
+
+    def check_process(self) -> None:
+        """Raise CheckpointFencedError in a process that was forked from the one which claimed the folder."""
+        if self.number != self._number:
+            raise CheckpointFencedError(
+                f"The checkpoint folder {self._storage.url} belongs to process {self._pid}, from which this "
+                "one was forked in the middle of a training: it must not save that as well. Let the new "
+                "process call train itself, with a checkpoint_dir of its own if both are to go on."
+            )
+
+    def _damaged(self, number: int, instead: str) -> CheckpointError:
+        return CheckpointError(
+            f"{_fence_file(number)} in {self._storage.url}, which says who may write there, is damaged or "
+            f"not complete yet. {instead}"
+        )
 
     def _fenced(self, newest: int, holder: dict[str, Any], own: str) -> CheckpointFencedError:
         who = ", ".join(f"{key} {holder[key]!a}" for key in ("host", "pid", "time") if key in holder)
@@ -161,7 +180,6 @@ class Fence:
     @property
     def claimed(self) -> tuple[int, str]:
         """The number of this claim, and what stands in its file alone: see `sees`."""
-        assert self._number is not None  # see `check`
         return self._number, self._token
 
     def sees(self, claimed: tuple[int, str], seconds: float) -> bool:

@@ -78,9 +78,9 @@ class CheckpointFolder:
         """Return the names of the complete checkpoints, newest first."""
         return [str(name) for name in reversed(self._checkpoints()) if self._is_complete(name)]
 
-    def newest_steps(self) -> int | None:
-        """Return the global step of the newest complete checkpoint; None if there is none."""
-        return next((name.steps for name in reversed(self._checkpoints()) if self._is_complete(name)), None)
+    def newest(self) -> CheckpointName | None:
+        """Return the newest complete checkpoint; None if there is none. Older ones are not looked into."""
+        return next(filter(self._is_complete, reversed(self._checkpoints())), None)
 
     def has_any(self, run: str) -> bool:
         """Whether there is a complete checkpoint of this run."""

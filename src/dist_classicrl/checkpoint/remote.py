@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import inspect
+import os
 import re
 import secrets
 from collections.abc import Iterable
 from contextlib import suppress
-from functools import cached_property
 from typing import Any, BinaryIO, cast
 
 from dist_classicrl._urls import without_password
@@ -23,17 +23,24 @@ class RemoteStorage(Storage):
     and files of the AWS command line (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL`` and so on), for all of them
     fsspec's own configuration (``FSSPEC_S3_ENDPOINT_URL`` and the like).
 
-    The store is reached when it is first needed, and CheckpointError raised then where that cannot be.
+    The store is reached when it is first needed, and CheckpointError raised then where that cannot be. A
+    process that was forked reaches it anew: connections are of one process.
     """
 
     def __init__(self, location: str, subfolder: str) -> None:
         self._location = re.sub("(?<![:/])/+$", "", location)
         self._subfolder = subfolder
         self.url = f"{without_password(self._location)}/{subfolder}"
+        self._reached: dict[int, tuple[Any, str]] = {}  # by process: the file system, and the folder in it
 
-    @cached_property
-    def _reached(self) -> tuple[Any, str]:
-        """The fsspec file system, and the folder in it."""
+    def _reach(self) -> tuple[Any, str]:
+        """Return the fsspec file system, and the folder in it."""
+        process = os.getpid()
+        if process not in self._reached:
+            self._reached[process] = self._reach_anew()  # that of a parent stays open, which uses it
+        return self._reached[process]
+
+    def _reach_anew(self) -> tuple[Any, str]:
         fs, root = _filesystem(self._location, self.url)
         if not root and not fs.root_marker:
             raise CheckpointError(
@@ -42,13 +49,13 @@ class RemoteStorage(Storage):
             )
         return fs, f"{root.rstrip('/')}/{self._subfolder}"
 
-    @cached_property
+    @property
     def _fs(self) -> Any:
-        return self._reached[0]
+        return self._reach()[0]
 
-    @cached_property
+    @property
     def _root(self) -> str:
-        return self._reached[1]
+        return self._reach()[1]
 
     def create(self) -> None:
         """Make the folder where the store has folders, and check that an object can be written."""

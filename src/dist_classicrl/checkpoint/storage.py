@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import BinaryIO
 
-from dist_classicrl.errors import CheckpointError
+from dist_classicrl.errors import CheckpointError, CheckpointUnreadableError
 
 
 class Storage(ABC):
@@ -27,15 +27,19 @@ class Storage(ABC):
         """Return the names of what is directly inside `folder`; none if there is no such folder."""
 
     def listed(self, folder: str = "") -> list[str]:
-        """Return `names`; CheckpointError, which says what to do, where the folder cannot be listed."""
+        """Return `names`; CheckpointUnreadableError, which says what to do, where it cannot be listed."""
         try:
             return self.names(folder)
         except CheckpointError:
             raise
         except Exception as error:  # remote stores raise errors of many kinds
-            raise CheckpointError(
-                f"The checkpoint folder {self.url} cannot be listed: {error}. "
-                "Give a folder that this user may read."
+            raise CheckpointUnreadableError(
+                f"The checkpoint folder {self.url} cannot be listed: {str(error) or type(error).__name__}. "
+                + (
+                    "Give a folder that this user may read."
+                    if _is_refused(error)
+                    else "What is in it may be as good as ever: try again once its disk or its store answers."
+                )
             ) from error
 
     @abstractmethod
@@ -57,3 +61,9 @@ class Storage(ABC):
     @abstractmethod
     def sync(self, folder: str) -> None:
         """Make the names in `folder` durable."""
+
+
+def _is_refused(error: Exception) -> bool:
+    """Whether an error says that this user may not; stores behind HTTP say so by a number."""
+    codes = (getattr(error, name, None) for name in ("status", "status_code", "code"))
+    return isinstance(error, PermissionError) or any(code in (401, 403) for code in codes)

@@ -53,8 +53,8 @@ class Writer:
         self._changed = threading.Condition()
         self._job: Job | None = None
         self._is_reported = False  # that it is slow
-        #: Where the last checkpoint is that was written and verified; None if there is none yet.
-        self.last: str | None = None
+        #: The name of the last checkpoint that was written and verified; None if there is none yet.
+        self.last_name: str | None = None
         #: Whether the most recent attempt failed; one that was abandoned does not count.
         self.failed = False
         self._fenced: CheckpointFencedError | None = None
@@ -64,6 +64,11 @@ class Writer:
     def url(self) -> str:
         """Where the folder is, for people."""
         return self._folder.url
+
+    @property
+    def last(self) -> str | None:
+        """Where the last checkpoint is that was written and verified; None if there is none yet."""
+        return None if self.last_name is None else self._folder.url_of(self.last_name)
 
     @property
     def busy(self) -> bool:
@@ -96,7 +101,8 @@ class Writer:
         return self._folder.has_any(run)
 
     def check(self) -> None:
-        """Raise the CheckpointFencedError that a thread met, if one did."""
+        """Raise the CheckpointFencedError that a thread met, if one did, or if this process was forked."""
+        self._folder.fence.check_process()
         if self._fenced is not None:
             raise self._fenced
 
@@ -194,7 +200,7 @@ class Writer:
             name = write()
             if self.failed:
                 logger.warning("Checkpoints can be written to %s again.", self._folder.url)
-            self.last, self.failed = self._folder.url_of(name), False
+            self.last_name, self.failed = name, False
             with self._changed:
                 self._durations.append(time.monotonic() - job.begun)
 

@@ -164,7 +164,8 @@ def steps_saved(place: str | Path) -> int | None:
 
     if "://" not in str(place) and not Path(place).is_dir():
         return None
-    return CheckpointFolder(place, "agent-0").newest_steps()
+    newest = CheckpointFolder(place, "agent-0").newest()
+    return None if newest is None else newest.steps
 
 
 def folder_of(name: str) -> Path:

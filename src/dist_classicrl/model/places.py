@@ -49,15 +49,19 @@ class Place:
         return max(0, self.folder.fence.number - 1)
 
     def claim(self, read: str | None) -> bool:
-        """Make sure of being the only one who writes here.
+        """Make sure of being the only one who writes here; a process that was forked claims it for itself.
 
-        Return False if another process wrote a checkpoint after `read`, the last one that was read.
+        Return False if another process wrote a checkpoint after `read`, the last one that was read, or after
+        the last one that was written here before the fork.
         """
         if self.folder.fence.number == 0:
-            newest = self.folder.names()[:1]
+            known = self.writer.last_name or read
+            newest = self.folder.newest()
             self.folder.fence.claim()
-            self.writer = Writer(self.folder)  # one that could not claim in an earlier call would try again
-            return self.folder.names()[:1] == newest and (read is None or newest == [read])
+            # One that could not claim in an earlier call would try again, and the thread of a parent's is not
+            # in this process.
+            self.writer = Writer(self.folder)
+            return self.folder.newest() == newest and (known is None or str(newest) == known)
         return True
 
 
