@@ -12,6 +12,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from numba.core.compiler_lock import global_compiler_lock
+
 from dist_classicrl.errors import DistClassicRLError
 from dist_classicrl.process.signals import postponed
 from dist_classicrl.process.stop import INTERRUPTED
@@ -33,7 +35,8 @@ class Helpers:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:  # as after `>&-`
                 stream.flush()
-        with postponed(), warnings.catch_warnings():
+        # Not while another thread compiles: in the new process nobody would ever give that lock back.
+        with global_compiler_lock, postponed(), warnings.catch_warnings():
             # Threads that numerical libraries have begun are no part of what the new process does.
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
