@@ -1,5 +1,6 @@
 """Studies of many runs: what they are, that they go on, and that nothing depends on who makes them."""
 
+import asyncio
 import csv
 import errno
 import json
@@ -770,6 +771,49 @@ def test_who_makes_failed_runs_again_takes_nothing_from_others_at_work(whole, tm
         with Member(folder) as first, Member(StudyFolder(tmp_path)) as second:
             assert first.forget_failed() and errors(reader) == {} and reader.withdrawn == 2
             before.keep(record(2))  # into the file that it has had open
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    "raised, said",
+    [
+        (Unspeakable(), "Unspeakable, whose text cannot be told: asking it for that raised RuntimeError"),
+        (asyncio.CancelledError("given up"), "CancelledError: given up"),
+        (pytest.fail.Exception("not like this"), "Failed: not like this"),
+    ],
+)
+def test_whatever_an_environment_raises_costs_its_run_alone(raised, said, tmp_path):
+    class Raises(Maze):
+        def step(self, action):
+            if self.np_random.random() < 0.02:
+                raise raised
+            return super().step(action)
+
+    study = Sweep(Raises, 60, 8, points=2, eval_episodes=2, folder=tmp_path).run(1)
+    errors = [row["error"] for row in study.rows()]
+    assert len(errors) == 8 and set(errors) == {None, said}
+
+
+def test_a_signal_handler_of_the_program_ends_the_study_with_whatever_it_raises(tmp_path, monkeypatch):
+    class OutOfTime(BaseException):
+        pass
+
+    def hear(*_):
+        raise OutOfTime
+
+    monkeypatch.setattr(Laboratory, "compile", lambda self, made: None)
+    monkeypatch.setattr(Laboratory, "_trained", lambda self, trial: signal.raise_signal(signal.SIGALRM))
+    before = signal.signal(signal.SIGALRM, hear)
+    try:
+        with pytest.raises(OutOfTime):
+            a_sweep(tmp_path).run(1)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert StudyFolder(tmp_path).records() == {}
+
+
             first.keep(record(0))
             first.keep(record(1, "once more"))
             # It comes later than the other, which has made the same runs again: what that came to stands.

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl._files import read_regular, whole_file
+from dist_classicrl._words import error_told
 from dist_classicrl.agent.agent import DistAsyncQLearning, state_of
 from dist_classicrl.callbacks.base import BaseCallback
 from dist_classicrl.checkpoint.plan import SIGNALS
@@ -216,12 +217,12 @@ def record_of(trial: Trial, make: Callable[[], dict[str, Any]]) -> dict[str, Any
     record: dict[str, Any] = {"key": trial.key, "run": trial.run, "error": None}
     try:
         record |= make()
-    except (Exception, SystemExit) as error:
-        if isinstance(error, SystemExit) and is_meant(error):
+    except BaseException as error:  # such as asyncio.CancelledError, or what pytest.fail raises
+        if isinstance(error, KeyboardInterrupt) or (not isinstance(error, Exception) and is_meant(error)):
             raise
         # Of a user's environment or of ours: it costs this run alone.
         # A carriage return would end a line of a table, and what is no text cannot be written.
-        said = f"{type(error).__name__}: {error}".replace("\r", "\n")
+        said = error_told(error).replace("\r", "\n")
         record["error"] = said.encode(errors="backslashreplace").decode()
     record["seconds"] = time.perf_counter() - started
     return record
