@@ -28,12 +28,13 @@ from dist_classicrl.errors import StudyError, SweepStopped, TrainingInterrupted,
 from dist_classicrl.process.stop import INTERRUPTED, EndingWatch, Stop, with_launchers
 from dist_classicrl.sweep.arrivals import Arrivals
 from dist_classicrl.sweep.choosing.halving import SuccessiveHalving
+from dist_classicrl.sweep.choosing.idle import accepted, check_part, possible
 from dist_classicrl.sweep.choosing.sampling import SAMPLERS, Told, proposed, require_optuna, values_of
 from dist_classicrl.sweep.choosing.search import Range, n_tried, variants
 from dist_classicrl.sweep.folder import Member, StudyFolder
 from dist_classicrl.sweep.hosts.compiling import once_on_each_host
 from dist_classicrl.sweep.hosts.processes import helpers
-from dist_classicrl.sweep.idle import accepted, check_part, possible
+from dist_classicrl.sweep.kept.environment_code import changed_code, code_of
 from dist_classicrl.sweep.making import Making
 from dist_classicrl.sweep.plan import (
     STEPPED_COST,
