@@ -61,9 +61,9 @@ class Helpers:
                 sys.stderr.flush()
             os._exit(status)
 
-    def lost(self) -> int:
-        """Return how many have ended by a signal or an error since this was asked last."""
-        lost = 0
+    def ended(self) -> list[int]:
+        """Return of each that has ended since this was asked last its exit status, or -n after signal n."""
+        statuses = []
         for child in list(self._running):
             try:
                 ended, status = os.waitpid(child, os.WNOHANG)
@@ -71,8 +71,12 @@ class Helpers:
                 ended, status = child, 0
             if ended:
                 self._running.discard(child)
-                lost += status != 0
-        return lost
+                statuses.append(os.waitstatus_to_exitcode(status))
+        return statuses
+
+    def lost(self) -> int:
+        """Return how many of those that `ended` returns have ended by a signal or an error."""
+        return sum(status != 0 for status in self.ended())
 
     def end(self) -> None:
         """End those that still run, by SIGTERM those that heed it in a while; an exception ends the while."""
