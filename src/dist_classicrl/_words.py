@@ -25,6 +25,15 @@ def why_not_compiled(error: BaseException) -> str:
     return f"Numba says why: {_COLOR.sub('', str(error))}"
 
 
+def error_told(error: BaseException) -> str:
+    """Return the class of an error and what it says, whatever asking it for that raises."""
+    kind = type(error).__name__
+    try:
+        return f"{kind}: {error}"
+    except Exception as other:
+        return f"{kind}, whose text cannot be told: asking it for that raised {type(other).__name__}"
+
+
 def shown_name(path: str | os.PathLike[str]) -> str:
     r"""Return what a file or folder is called in titles and on pages, where all has to be Unicode.
 

@@ -16,8 +16,8 @@ from dist_classicrl.rules import TD, Boltzmann, DynaQ, PrioritizedSweeping, QLam
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
 from dist_classicrl.sweep import Range, Study, Sweep
+from dist_classicrl.sweep.choosing.idle import possible
 from dist_classicrl.sweep.folder import PLAN
-from dist_classicrl.sweep.idle import possible
 
 LAKE, COMPILED = "FrozenLake-v1", Layout(is_compiled=True)
 EVENLY = np.full((16, 4), 0.25)

@@ -288,6 +288,17 @@ def test_a_notebook_shows_nothing_of_what_did_not_begin(notebook):
     assert notebook[-1] == ""
 
 
+def test_a_process_forked_from_a_notebook_which_cannot_send_there_shows_nothing(notebook, monkeypatch):
+    session = types.SimpleNamespace(pid=os.getpid())
+    ipython = types.SimpleNamespace(kernel=types.SimpleNamespace(session=session))
+    monkeypatch.setattr(sys.modules["IPython"], "get_ipython", lambda: ipython)
+    assert shown._place_to_draw() is shown._in_notebook
+    child = os.fork()
+    if not child:
+        os._exit(shown._place_to_draw() is not None)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 # Ctrl-C where nothing is saved
 
 

@@ -1,5 +1,6 @@
 """Studies of many runs: what they are, that they go on, and that nothing depends on who makes them."""
 
+import asyncio
 import csv
 import errno
 import json
@@ -587,6 +588,30 @@ def test_a_record_that_somebody_has_changed_counts_as_none(whole, tmp_path, chan
     assert one["run"] == missing and is_record(one)
 
 
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+@pytest.mark.parametrize("name", ["records/a.jsonl", "retries/a.json", "study.json", "more_seeds/3.json"])
+def test_a_file_of_a_study_that_cannot_be_read_is_named(tmp_path, name, make):
+    a_sweep(tmp_path, vary={}).begin()
+    (tmp_path / name).unlink(missing_ok=True)
+    make(tmp_path / name)
+    said = f"{name} of a study cannot be read.*move it away"
+    with pytest.raises(StudyError, match=said):
+        a_sweep(tmp_path, vary={}).run(processes=1)
+    with pytest.raises(StudyError, match=f"^[^(]*{said}"):
+        Study(tmp_path).rows()
+    if name.startswith("records"):
+        with pytest.raises(StudyError, match=said):
+            Study(tmp_path).makers()
+
+
+def test_a_claim_that_cannot_be_read_is_named(tmp_path):
+    folder = StudyFolder(tmp_path)
+    folder.begin({})
+    (tmp_path / "claims" / "p.0").mkdir()
+    with Member(folder) as member, pytest.raises(StudyError, match="p.0 of a study cannot be read"):
+        member.claim("p")
+
+
 def test_a_record_lacks_nothing_and_tells_of_its_own_run(whole):
     (file,) = (whole.folder / "records").glob("*.jsonl")
     record = json.loads(file.read_text().splitlines()[1])
@@ -746,6 +771,49 @@ def test_a_stop_signal_that_an_environment_passes_over_stops_the_sweep_after_its
     assert len(StudyFolder(folder).records()) == 1
 
 
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    "raised, said",
+    [
+        (Unspeakable(), "Unspeakable, whose text cannot be told: asking it for that raised RuntimeError"),
+        (asyncio.CancelledError("given up"), "CancelledError: given up"),
+        (pytest.fail.Exception("not like this"), "Failed: not like this"),
+    ],
+)
+def test_whatever_an_environment_raises_costs_its_run_alone(raised, said, tmp_path):
+    class Raises(Maze):
+        def step(self, action):
+            if self.np_random.random() < 0.02:
+                raise raised
+            return super().step(action)
+
+    study = Sweep(Raises, 60, 8, points=2, eval_episodes=2, folder=tmp_path).run(1)
+    errors = [row["error"] for row in study.rows()]
+    assert len(errors) == 8 and set(errors) == {None, said}
+
+
+def test_a_signal_handler_of_the_program_ends_the_study_with_whatever_it_raises(tmp_path, monkeypatch):
+    class OutOfTime(BaseException):
+        pass
+
+    def hear(*_):
+        raise OutOfTime
+
+    monkeypatch.setattr(Laboratory, "compile", lambda self, made: None)
+    monkeypatch.setattr(Laboratory, "_trained", lambda self, trial: signal.raise_signal(signal.SIGALRM))
+    before = signal.signal(signal.SIGALRM, hear)
+    try:
+        with pytest.raises(OutOfTime):
+            a_sweep(tmp_path).run(1)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert StudyFolder(tmp_path).records() == {}
+
+
 @pytest.mark.parametrize("signals", ["SIGTERM", ["SIGKILL"], ["SIGNONE"]])
 def test_what_cannot_stop_a_sweep_is_refused(signals, tmp_path):
     with pytest.raises(SettingsError, match="stop_signals"):
@@ -817,9 +885,9 @@ def test_a_long_run_goes_on_from_its_checkpoint_to_the_same_record(tmp_path, mon
                 assert "Interrupted on purpose" in laboratory.run(sweep.plan.trial(0))["error"]
             with open(folder / "checkpoints" / "0-40000" / "curve.jsonl", "a") as file:
                 file.write("[25000, 0.")  # the power fails
-        return laboratory.run(sweep.plan.trial(0)), laboratory
+        return laboratory.run(sweep.plan.trial(0)), sweep, laboratory
 
-    plain, _ = made(tmp_path / "plain")
+    plain, *_ = made(tmp_path / "plain")
     real = trial_module.Curve._on_step
 
     def interrupt(self):
@@ -829,7 +897,7 @@ def test_a_long_run_goes_on_from_its_checkpoint_to_the_same_record(tmp_path, mon
 
     monkeypatch.setattr(trial_module, "LONG_STEPS", 1_000)
     monkeypatch.setattr(trial_module, "_CHECKPOINT_INTERVAL", 7_000)
-    resumed, laboratory = made(tmp_path / "long", interrupt)
+    resumed, sweep, laboratory = made(tmp_path / "long", interrupt)
     times = ("seconds", "train_seconds")
     assert {k: v for k, v in resumed.items() if k not in times} == {
         k: v for k, v in plain.items() if k not in times
@@ -837,7 +905,7 @@ def test_a_long_run_goes_on_from_its_checkpoint_to_the_same_record(tmp_path, mon
     # Until its record is on disk: what has no record is made again, from there.
     place = tmp_path / "long" / "checkpoints" / "0-40000"
     assert place.exists()
-    laboratory.tidy()
+    laboratory.tidy([sweep.plan.trial(0)])
     assert not place.exists()
 
 

@@ -142,8 +142,14 @@ def _terminal() -> Any:
 
 
 def _is_in_notebook() -> bool:
+    """Whether this process is a notebook's kernel, and not one that was forked from it.
+
+    Such a one cannot send anything to the notebook: the kernel writes all of it to its log instead.
+    """
     ipython = sys.modules.get("IPython")
-    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
+    kernel = None if ipython is None else getattr(ipython.get_ipython(), "kernel", None)
+    session = getattr(kernel, "session", None)
+    return kernel is not None and getattr(session, "pid", os.getpid()) == os.getpid()
 
 
 _one_bar = threading.Lock()

@@ -23,7 +23,7 @@ _ENDING = (
 )
 
 
-def is_meant(error: SystemExit) -> bool:
+def is_meant(error: BaseException) -> bool:
     """Whether this ends the process on purpose: it is this package's, or of a signal's handler."""
     if isinstance(error, (SweepStopped, TrainingStopped, WorkerLeft)):
         return True

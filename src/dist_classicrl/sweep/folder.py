@@ -22,11 +22,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from dist_classicrl._files import read_regular, whole_file
+from dist_classicrl._files import whole_file
 from dist_classicrl.errors import StudyError
 from dist_classicrl.monitoring.machine import this_machine
 from dist_classicrl.sweep.kept.differences import differences, text
+from dist_classicrl.sweep.kept.environment_code import Code, keep_code
 from dist_classicrl.sweep.kept.more_seeds import MORE_SEEDS, addition, new_seeds, seeds_after, with_added
+from dist_classicrl.sweep.kept.reading import read_kept, readable
 from dist_classicrl.sweep.kept.records import records_in
 
 PLAN = "study.json"
@@ -60,14 +62,17 @@ class StudyFolder:
         #: How many records have been found that count no longer, or that others have replaced.
         self.withdrawn = 0
 
-    def begin(self, plan: Mapping[str, Any]) -> dict[str, Any]:
+    def begin(self, plan: Mapping[str, Any], code: Code | None = None) -> dict[str, Any]:
         """Make the folder, or find the same study there, and return its plan, with seeds that are new to it.
 
+        `code` is that of the environments, which is written down where the folder is made.
         StudyError if it holds another study, one of other seeds, or one to which none can be added.
         """
         try:
             for name in ("claims", "members", "records", _PROPOSED, _RETRIES, MORE_SEEDS):
                 (self.path / name).mkdir(parents=True, exist_ok=True)
+            if code is not None and not (self.path / PLAN).exists():
+                keep_code(self.path, code)
             with suppress(FileExistsError):
                 make_once(self.path / PLAN, text(plan))
             while True:
@@ -87,7 +92,7 @@ class StudyFolder:
         """Return whether this very study is here, with whatever seeds."""
         try:
             self._check_same(self.plan(), plan)
-        except (StudyError, OSError):
+        except StudyError:
             return False
         return True
 
@@ -108,14 +113,14 @@ class StudyFolder:
 
     def plan(self) -> dict[str, Any]:
         """Return what `begin` has written; StudyError if there is nothing."""
-        try:
-            plan = json.loads(read_regular(self.path / PLAN))
-            if not isinstance(plan, dict):
-                raise ValueError("no JSON object")
-        except FileNotFoundError as error:
+        if (data := read_kept(self.path / PLAN)) is None:
             inside = studies_in(self.path)
             named = f" Name one of the studies in it, such as {inside[0]}." if inside else ""
-            raise StudyError(f"There is no study in {self.path}: it has no {PLAN}.{named}") from error
+            raise StudyError(f"There is no study in {self.path}: it has no {PLAN}.{named}")
+        try:
+            plan = json.loads(data)
+            if not isinstance(plan, dict):
+                raise ValueError("no JSON object")
         except ValueError as error:
             raise StudyError(f"{self.path / PLAN} is damaged ({error}).") from error
         environments = plan.get("environments")
@@ -132,12 +137,12 @@ class StudyFolder:
 
     def proposed(self, number: int) -> dict[str, Any] | None:
         """Return the settings of this number that somebody has decided, and what they were drawn from."""
+        if (data := read_kept(self._proposed(number))) is None:
+            return None
         try:
-            found = json.loads(read_regular(self._proposed(number)))
+            found: dict[str, Any] = json.loads(data)
             if not isinstance(found, dict) or not isinstance(found.get("settings"), dict):
                 raise ValueError("no settings")
-        except FileNotFoundError:
-            return None
         except ValueError as error:
             raise StudyError(
                 f"{self._proposed(number)} is damaged ({error}). Remove it to have settings proposed anew."
@@ -194,11 +199,16 @@ class StudyFolder:
         A run that failed comes once more when it has been made again.
         """
         self._withdraw()
-        with suppress(FileNotFoundError):
-            for path in sorted((self.path / "records").glob("*.jsonl")):
-                for record in self._news(path):
-                    if self._takes(path.stem, record):
-                        yield path.stem, record
+        for path in self._record_files():
+            for record in self._news(path):
+                if self._takes(path.stem, record):
+                    yield path.stem, record
+
+    def _record_files(self) -> list[Path]:
+        folder = self.path / "records"
+        with suppress(FileNotFoundError), readable(folder):
+            return sorted(folder / name for name in os.listdir(folder) if name.endswith(".jsonl"))
+        return []
 
     def _takes(self, maker: str, record: dict[str, Any]) -> bool:
         """Take in a record, and return whether it counts: what ended well does so in place of a failure."""
@@ -222,11 +232,10 @@ class StudyFolder:
         for path in (self.path / _RETRIES).glob("*.json"):
             if path.stem in self._retries:
                 continue
+            data = read_kept(path) or b""
             try:
-                forgotten = {
-                    (str(maker), str(key), int(n)) for maker, key, n in json.loads(read_regular(path))
-                }
-            except (OSError, ValueError, TypeError):  # its host was lost before that was on disk
+                forgotten = {(str(maker), str(key), int(n)) for maker, key, n in json.loads(data)}
+            except (ValueError, TypeError):  # its host was lost before that was on disk
                 forgotten = set()
             self._retries[path.stem] = {key for _, key, _ in forgotten}
             self._forgotten |= forgotten
@@ -252,21 +261,19 @@ class StudyFolder:
 
     def _news(self, path: Path) -> Iterator[dict[str, Any]]:
         begin = self._read.get(path.name, 0)
-        with suppress(FileNotFoundError), open(path, "rb") as file:
-            file.seek(begin)
-            data = file.read()
-            # The last line of a process that was killed, or is writing, may be a part of one.
-            end = data.rfind(b"\n") + 1
-            self._read[path.name] = begin + end
-            yield from records_in(data[:end])
+        data = read_kept(path, begin) or b""
+        # The last line of a process that was killed, or is writing, may be a part of one.
+        end = data.rfind(b"\n") + 1
+        self._read[path.name] = begin + end
+        yield from records_in(data[:end])
 
     def makers(self) -> list[dict[str, Any]]:
         """Return what is known of each process that made runs, and how many `runs` it wrote down."""
         found = []
         self._withdraw()
         forgotten = Counter(maker for maker, *_ in self._forgotten)
-        for path in sorted((self.path / "records").glob("*.jsonl")):
-            data = read_regular(path)
+        for path in self._record_files():
+            data = read_kept(path) or b""
             head, _, _ = data.partition(b"\n")
             try:
                 about = json.loads(head)[_MAKER]
@@ -318,11 +325,11 @@ class Member:
         They are not where a process that lives has them. The folder knows the records of who had them before.
         """
         claims = self._folder.path / "claims"
-        number, owner = self._last_claim(claims, parcel)
-        if owner == self.name:
-            return True
-        if owner is not None:
-            if self._lives(owner):
+        owners = self._owners(parcel)
+        if owners:
+            if owners[-1] == self.name:
+                return True
+            if self._lives(owners[-1]):
                 return False
             self._folder.records()
         mark = claims / f".{self.name}"
@@ -331,24 +338,28 @@ class Member:
                 with whole_file(mark) as file:  # half a name would be nobody's
                     file.write(self.name.encode())
             try:
-                os.link(mark, claims / f"{parcel}.{number + 1}")
+                os.link(mark, claims / f"{parcel}.{len(owners)}")
             except FileExistsError:
                 return False
         return True
 
-    def _last_claim(self, claims: Path, parcel: str) -> tuple[int, str | None]:
-        """Return the number of the newest claim on a parcel, and who made it: -1 and None if nobody has."""
-        number, owner = -1, None
-        with suppress(FileNotFoundError):
-            while True:
-                owner = read_regular(claims / f"{parcel}.{number + 1}").decode()
-                number += 1
-        return number, owner
+    def has_lost_its_owner(self, parcel: str) -> bool:
+        """Whether another process that had taken the runs of this name has left no word that it ended."""
+        members = self._folder.path / "members"
+        return any(owner != self.name and (members / owner).exists() for owner in self._owners(parcel))
+
+    def _owners(self, parcel: str) -> list[str]:
+        """Return who has made claims on a parcel, the newest last."""
+        claims, owners = self._folder.path / "claims", list[str]()
+        while (name := read_kept(claims / f"{parcel}.{len(owners)}")) is not None:
+            owners.append(name.decode())
+        return owners
 
     def _lives(self, owner: str) -> bool:
         path = self._folder.path / "members" / owner
+        data = read_kept(path) or b""
         try:
-            about = json.loads(read_regular(path))
+            about = json.loads(data)
             host, pid, start = about["host"], int(about["pid"]), about["start"]
             changed = path.stat().st_mtime
         except (FileNotFoundError, ValueError, TypeError, KeyError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -75,9 +75,9 @@ class Making:
         """See `Laboratory.compile`."""
         self._laboratory.compile(made)
 
-    def tidy(self) -> None:
+    def tidy(self, trials: Iterable[Trial]) -> None:
         """See `Laboratory.tidy`."""
-        self._laboratory.tidy()
+        self._laboratory.tidy(trials)
 
     def parcels(self, trials: Sequence[Trial]) -> list[Parcel]:
         """Return the runs in parcels, alike in all processes."""
@@ -85,9 +85,13 @@ class Making:
 
     def can_make(self, trials: Sequence[Trial]) -> bool:
         """Whether this process can make these runs."""
-        return self.may_use_cards or not any(self._wants_card(trial) for trial in trials)
+        return self.may_use_cards or self.can_be_made_apart(trials)
 
-    def records(self, trials: Sequence[Trial]) -> Iterator[dict[str, Any]]:
+    def can_be_made_apart(self, trials: Sequence[Trial]) -> bool:
+        """Whether a process that was forked can make these runs: it can use no card."""
+        return not any(self._wants_card(trial) for trial in trials)
+
+    def records(self, trials: Sequence[Trial]) -> Generator[dict[str, Any], None, None]:
         """Make runs, and yield the record of each when it is there."""
         at_once: dict[_Kind, list[Trial]] = {}
         for trial in trials:

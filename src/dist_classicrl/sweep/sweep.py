@@ -10,7 +10,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -28,12 +28,14 @@ from dist_classicrl.errors import StudyError, SweepStopped, TrainingInterrupted,
 from dist_classicrl.process.stop import INTERRUPTED, EndingWatch, Stop, with_launchers
 from dist_classicrl.sweep.arrivals import Arrivals
 from dist_classicrl.sweep.choosing.halving import SuccessiveHalving
+from dist_classicrl.sweep.choosing.idle import accepted, check_part, possible
 from dist_classicrl.sweep.choosing.sampling import SAMPLERS, Told, proposed, require_optuna, values_of
 from dist_classicrl.sweep.choosing.search import Range, n_tried, variants
 from dist_classicrl.sweep.folder import Member, StudyFolder
+from dist_classicrl.sweep.hosts.apart import records_apart
 from dist_classicrl.sweep.hosts.compiling import once_on_each_host
 from dist_classicrl.sweep.hosts.processes import helpers
-from dist_classicrl.sweep.idle import accepted, check_part, possible
+from dist_classicrl.sweep.kept.environment_code import changed_code, code_of
 from dist_classicrl.sweep.making import Making
 from dist_classicrl.sweep.plan import (
     STEPPED_COST,
@@ -192,6 +194,8 @@ class Sweep:
                     f"{name} is one environment, and each run needs its own. Give a function that makes "
                     "it, such as lambda: MyEnv(), or its Gymnasium id."
                 )
+        stepped = {name: self._environments[name] for name, look in looks.items() if look.stepped is not None}
+        self._code = {name: code_of(one) for name, one in stepped.items()}  # of others the plan has all
         self._costs = {name: 1.0 if look.simulator else float(STEPPED_COST) for name, look in looks.items()}
         self._stopping = early_stopping
         self._devices = set(varied.get("device", [common.get("device", "cpu")]))
@@ -240,7 +244,16 @@ class Sweep:
         StudyError if it holds another study, or one whose seeds cannot be these.
         """
         folder = StudyFolder(self.folder)
-        there = folder.begin(self.plan.to_dict())
+        there = folder.begin(self.plan.to_dict(), self._code)
+        changed = {} if task_of_environment() else changed_code(self.folder, self._code)
+        for name, parts in changed.items():
+            logger.warning(
+                "The code of %s is not what the study in %s was begun with: %s. Runs that are made stay as "
+                "they are. Give another folder for a study of its own, unless that makes no difference.",
+                name,
+                self.folder,
+                ", ".join(parts),
+            )
         self.plan = replace(self.plan, seeds=tuple(there["seeds"]), added=tuple(there.get("added", ())))
         return folder
 
@@ -387,12 +400,25 @@ class Sweep:
         return has_forgotten
 
     def _help(self, making: Making) -> None:
-        """Make runs in a process forked from another one, which may end it by SIGTERM; on no card."""
+        """Make runs in a process forked from another one."""
+        with self._ended_by_another(making) as watch:
+            self._work(making, watch.check, StudyFolder(self.folder))
+
+    @contextmanager
+    def _ended_by_another(self, making: Making) -> Iterator[EndingWatch]:
+        """Let the process from which this one was forked end it by SIGTERM; it uses no card."""
         making.may_use_cards = False
         making.stop_long_runs_on((signal.SIGTERM,))
         watch = EndingWatch((signal.SIGTERM,), self._ended)
         with watch:
-            self._work(making, watch.check, StudyFolder(self.folder))
+            yield watch
+
+    def _make_apart(self, making: Making, trials: Sequence[Trial]) -> Iterator[dict[str, Any]]:
+        """Yield what came out of runs, in a process forked from the one that writes it down."""
+        with self._ended_by_another(making) as watch:
+            for record in making.records(trials):
+                yield record
+                watch.check()
 
     def _work(
         self,
@@ -457,15 +483,26 @@ class Sweep:
         folder: StudyFolder,
         tick: Callable[[], None],
     ) -> bool:
-        """Make the runs of a parcel, and return True; False if somebody else does."""
+        """Make the runs of a parcel, and return True; False if somebody else does.
+
+        If a process died with them, one of them may have killed it.
+        """
         if not making.can_make(parcel.trials) or not member.claim(parcel.name):
             return False
-        records = folder.records_read
-        for record in making.records([trial for trial in parcel.trials if trial.key not in records]):
-            member.keep(record)
-            tick()
+        trials = [trial for trial in parcel.trials if trial.key not in folder.records_read]
+        if member.has_lost_its_owner(parcel.name) and making.can_be_made_apart(trials):
+            made = records_apart(trials, partial(self._make_apart, making), tick)
+        else:
+            made = making.records(trials)
+        failed = set()
+        with closing(made):
+            for record in made:
+                member.keep(record)
+                if record["error"] is not None:
+                    failed.add(record["key"])
+                tick()
         member.make_durable()
-        making.tidy()
+        making.tidy(trial for trial in trials if trial.key not in failed)
         return True
 
     def _make_as_they_come(

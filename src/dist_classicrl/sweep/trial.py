@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl._files import read_regular, whole_file
+from dist_classicrl._words import error_told
 from dist_classicrl.agent.agent import DistAsyncQLearning, state_of
 from dist_classicrl.callbacks.base import BaseCallback
 from dist_classicrl.checkpoint.plan import SIGNALS
@@ -107,7 +108,6 @@ class Laboratory:
         self._plan, self._environments, self._folder = plan, environments, folder
         self._ready: dict[tuple[str, bool | None], Any] = {}
         self._settings: dict[int, Settings] = {}  # of each variant
-        self._left: list[Path] = []  # checkpoints of runs that have ended well
         #: On which a long run saves what it has, and stops.
         self.stop_signals: Iterable[int | str] = SIGNALS
 
@@ -115,11 +115,14 @@ class Laboratory:
         """Return the record of a run; what it raised is in there, too."""
         return record_of(trial, lambda: self._trained(trial))
 
-    def tidy(self) -> None:
-        """Remove the checkpoints of the runs that ended well: their records are on disk by now."""
-        for place in self._left:
-            shutil.rmtree(place, ignore_errors=True)
-        self._left.clear()
+    def tidy(self, trials: Iterable[Trial]) -> None:
+        """Remove the checkpoints of runs that ended well: their records are on disk by now."""
+        for trial in trials:
+            if trial.total_steps > LONG_STEPS:
+                shutil.rmtree(self._checkpoints(trial), ignore_errors=True)
+
+    def _checkpoints(self, trial: Trial) -> Path:
+        return self._folder / "checkpoints" / trial.key
 
     def compile(self, made: Container[str]) -> None:
         """Make a tiny run of each kind of those that are not `made` yet, so that what they need is compiled.
@@ -169,7 +172,7 @@ class Laboratory:
         with read_back():
             agent = DistAsyncQLearning(**arguments, comm=THIS_PROCESS)
         state_of(agent).says_idle = False
-        place = self._folder / "checkpoints" / trial.key
+        place = self._checkpoints(trial)
         is_long = simulator is not None and trial.total_steps > LONG_STEPS
         saving: dict[str, Any] = {}
         if is_long:
@@ -184,7 +187,7 @@ class Laboratory:
         )
         episodes = self._plan.eval_episodes if eval_episodes is None else eval_episodes
         final = agent.evaluate(env, episodes, seed=trial.seed)
-        told = {
+        return {
             "steps": result.steps,
             "episodes": result.episodes,
             "training_return": number(result.mean_return),
@@ -194,9 +197,6 @@ class Laboratory:
             "train_seconds": result.seconds,
             "device": result.device,
         }
-        if is_long:
-            self._left.append(place)
-        return told
 
 
 # Of the methods of a communicator, those that are asked for where there is one rank.
@@ -216,12 +216,12 @@ def record_of(trial: Trial, make: Callable[[], dict[str, Any]]) -> dict[str, Any
     record: dict[str, Any] = {"key": trial.key, "run": trial.run, "error": None}
     try:
         record |= make()
-    except (Exception, SystemExit) as error:
-        if isinstance(error, SystemExit) and is_meant(error):
+    except BaseException as error:  # such as asyncio.CancelledError, or what pytest.fail raises
+        if isinstance(error, KeyboardInterrupt) or (not isinstance(error, Exception) and is_meant(error)):
             raise
         # Of a user's environment or of ours: it costs this run alone.
         # A carriage return would end a line of a table, and what is no text cannot be written.
-        said = f"{type(error).__name__}: {error}".replace("\r", "\n")
+        said = error_told(error).replace("\r", "\n")
         record["error"] = said.encode(errors="backslashreplace").decode()
     record["seconds"] = time.perf_counter() - started
     return record

@@ -12,6 +12,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from numba.core.compiler_lock import global_compiler_lock
+
 from dist_classicrl.errors import DistClassicRLError
 from dist_classicrl.process.signals import postponed
 from dist_classicrl.process.stop import INTERRUPTED
@@ -33,7 +35,8 @@ class Helpers:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:  # as after `>&-`
                 stream.flush()
-        with postponed(), warnings.catch_warnings():
+        # Not while another thread compiles: in the new process nobody would ever give that lock back.
+        with global_compiler_lock, postponed(), warnings.catch_warnings():
             # Threads that numerical libraries have begun are no part of what the new process does.
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
@@ -58,9 +61,9 @@ class Helpers:
                 sys.stderr.flush()
             os._exit(status)
 
-    def lost(self) -> int:
-        """Return how many have ended by a signal or an error since this was asked last."""
-        lost = 0
+    def ended(self) -> list[int]:
+        """Return of each that has ended since this was asked last its exit status, or -n after signal n."""
+        statuses = []
         for child in list(self._running):
             try:
                 ended, status = os.waitpid(child, os.WNOHANG)
@@ -68,8 +71,12 @@ class Helpers:
                 ended, status = child, 0
             if ended:
                 self._running.discard(child)
-                lost += status != 0
-        return lost
+                statuses.append(os.waitstatus_to_exitcode(status))
+        return statuses
+
+    def lost(self) -> int:
+        """Return how many of those that `ended` returns have ended by a signal or an error."""
+        return sum(status != 0 for status in self.ended())
 
     def end(self) -> None:
         """End those that still run, by SIGTERM those that heed it in a while; an exception ends the while."""

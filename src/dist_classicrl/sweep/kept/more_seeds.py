@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dist_classicrl._files import read_regular
 from dist_classicrl._words import counted
 from dist_classicrl.errors import StudyError
 from dist_classicrl.sweep.kept.differences import said, shown_seeds
+from dist_classicrl.sweep.kept.reading import read_kept
 from dist_classicrl.sweep.plan import checked_seeds
 
 MORE_SEEDS = "more_seeds"  # a folder of lists, each of which is named by how many seeds there were before
@@ -24,13 +24,13 @@ def addition(folder: Path, before: int) -> Path:
 def seeds_after(folder: Path, seeds: Sequence[int]) -> list[int]:
     """Return the seeds that were added to a study when it had these; none where it still has."""
     path = addition(folder, len(seeds))
+    if (data := read_kept(path)) is None:
+        return []
     try:
-        more = json.loads(read_regular(path))
+        more: list[int] = json.loads(data)
         if not isinstance(more, list) or set(checked_seeds(more)) & set(seeds):
             raise ValueError("no list of other seeds")
-    except FileNotFoundError:
-        return []
-    except (ValueError, StudyError) as error:
+    except ValueError as error:
         raise StudyError(
             f"{path} is damaged ({error}). Remove it, and add its seeds once more: runs that are made stay."
         ) from error
