@@ -377,7 +377,8 @@ class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
         checkpoint_mode : int
             Permissions of the files; folders get the same, and the right to enter. Not for URLs.
         leave_signals : iterable of str or int
-            Signals on which a worker leaves, as after `leave`. By default none.
+            Signals on which a worker leaves, as after `leave`; after one that comes between two calls, in the
+            next. By default none.
         callbacks : BaseCallback, callable, or sequence of them, optional
             What `dist_classicrl.callbacks` has, or of its kind: called on rank 0, or the rank that took its
             place, whenever `progress` is, and when something happens. A callback can end the run early.
@@ -555,7 +556,7 @@ class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
 
         It pushes what it has learned, others make the steps that it had still to make, and its `train` raises
         `WorkerLeft`, a `SystemExit` with code 0. A server, and a process that trains alone, cannot leave:
-        they take no note, and are stopped by a stop signal instead.
+        they go on, and are stopped by a stop signal instead.
         """
         self._state.leaving.ask(why)
 
