@@ -344,4 +344,5 @@ def test_a_replacement_can_be_asked_to_leave_by_a_signal(monkeypatch):
 
     monkeypatch.setattr(training.Session, "join", join)
     with own_signals(monkeypatch):
-        assert DistAsyncQLearning().train("FrozenLake-v1", total_steps=10, leave_signals=["SIGUSR1"]) == "SIGUSR1"
+        why = DistAsyncQLearning().train("FrozenLake-v1", total_steps=10, leave_signals=["SIGUSR1"])
+    assert why == "SIGUSR1"

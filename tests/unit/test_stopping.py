@@ -488,6 +488,17 @@ def test_a_limit_that_has_passed_already_stops_at_once():
     assert watch.stop == Stop(75, "SLURM's time limit")
 
 
+def test_the_limit_of_a_call_waits_for_its_first_steps_and_slurms_for_nothing(clock):
+    watch = StopWatch((), 0.1, 3600.0)
+    watch.begin()
+    clock.now += 60.0
+    watch.check_time(0.0, has_steps=False)
+    assert watch.stop is None
+    clock.now += 3600.0
+    watch.check_time(0.0, has_steps=False)
+    assert watch.stop == Stop(75, "SLURM's time limit")
+
+
 def test_without_limits_time_stops_nothing(clock):
     watch = StopWatch((), None, None)
     clock.now += 1e9

@@ -369,8 +369,8 @@ class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
         time_limit : float or str, optional
             With `checkpoint_dir`: seconds, or a time such as "55m" or "1:30:00", after which this call has
             stopped, from its first step on: what is compiled before that comes on top, and what a callback,
-            or a round of the reproducible mode, takes that is under way then. By default what SLURM leaves to
-            the job, or none.
+            or a round of the reproducible mode, takes that is under way then. However short it is, some steps
+            are made. By default what SLURM leaves to the job, or none.
         stop_signals : iterable of str or int
             Signals that stop the training in order, whichever rank hears them, besides Ctrl-C, and SIGUSR1
             under `dist-classicrl launch` and `train --ranks`. A second one ends the process at once.

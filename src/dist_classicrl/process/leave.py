@@ -67,7 +67,9 @@ class LeaveWatch:
 
 def _say_that_it_goes_on(name: str) -> None:
     logger.warning(
-        "%s asks this process to leave, but it trains alone, and goes on: a stop signal ends it in order.", name
+        "%s asks this process to leave, but it trains alone, and goes on. With checkpoint_dir= a stop signal "
+        "ends it in order.",
+        name,
     )
 
 

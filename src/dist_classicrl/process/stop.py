@@ -173,14 +173,17 @@ class StopWatch(_Listener):
         """Let `untold` return the request once more: who was told of it is gone."""
         self._is_told = False
 
-    def check_time(self, saving_seconds: float) -> None:
-        """Request a stop where a time limit leaves just enough time to save, which takes `saving_seconds`."""
+    def check_time(self, saving_seconds: float, has_steps: bool = True) -> None:
+        """Request a stop where a time limit leaves just enough time to save, which takes `saving_seconds`.
+
+        The limit of the call counts once it `has_steps`: whoever types the same command again comes on.
+        """
         now = time.monotonic()
         if self._begun is None:  # an engine that does not say when it begins looks here first
             self._begun = now
         elapsed = now - self._begun
         margin = 2.0 * saving_seconds + _LEAST_MARGIN
-        if self._time_limit is not None and elapsed >= self._time_limit - margin:
+        if has_steps and self._time_limit is not None and elapsed >= self._time_limit - margin:
             self.ask(Stop(os.EX_TEMPFAIL, f"the time limit of {durations.shown(self._time_limit)}"))
         if self._slurm_end is not None:
             margin += min(_SLURM_MARGIN, self._slurm_share)
