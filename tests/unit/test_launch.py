@@ -154,6 +154,12 @@ def test_a_rank_that_others_wait_for_at_the_start_ends_the_job(supervise, no_sil
     assert supervise("ended 1 2 code false; sed -i s/false}/true}/ $place/ended-1; sleep 600") == 2
 
 
+def test_ranks_that_wait_in_the_start_of_mpi_for_one_that_has_ended_have_no_grace(supervise, no_silence):
+    """They have nothing to save."""
+    ends = "ended 1 2 error false; sed -i s/false}/true}/ $place/ended-1"
+    assert supervise(f"touch $place/mpi-starts; {ends}; sleep 600", grace=600.0) == 2
+
+
 def test_ranks_that_do_not_come_through_the_start_of_mpi_have_a_limit_of_their_own(supervise, capfd):
     waits = "touch $place/alive $place/mpi-starts; sleep 600"
     assert supervise(waits, start_limit=0.3, max_restarts=0) == 128 + signal.SIGTERM
