@@ -228,7 +228,7 @@ class Supervisor:
             if now - looked > silence.LOOK_SECONDS:
                 looked = now
                 _keep(record)
-                if (over := why_over(record, ranks)) is None:
+                if (over := why_over(record, ranks) or watch.why_over(ranks)) is None:
                     limit = None  # also where another part of the job has begun since
                 elif limit is None:
                     limit = (now + grace, f"{over}, and mpirun did not end within {grace:g} s")
