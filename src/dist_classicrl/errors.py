@@ -249,8 +249,8 @@ class RankTimeoutError(DistClassicRLError, RuntimeError):
 class ExitCalledError(DistClassicRLError, RuntimeError):
     """`sys.exit` was called where several ranks trained, by an environment or a callback.
 
-    Where nobody handles it, it ends the job with the same exit status, or with 1 in place of 0: the work is
-    not done.
+    Where nobody handles it, it ends the job with the same exit status, or with 1 in place of those that say
+    that the work is done or has stopped in order: 0, 74, 75, 79 and 130.
 
     Attributes
     ----------

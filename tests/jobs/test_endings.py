@@ -137,7 +137,8 @@ def test_an_exception_in_an_environment_ends_the_job(run_python, rank, async_upd
 
 @pytest.mark.parametrize("launch", [False, True])
 @pytest.mark.parametrize(
-    "rank, code, status, where", [(1, "3", 3, "step"), (-1, "5", 5, "report"), (-1, "", 1, "report")]
+    "rank, code, status, where",
+    [(1, "3", 3, "step"), (1, "75", 1, "step"), (-1, "5", 5, "report"), (-1, "", 1, "report")],
 )
 def test_sys_exit_in_an_environment_or_a_callback_ends_the_job(
     run_python, tmp_path, rank, code, status, where, launch

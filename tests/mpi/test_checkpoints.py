@@ -169,6 +169,24 @@ def test_a_time_limit_of_rank_0_stops_all(world, make_agent, lake, folder):
     assert len(set(world.allgather(agent.steps))) == 1
 
 
+@pytest.mark.parametrize(
+    ("settings", "how"),
+    [
+        ({}, {}),
+        ({"async_updates": False}, {}),
+        ({"topology": "decentralized"}, {}),
+        ({}, {"placement": "sharded"}),
+        ({"async_updates": False}, {"placement": "sharded"}),
+    ],
+    ids=str,
+)
+def test_a_time_limit_too_short_for_a_step_lets_some_be_made(world, make_agent, lake, folder, settings, how):
+    """Else a script that types the same command again, as exit status 75 asks it to, would never come on."""
+    with pytest.raises(TrainingStopped, match="time limit of 0.01 s") as stopped:
+        make_agent(**settings).train(lake, total_steps=LONG, checkpoint_dir=folder, time_limit=0.01, **how)
+    assert stopped_everywhere(world, stopped.value, folder) > 0
+
+
 def test_a_time_limit_is_one_of_training_and_not_of_what_is_compiled_first(
     world, make_agent, lake, folder, monkeypatch
 ):

@@ -1,4 +1,4 @@
-"""A process whose stop signals are as if nothing had been trained in it, for as long as a test needs them."""
+"""A process whose signals are as if nothing had been trained in it, for as long as a test needs them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 from contextlib import contextmanager
 
+from dist_classicrl.process import leave as leaving
 from dist_classicrl.process import stop as stopping
 
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
@@ -13,12 +14,13 @@ SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
 
 @contextmanager
 def own_signals(monkeypatch):
-    """Let no request to stop and no guarded signal come in from another test, or go out to one."""
+    """Let no request to stop or leave and no guarded signal come in from another test, or go out to one."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    for number, handler in before.items():
-        if handler == stopping._guard.hear:
-            signal.signal(number, signal.SIG_DFL)
-    monkeypatch.setattr(stopping, "_guard", stopping._Guard())
+    for module in (stopping, leaving):
+        for number, handler in before.items():
+            if handler == module._guard.hear:
+                signal.signal(number, signal.SIG_DFL)
+        monkeypatch.setattr(module, "_guard", stopping.Guard(module._guard._answer))
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

@@ -90,6 +90,16 @@ def test_a_relative_folder_is_absolute_at_once(tmp_path, monkeypatch):
     assert made.checkpoint_dir == str(tmp_path / "one")
 
 
+def test_a_relative_folder_in_a_directory_that_is_gone_is_named(tmp_path, monkeypatch):
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert "checkpoint_dir='one' is a path below the working directory, which has been removed" in refused(
+        checkpoint_dir="one"
+    )
+    assert plan(checkpoint_dir=tmp_path / "one").checkpoint_dir == str(tmp_path / "one")
+
+
 @pytest.mark.parametrize("value", ["one/a b:c", Path("one/a b:c"), "./one//a b:c/"])
 def test_ways_to_write_a_folder(tmp_path, monkeypatch, value):
     monkeypatch.chdir(tmp_path)

@@ -7,7 +7,7 @@ from dist_classicrl.cli.commands.train import command
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.named import BUILT_IN, make, parse_arguments
 from dist_classicrl.environments.resolve import resolve
-from dist_classicrl.errors import EnvError, SettingsError
+from dist_classicrl.errors import EnvError, SettingsError, TrainingStopped
 
 MODULE = """
 import gymnasium
@@ -161,6 +161,22 @@ def test_what_cannot_be_made_is_said_with_the_nearest(module, name, arguments, m
     with pytest.raises(EnvError) as caught:
         make(name, arguments)
     assert match in str(caught.value)
+
+
+@pytest.mark.parametrize("where", ["f", "<module>"])
+def test_sys_exit_where_an_environment_is_made_is_named_with_its_place(module, tmp_path, where):
+    text = "def f():\n    sys.exit(7)\n" + ("f()\n" if where == "<module>" else "")
+    (tmp_path / "worlds_to_test.py").write_text(f"import sys\n{text}")
+    said = r"calls sys\.exit\(7\) in f, .*worlds_to_test\.py:3, and makes no environment"
+    with pytest.raises(EnvError, match=said):
+        make("worlds_to_test:f")
+
+
+def test_a_training_that_is_stopped_where_an_environment_is_made_ends_as_ever(module, tmp_path):
+    stop = "from dist_classicrl.errors import TrainingStopped\nraise TrainingStopped(75, 'a test', None, 1)\n"
+    (tmp_path / "worlds_to_test.py").write_text(stop)
+    with pytest.raises(TrainingStopped):
+        make("worlds_to_test:f")
 
 
 def test_a_module_that_needs_another_one_is_not_said_to_be_missing(module, tmp_path):

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dist_classicrl.errors import LauncherError
+from dist_classicrl.comm.remote_errors import without_exit
+from dist_classicrl.errors import ExitCalledError, LauncherError
 from dist_classicrl.launch import program
 from dist_classicrl.process.exit import fault_tolerant, survival_advice
 from dist_classicrl.process.exit_record import ExitRecord
@@ -160,6 +161,13 @@ def test_a_process_knows_with_which_words_to_start_another(original, options, wo
 def test_what_was_typed_in_cannot_be_started_again(original):
     with pytest.raises(LauncherError, match="into a file"):
         program.own_words(original)
+
+
+@pytest.mark.parametrize("code", [0, 74, 75, 79, 130, 256 + 75])
+def test_sys_exit_where_ranks_train_is_no_stop_in_order_whatever_its_status(code):
+    error = without_exit(SystemExit(code))
+    assert (type(error), error.code) == (ExitCalledError, 1)
+    assert without_exit(SystemExit(3)).code == 3
 
 
 # What the launcher hears

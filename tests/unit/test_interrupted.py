@@ -74,8 +74,10 @@ def test_a_launchers_own_stop_signal_is_heard_whatever_else_is(tmp_path, monkeyp
         else:
             agent.train(SteppedLake, total_steps=20_000, progress=send, progress_interval=0, **saved)
             assert (agent.steps, signal.SIGUSR1 in heard) == (20_000, True)
-        with pytest.raises(SettingsError, match="launcher SIGUSR1 always") if is_launched else nullcontext():
-            agent.train(SteppedLake, total_steps=10, leave_signals=("SIGUSR1",), **saved)
+        for how in (saved, {}):
+            refused = pytest.raises(SettingsError, match="launcher SIGUSR1 always")
+            with refused if is_launched else nullcontext():
+                agent.train(SteppedLake, total_steps=10, leave_signals=("SIGUSR1",), **how)
     finally:
         signal.signal(signal.SIGUSR1, before)
 

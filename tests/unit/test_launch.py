@@ -150,8 +150,29 @@ def test_a_rank_without_which_the_job_may_go_on_does_not_end_it(supervise, said)
     assert supervise(f"ended {said}; sleep 0.6; done_", grace=0.0, max_restarts=0) == 0
 
 
+def test_a_rank_that_is_gone_without_a_word_ends_the_job_once_all_others_have_ended(
+    supervise, no_silence, monkeypatch, capfd
+):
+    monkeypatch.setattr(silence.SilenceWatch, "_missing", lambda watch: 1)
+    assert supervise("ended 1 0 code false; sleep 600", max_restarts=0) == 128 + signal.SIGTERM
+    assert "a rank of this host was gone, and had not said why, and all others had" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("said", ["1 0 code true", "0 0 left false"])
+def test_it_does_not_where_another_may_have_something_to_say(supervise, monkeypatch, said):
+    monkeypatch.setattr(silence.SilenceWatch, "_missing", lambda watch: 1)
+    assert supervise(f"ended {said}; sleep 0.6; done_", grace=0.0, max_restarts=0) == 0
+
+
 def test_a_rank_that_others_wait_for_at_the_start_ends_the_job(supervise, no_silence):
     assert supervise("ended 1 2 code false; sed -i s/false}/true}/ $place/ended-1; sleep 600") == 2
+
+
+def test_ranks_that_wait_in_the_start_of_mpi_for_one_that_has_ended_have_no_grace(supervise, no_silence):
+    """They have nothing to save."""
+    ends = "ended 1 2 error false; sed -i s/false}/true}/ $place/ended-1"
+    assert supervise(f"touch $place/mpi-starts; {ends}; sleep 600", grace=600.0) == 2
 
 
 def test_ranks_that_do_not_come_through_the_start_of_mpi_have_a_limit_of_their_own(supervise, capfd):

@@ -1,12 +1,14 @@
 """When lost ranks are replaced, how often, when that is given up, and what a replacement is started as."""
 
 import os
+import signal
 import subprocess
 import sys
 from concurrent.futures import Future
 
 import numpy as np
 import pytest
+from own_signals import own_signals
 
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.agent import training
@@ -327,3 +329,20 @@ def test_a_replacement_returns_what_is_known_of_each_call_before_its_own(monkeyp
     known = [result.mean_return for result in made]
     assert np.isnan(known[:4]).all() and known[4:] == [4.0, 5.0, 6.0, 7.0, 8.0]
     assert agent.steps == 84
+
+
+def test_a_replacement_can_be_asked_to_leave_by_a_signal(monkeypatch):
+    monkeypatch.setattr(training, "find_parent", lambda: "the server")
+    monkeypatch.setattr(training, "visit_of", lambda parent: Visit(None, None, 3, None, {}))
+    monkeypatch.setattr(training, "timing_of", lambda *_: None)
+    monkeypatch.setattr(training.process_exit, "note_losses", lambda: None)
+    monkeypatch.setattr(training.Group, "of_replacement", lambda *_: None)
+
+    def join(session, entry):
+        signal.raise_signal(signal.SIGUSR1)
+        return session.state.leaving.why
+
+    monkeypatch.setattr(training.Session, "join", join)
+    with own_signals(monkeypatch):
+        why = DistAsyncQLearning().train("FrozenLake-v1", total_steps=10, leave_signals=["SIGUSR1"])
+    assert why == "SIGUSR1"

@@ -18,6 +18,7 @@ from dist_classicrl.comm.messages import decode, encode
 from dist_classicrl.engines.roles.messages import AskToStop
 from dist_classicrl.errors import TrainingInterrupted, TrainingStopped
 from dist_classicrl.process import stop as stopping
+from dist_classicrl.process.leave import LeaveWatch
 from dist_classicrl.process.stop import Stop, StopWatch
 
 DEADLINE = 60.0
@@ -487,6 +488,17 @@ def test_a_limit_that_has_passed_already_stops_at_once():
     assert watch.stop == Stop(75, "SLURM's time limit")
 
 
+def test_the_limit_of_a_call_waits_for_its_first_steps_and_slurms_for_nothing(clock):
+    watch = StopWatch((), 0.1, 3600.0)
+    watch.begin()
+    clock.now += 60.0
+    watch.check_time(0.0, has_steps=False)
+    assert watch.stop is None
+    clock.now += 3600.0
+    watch.check_time(0.0, has_steps=False)
+    assert watch.stop == Stop(75, "SLURM's time limit")
+
+
 def test_without_limits_time_stops_nothing(clock):
     watch = StopWatch((), None, None)
     clock.now += 1e9
@@ -654,6 +666,63 @@ def test_a_second_signal_between_two_trainings_ends_a_process_at_once(first, sec
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(2 * stopping.REPEAT_SECONDS)
         assert process.returncode == -signal.Signals[second]
+
+
+LEAVING_BETWEEN = """
+import logging, signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+logging.basicConfig(format="%(message)s")
+from dist_classicrl.process.leave import LeaveWatch
+SIGNALS, alone = (signal.SIGUSR1, signal.SIGTERM), {"is_alone": True} if sys.argv[1] == "alone" else {}
+with LeaveWatch().listening_to(SIGNALS, **alone):
+    pass
+print("ready", flush=True)
+sys.stdin.readline()
+leaves = LeaveWatch()
+with leaves.listening_to((), **alone):
+    print(leaves.why)
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_signal_to_leave_between_two_trainings_is_left_for_the_next():
+    with started(LEAVING_BETWEEN, "together") as process:
+        process.send_signal(signal.SIGTERM)
+        process.stdin.write("go on\n")
+        process.stdin.flush()
+        assert [process.stdout.readline() for _ in range(2)] == ["SIGTERM\n", "ready\n"]
+        process.send_signal(signal.SIGUSR1)  # after the last
+        _, errors = process.communicate("go on\n", timeout=DEADLINE)
+    assert (process.returncode, errors) == (0, "")
+
+
+def test_a_second_signal_to_leave_between_two_trainings_ends_a_process_at_once():
+    with started(LEAVING_BETWEEN, "together") as process:
+        process.send_signal(signal.SIGTERM)
+        time.sleep(2 * stopping.REPEAT_SECONDS)
+        assert process.poll() is None
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(DEADLINE) == -signal.SIGUSR1
+
+
+def test_a_process_alone_says_between_two_trainings_as_well_that_it_leaves_nobody():
+    with started(LEAVING_BETWEEN, "alone") as process:
+        process.send_signal(signal.SIGTERM)
+        process.stdin.write("go on\n")
+        process.stdin.flush()
+        said = process.stderr.readline()
+        process.communicate("go on\n", timeout=DEADLINE)
+    assert process.returncode == 0
+    assert said.startswith("SIGTERM asks this process to leave, but it trains alone, and goes on")
+
+
+def test_a_handler_of_the_programs_own_is_put_back_after_it_could_ask_to_leave():
+    signal.signal(signal.SIGUSR1, own := lambda number, frame: None)
+    leaves = LeaveWatch()
+    with leaves.listening_to([signal.SIGUSR1]):
+        send(signal.SIGUSR1)
+    assert leaves.why == "SIGUSR1" and signal.getsignal(signal.SIGUSR1) == own
 
 
 def test_ctrl_c_between_two_trainings_is_a_keyboard_interrupt():

@@ -2,6 +2,7 @@
 
 import re
 import signal
+import time
 
 import hand_made_metrics as hand_made
 import pytest
@@ -39,6 +40,20 @@ def test_neither_is_what_is_wrong_with_a_call(steps):
         DistAsyncQLearning().train(GARNET, **steps)
     check(str(error.value))
     assert "train() takes total_steps=" in str(error.value)
+
+
+def test_a_process_alone_that_is_asked_to_leave_says_that_it_goes_on_and_does(caplog):
+    """Once, however often it is asked."""
+    how = {"leave_signals": ["SIGUSR1"], "progress": lambda report: signal.raise_signal(signal.SIGUSR1)}
+    agent = DistAsyncQLearning(seed=1)
+    assert agent.train(GARNET, total_steps=20_000, **how).steps == 20_000
+    assert agent.train(GARNET, total_steps=20_000, **how).steps == 20_000
+    deadline = time.monotonic() + 60.0
+    while not caplog.messages and time.monotonic() < deadline:  # a thread of its own says it
+        time.sleep(0.01)
+    said = [text for text in caplog.messages if "leave" in text]
+    assert len(said) == 1 and said[0].startswith("SIGUSR1 asks this process to leave, but it trains alone")
+    check(said[0])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

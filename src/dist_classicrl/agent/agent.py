@@ -371,15 +371,16 @@ class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
         time_limit : float or str, optional
             With `checkpoint_dir`: seconds, or a time such as "55m" or "1:30:00", after which this call has
             stopped, from its first step on: what is compiled before that comes on top, and what a callback,
-            or a round of the reproducible mode, takes that is under way then. By default what SLURM leaves to
-            the job, or none.
+            or a round of the reproducible mode, takes that is under way then. However short it is, some steps
+            are made. By default what SLURM leaves to the job, or none.
         stop_signals : iterable of str or int
             Signals that stop the training in order, whichever rank hears them, besides Ctrl-C, and SIGUSR1
             under `dist-classicrl launch` and `train --ranks`. A second one ends the process at once.
         checkpoint_mode : int
             Permissions of the files; folders get the same, and the right to enter. Not for URLs.
         leave_signals : iterable of str or int
-            Signals on which a worker leaves, as after `leave`. By default none.
+            Signals on which a worker leaves, as after `leave`; after one that comes between two calls, in the
+            next. By default none.
         callbacks : BaseCallback, callable, or sequence of them, optional
             What `dist_classicrl.callbacks` has, or of its kind: called on rank 0, or the rank that took its
             place, whenever `progress` is, and when something happens. A callback can end the run early.
@@ -557,7 +558,7 @@ class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
 
         It pushes what it has learned, others make the steps that it had still to make, and its `train` raises
         `WorkerLeft`, a `SystemExit` with code 0. A server, and a process that trains alone, cannot leave:
-        they take no note, and are stopped by a stop signal instead.
+        they go on, and are stopped by a stop signal instead.
         """
         self._state.leaving.ask(why)
 

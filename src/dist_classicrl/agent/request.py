@@ -80,12 +80,13 @@ class Request:
         """
         plan = checkpoint_plan(**self.saving)
         signals = checked_signals("leave_signals", self.leave_signals)
-        both = [] if plan is None else sorted(set(signals) & with_launchers(plan.stop_signals))
-        if both:
+        stopping = with_launchers(() if plan is None else plan.stop_signals)
+        if both := sorted(set(signals) & stopping):
             raise SettingsError(
-                f"leave_signals and stop_signals both hold {', '.join(number.name for number in both)}: a "
-                "signal either stops the training or lets one worker leave. Take it out of one; under "
-                f"a launcher {OF_LAUNCHER.name} always stops the training."
+                f"leave_signals holds {', '.join(number.name for number in both)}, which stops the training: "
+                "a signal either does that or lets one worker leave. Take it out of leave_signals, or out of "
+                f"stop_signals; under a launcher {OF_LAUNCHER.name} always stops the training. Write for "
+                'instance leave_signals=("SIGHUP",).'
             )
         return plan, signals
 

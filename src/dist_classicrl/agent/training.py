@@ -108,8 +108,8 @@ def _exit_as_error() -> Iterator[None]:
 
 
 def _train_alone(agent: Any, state: AgentState, asked: Request) -> TrainingResult:
-    plan, _ = asked.plan_and_signals()
-    with _watching(plan, None) as watch:
+    plan, signals = asked.plan_and_signals()
+    with _watching(plan, None) as watch, state.leaving.listening_to(signals, is_alone=True):
         try:
             with _shown(asked) as shown:
                 return Session(agent, state, asked, plan, watch, None, shown).begin(Alone(), None)
@@ -178,8 +178,8 @@ def _train_as_replacement(agent: Any, state: AgentState, asked: Request, visit: 
     if visit.calls < int(replacement_mark() or 1):
         return _made_before(state, asked, visit.told)
     process_exit.note_losses()
-    plan, _ = asked.plan_and_signals()
-    with _watching(plan, visit.rank) as watch:
+    plan, signals = asked.plan_and_signals()
+    with _watching(plan, visit.rank) as watch, state.leaving.listening_to(signals):
         group = Group.of_replacement(
             visit.wire, visit.rank, visit.view, timing_of(state.settings, visit.wire)
         )

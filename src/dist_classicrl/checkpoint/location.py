@@ -82,4 +82,10 @@ def checked_location(name: str, value: Any) -> str:
         )
     if not is_file_name(path):
         raise SettingsError(f"{name} must not contain a NUL character or half of one, got {value!r}.")
-    return os.path.abspath(path if is_url else os.path.expanduser(path))
+    try:
+        return os.path.abspath(path if is_url else os.path.expanduser(path))
+    except FileNotFoundError:
+        raise SettingsError(
+            f"{name}={text!r} is a path below the working directory, which has been removed. Give an "
+            "absolute path, or change to a directory that is there."
+        ) from None

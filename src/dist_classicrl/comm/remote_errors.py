@@ -24,10 +24,13 @@ from dist_classicrl.comm.transport import Channel
 from dist_classicrl.errors import CutOffError, ExitCalledError, RemoteRankError, StateLimitError
 from dist_classicrl.process import exit as process_exit
 from dist_classicrl.process.signals import is_meant
+from dist_classicrl.process.stop import INTERRUPTED
 
 _GRACE_SECONDS = 10.0
 # In which a launcher forwards the traceback before it writes, into the same lines, that the job was aborted.
 _FORWARD_SECONDS = 0.1
+# Statuses that say something of this package: done, stopped in order, with or without a checkpoint.
+_TAKEN = (0, os.EX_IOERR, os.EX_TEMPFAIL, INTERRUPTED, process_exit.DONE_BUT_HANGING)
 _OF_HYDRA = "MPI_LOCALRANKID"  # what the mpirun of MPICH and its kin, and no other, tells its ranks
 
 
@@ -86,7 +89,7 @@ def without_exit(error: BaseException) -> BaseException:
     instead = ExitCalledError(
         f"sys.exit({said}) was called{where} while several ranks trained, which ends the training on all of "
         "them as an exception does. To end it in order, let a callback's _on_step return False.",
-        status or 1,
+        1 if status in _TAKEN else status,
     )
     instead.__cause__ = error
     return instead.with_traceback(error.__traceback__)

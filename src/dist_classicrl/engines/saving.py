@@ -114,7 +114,7 @@ class Saver:
         #: Lets all hosts write their parts of the table to the checkpoint of this name, and returns the
         #: entries of these; None: the table is here. OSError where they cannot.
         self.write_parts: Callable[[str], Mapping[str, ArrayEntry]] | None = None
-        self._submitted = start
+        self._start = self._submitted = start
         self._is_live = False  # whether what was submitted last is read from what has to change
         self._saved_at = self._timed = time.monotonic()
         self._told = self.writer.last
@@ -130,7 +130,7 @@ class Saver:
             self._report_slow()
         elif self._next == math.inf:
             self._next = self._multiple_after(steps)
-        self.watch.check_time(self.writer.seconds)
+        self.watch.check_time(self.writer.seconds, has_steps=steps > self._start)
         return self.watch.stop
 
     def is_asked_to_stop(self) -> bool:

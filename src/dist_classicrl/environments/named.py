@@ -8,7 +8,9 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -198,14 +200,15 @@ def _checked(factory: Callable[[], Any], name: str, arguments: dict[str, Any], k
         )
     import gymnasium
 
-    try:
-        made = factory()
-        if isinstance(made, gymnasium.Env):
-            made.close()
-    except Exception as error:
-        raise EnvError(
-            f"{name} cannot be made with {arguments or 'no arguments'}: {type(error).__name__}: {error}"
-        ) from error
+    with _without_exit(name):
+        try:
+            made = factory()
+            if isinstance(made, gymnasium.Env):
+                made.close()
+        except Exception as error:
+            raise EnvError(
+                f"{name} cannot be made with {arguments or 'no arguments'}: {type(error).__name__}: {error}"
+            ) from error
     from dist_classicrl.environments.function_model import FunctionMDP
     from dist_classicrl.environments.model import TabularMDP
     from dist_classicrl.environments.simulate import CompiledSimulator
@@ -264,13 +267,30 @@ def _imported(name: str) -> Any:
         )
     _look_here()
     try:
-        return importlib.import_module(name)
+        with _without_exit(f"The module {name!r}"):
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         raise EnvError(
             f"There is no module {error.name!r} in {os.getcwd()} or where Python looks for modules. Write "
             "module:function, without .py."
+        ) from error
+
+
+@contextmanager
+def _without_exit(what: str) -> Iterator[None]:
+    """Raise an EnvError in place of a SystemExit, which would end a command, or a rank, without a word."""
+    try:
+        yield
+    except SystemExit as error:
+        if type(error) is not SystemExit:  # a training there was stopped
+            raise
+        said = "" if error.code is None else repr(error.code)
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise EnvError(
+            f"{what} calls sys.exit({said}) in {frame.name}, {frame.filename}:{frame.lineno}, and makes no "
+            "environment. Let it raise an exception that says what is wrong, or return one."
         ) from error
 
 

@@ -64,6 +64,7 @@ _PROBE_SECONDS = 10.0
 _POLL_SECONDS = 0.05
 _LATE_SECONDS = 1.0
 _LEFT_SECONDS = 5.0  # in which ranks that have ended let end what they have left, see `process.leftovers`
+_WORDS_SECONDS = 2.0  # in which others that fail as well may say why
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
 
 
@@ -227,13 +228,17 @@ class Supervisor:
             if now - looked > silence.LOOK_SECONDS:
                 looked = now
                 _keep(record)
-                if (over := why_over(record, ranks)) is None:
+                if (over := why_over(record, ranks) or watch.why_over(ranks)) is None:
                     limit = None  # also where another part of the job has begun since
                 elif limit is None:
                     limit = (now + grace, f"{over}, and mpirun did not end within {grace:g} s")
                 if limit is not None and len(record.endings()) >= ranks and watch.ranks_here_have_ended:
                     why = "all ranks have ended, and mpirun waited for what they had started"
                     limit = min(limit, (now + _LEFT_SECONDS, why))
+                if limit is not None and record.is_starting_mpi:
+                    # Who waits there would wait for ever, and has nothing to save.
+                    why = f"{over}, and the others cannot start MPI without it"
+                    limit = min(limit, (now + _WORDS_SECONDS, why))
                 if (silent := watch.look(now, longest_silence, self._options.start_limit)) is not None:
                     return silent
             if limit is not None and now > limit[0]:

@@ -61,6 +61,18 @@ class SilenceWatch:
             return "all ranks of this host had ended, and no other gave a sign of life"
         return None
 
+    def why_over(self, ranks: int) -> str | None:
+        """Return that of all ranks those are left that are gone here without a word, if that is so.
+
+        Who has ended in charge may still be about to say that the work is done, and who left, or replaced
+        somebody, says nothing about the others.
+        """
+        endings = [ending for ending in self._record.endings() if ending.kind != "left"]
+        ended = {ending.rank for ending in endings}
+        if not ended or any(ending.is_head for ending in endings) or len(ended) + self._missing() < ranks:
+            return None
+        return "a rank of this host was gone, and had not said why, and all others had ended"
+
     def _missing(self) -> int:
         """Return how many of the ranks that mpirun has started here are gone without a word."""
         environments = [environment_of(pid) for pid in self._ranks_here()]

@@ -14,8 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from dist_classicrl import durations
 from dist_classicrl.errors import TrainingInterrupted, TrainingStopped
@@ -23,6 +24,8 @@ from dist_classicrl.process.exit_record import LAUNCH_VARIABLE
 from dist_classicrl.process.signals import end_by_default, hear_in_child, signal_name
 
 logger = logging.getLogger(__name__)
+
+_Request = TypeVar("_Request")
 
 INTERRUPTED = 130  # exit status after SIGINT, as shells have it
 OF_LAUNCHER = signal.SIGUSR1  # by which a launcher asks its ranks to stop
@@ -170,14 +173,17 @@ class StopWatch(_Listener):
         """Let `untold` return the request once more: who was told of it is gone."""
         self._is_told = False
 
-    def check_time(self, saving_seconds: float) -> None:
-        """Request a stop where a time limit leaves just enough time to save, which takes `saving_seconds`."""
+    def check_time(self, saving_seconds: float, has_steps: bool = True) -> None:
+        """Request a stop where a time limit leaves just enough time to save, which takes `saving_seconds`.
+
+        The limit of the call counts once it `has_steps`: whoever types the same command again comes on.
+        """
         now = time.monotonic()
         if self._begun is None:  # an engine that does not say when it begins looks here first
             self._begun = now
         elapsed = now - self._begun
         margin = 2.0 * saving_seconds + _LEAST_MARGIN
-        if self._time_limit is not None and elapsed >= self._time_limit - margin:
+        if has_steps and self._time_limit is not None and elapsed >= self._time_limit - margin:
             self.ask(Stop(os.EX_TEMPFAIL, f"the time limit of {durations.shown(self._time_limit)}"))
         if self._slurm_end is not None:
             margin += min(_SLURM_MARGIN, self._slurm_share)
@@ -269,12 +275,16 @@ class EndingWatch(StopWatch):
         raise self._error(stop)
 
 
-class _Guard(_Listener):
-    """Listens for stop signals between the trainings of a process, and from the last one to its end."""
+class Guard(_Listener, Generic[_Request]):
+    """Listens for signals between the trainings of a process, and from the last one to its end.
 
-    def __init__(self) -> None:
+    What the first one asks for, by `answer`, is left for the next training.
+    """
+
+    def __init__(self, answer: Callable[[int], _Request]) -> None:
         super().__init__()
-        self._request: Stop | None = None
+        self._answer = answer
+        self._request: _Request | None = None
         self._numbers: set[int] = set()
 
     def watch(self, number: int) -> None:
@@ -291,26 +301,23 @@ class _Guard(_Listener):
         self._numbers.add(number)
         signal.signal(number, self.hear)
 
-    def leave(self, request: Stop) -> None:
+    def leave(self, request: _Request) -> None:
         """Leave a request for the next training."""
         self._request = request
 
-    def take(self) -> Stop | None:
+    def take(self) -> _Request | None:
         """Return the request that was left, which is then no longer."""
         request, self._request, self._first_signal = self._request, None, None
         return request
 
     def _note(self, number: int, now: float) -> None:
-        self._request = self._request or _answer(number, "between two trainings")
+        self._request = self._request or self._answer(number)
 
     def _ignore(self) -> None:
-        """Let no stop signal end the process any more: Python gives up its handlers before MPI is through."""
+        """Let no such signal end the process any more: Python gives up its handlers before MPI is through."""
         for number in self._numbers:
             if signal.getsignal(number) == self.hear:
                 signal.signal(number, signal.SIG_IGN)
-
-
-_guard = _Guard()
 
 
 def _answer(number: int, where: str) -> Stop:
@@ -319,3 +326,6 @@ def _answer(number: int, where: str) -> Stop:
 
 def _status(number: int) -> int:
     return INTERRUPTED if number == signal.SIGINT else os.EX_TEMPFAIL
+
+
+_guard = Guard(partial(_answer, where="between two trainings"))
