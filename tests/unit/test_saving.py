@@ -552,6 +552,24 @@ def test_who_saved_before_another_one_did_claims_anew_when_it_serves_again(tmp_p
     assert again.folder.fence.check() == 3
 
 
+@pytest.mark.parametrize("emptied", [False, True])
+def test_a_folder_that_was_removed_between_two_calls_is_made_anew(emptied, tmp_path, caplog):
+    agent = DistAsyncQLearning(seed=1)
+    asked = {"total_steps": 1000, "checkpoint_dir": tmp_path / "kept"}
+    agent.train("FrozenLake-v1", **asked)
+    shutil.rmtree(tmp_path / "kept")
+    if emptied:
+        (tmp_path / "kept" / "agent-0").mkdir(parents=True)
+    agent.train("FrozenLake-v1", **asked)
+    assert caplog.text.count("has been removed or emptied since an earlier call of train") == 1
+    saved = DistAsyncQLearning.load_model(tmp_path / "kept")
+    assert saved.steps == agent.steps == 2000
+    assert saved.q_table.tobytes() == agent.q_table.tobytes()
+    caplog.clear()
+    agent.train("FrozenLake-v1", **asked)
+    assert not caplog.text and DistAsyncQLearning.load_model(tmp_path / "kept").steps == 3000
+
+
 def test_a_claim_looks_into_the_newest_checkpoint_alone(tmp_path, monkeypatch):
     """There may be thousands of them, behind a URL."""
     folder = CheckpointFolder(tmp_path, "agent-0", keep_last=9)

@@ -46,6 +46,13 @@ class Fence:
         """The number under which this process claimed the folder; 0 if it has not."""
         return self._number if self._pid == os.getpid() else 0
 
+    def is_gone(self) -> bool:
+        """Whether this process claimed the folder, and it was removed or emptied; False if that is unknown."""
+        try:
+            return self.number > 0 and not _fences_in(self._storage.listed())
+        except CheckpointError:
+            return False
+
     def claim(self, succession: Succession | None = None) -> int:
         """Take the next fencing number: every earlier claim is refused from now on.
 
@@ -137,7 +144,7 @@ class Fence:
         if newest is None:
             raise CheckpointError(
                 f"The checkpoint folder {self._storage.url} has been removed or emptied. "
-                "Put it back, or start the program again."
+                "Put it back, or call train again, which makes it anew."
             )
         try:
             holder = self._holder(newest)

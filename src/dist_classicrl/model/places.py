@@ -52,9 +52,18 @@ class Place:
         """Make sure of being the only one who writes here; a process that was forked claims it for itself.
 
         Return False if another process wrote a checkpoint after `read`, the last one that was read, or after
-        the last one that was written here before the fork.
+        the last one that was written here before the fork. A folder that was removed or emptied after an
+        earlier call is made anew.
         """
-        if self.folder.fence.number == 0:
+        if self.folder.fence.is_gone():
+            logger.warning(
+                "The checkpoint folder %s has been removed or emptied since an earlier call of train: it is "
+                "made anew, and what was saved in it is gone. This call goes on from what the agent holds.",
+                self.folder.url,
+            )
+            self.folder.fence.claim()
+            self.writer = Writer(self.folder)
+        elif self.folder.fence.number == 0:
             known = self.writer.last_name or read
             newest = self.folder.newest()
             self.folder.fence.claim()
