@@ -47,7 +47,7 @@ class Fence:
         return self._number if self._pid == os.getpid() else 0
 
     def is_gone(self) -> bool:
-        """Whether this process claimed the folder, and it was removed or emptied; False if that is unknown."""
+        """Whether this process claimed the folder, and it was removed or emptied; False if nobody knows."""
         try:
             return self.number > 0 and not _fences_in(self._storage.listed())
         except CheckpointError:
