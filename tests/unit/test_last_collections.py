@@ -1,9 +1,13 @@
 """What Python passes over when it ends: what numba made, and never what a program wants written."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+import dist_classicrl
 
 pytestmark = pytest.mark.slow
 
@@ -40,8 +44,15 @@ KEPT = {
 def told(folder, program):
     """Return what a script prints, and at its end how many objects are spared."""
     (folder / "script.py").write_text(TELL + program)
-    command = [sys.executable, "script.py"]
-    made = subprocess.run(command, cwd=folder, check=True, timeout=120, capture_output=True, text=True)
+    made = subprocess.run(
+        [sys.executable, "script.py"],
+        env={**os.environ, "PYTHONPATH": str(Path(dist_classicrl.__file__).parents[1])},
+        cwd=folder,
+        check=True,
+        timeout=120,
+        capture_output=True,
+        text=True,
+    )
     *said, last = made.stdout.splitlines()
     assert last.startswith("spared ") and not made.stderr
     return said, int(last.split()[1])
