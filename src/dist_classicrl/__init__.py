@@ -7,10 +7,12 @@ Q-learning under an MPI parameter server, fast and right.
 
 from __future__ import annotations
 
+import atexit
 from typing import TYPE_CHECKING
 
 from dist_classicrl._lazy import after_import, lazy_names
 from dist_classicrl._version import __version__ as __version__
+from dist_classicrl.process import last_collections
 
 if TYPE_CHECKING:
     from dist_classicrl.agent.agent import DistAsyncQLearning, TabularAgent
@@ -63,6 +65,9 @@ __all__ = [
 
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)
+
+# Before others register theirs, such as the one of `logging`: those are called first.
+atexit.register(last_collections.spare)
 
 # Since 1.0 Gymnasium has no entry points for packages: only what is imported can tell it of environments.
 after_import("gymnasium", "dist_classicrl.environments.problems.registry:register_all")

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 import pytest
+from numba.core import caching
 from numba.core.registry import CPUDispatcher
 
 import dist_classicrl
@@ -475,3 +476,28 @@ def test_constants_beside_kernels_tell_of_another_machine_code(tmp_path, monkeyp
     assert len(set(stamps[:2])) == 2 and len(set(stamps[1:])) == 1
     (tmp_path / "random.py").write_text("@intrinsic\n")
     assert machine_code._kernel_sources.__wrapped__() != stamps[-1]
+
+
+def test_a_folder_for_machine_code_is_tried_once_and_another_one_anew(tmp_path, monkeypatch):
+    tried, attempt = [], caching.tempfile.TemporaryFile
+    monkeypatch.setattr(
+        caching.tempfile, "TemporaryFile", lambda dir: tried.append(Path(dir).parent) or attempt(dir=dir)
+    )
+    places = [tmp_path / "one", tmp_path / "other", tmp_path / "one"]
+    for place in places:
+        monkeypatch.setattr(numba.config, "CACHE_DIR", str(place))
+        for function in (below.py_func, mix.py_func):
+            assert Path(machine_code.kept(function, {}, lambda kinds: True).stats.cache_path).parent == place
+    assert tried == places[:2]
+
+
+def test_a_folder_that_cannot_be_written_to_is_not_taken_for_one_that_can(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "file"))
+    for function in (below.py_func, mix.py_func):
+        compiled = machine_code.kept(function, {}, lambda kinds: True)
+        assert not Path(compiled.stats.cache_path or "/").is_relative_to(tmp_path)
+    (tmp_path / "file").unlink()
+    assert Path(machine_code.kept(below.py_func, {}, lambda kinds: True).stats.cache_path).parent == (
+        tmp_path / "file"
+    )

@@ -131,17 +131,45 @@ def test_an_outcome_rarer_than_a_slot_can_tell_never_comes():
 
 @pytest.mark.slow
 def test_few_slots_are_filled_without_compiling_and_alike(monkeypatch):
-    model = TabularMDP.garnet(40, 4, 3, seed=5)
-    in_python = compile_model(model)
+    models = [
+        TabularMDP.garnet(40, 4, 3, seed=5),
+        *(TabularMDP.from_gymnasium(name) for name in ("FrozenLake-v1", "CliffWalking-v1")),
+        one_of_many_outcomes(),
+    ]
     monkeypatch.setattr(packing, "_FEW_SLOTS", 0)
-    compiled = compile_model(model)
-    for one, other in zip(in_python, compiled, strict=True):
-        np.testing.assert_array_equal(one, other)
+    compiled = [compile_model(model) for model in models]
     monkeypatch.undo()
+    assert [tables.first is None for tables in compiled] == [True, True, True, False]
     for kernel in ("alias", "store"):
         in_python = types.SimpleNamespace(py_func=getattr(packing, kernel).py_func)
         monkeypatch.setattr(packing, kernel, in_python)
-    compile_model(model)
+    monkeypatch.setattr(packing, "_pack", packing.python_of(packing._pack))  # as if it were not loaded
+    for model, tables in zip(models, compiled, strict=True):
+        for one, other in zip(compile_model(model), tables, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def one_of_many_outcomes():
+    """Return a model of which one pair has 40 outcomes, the others one or two, or none."""
+    P = {state: {0: [(1.0, state, 0.5, state % 3 == 0)], 1: []} for state in range(40)}
+    P[3][0] = [(1 / 40, follow, float(follow), False) for follow in range(40)]
+    P[5][0] = [(0.3, 1, 1.0, False), (0.7, 2, -1.0, True)]
+    mask = np.ones((40, 2), bool)
+    mask[:, 1] = False
+    return TabularMDP.from_dict(P, np.full(40, 1 / 40), action_mask=mask)
+
+
+def test_what_packs_models_is_used_once_it_is_loaded_and_from_1500_drawn_outcomes_on(monkeypatch):
+    asked = []
+    monkeypatch.setattr(packing, "_pack_few", lambda *_: asked.append("python"))
+    monkeypatch.setattr(packing, "pack", lambda *_: asked.append("compiled"))
+    few, many = (TabularMDP.garnet(states, 5, 3, seed=1) for states in (100, 101))
+    sure = TabularMDP.garnet(900, 5, 1, seed=1)
+    for signatures in ((), ("one",)):
+        monkeypatch.setattr(packing, "_pack", types.SimpleNamespace(signatures=signatures))
+        for model in (few, many, sure):
+            compile_model(model)
+    assert asked == ["python", "compiled", "python", "compiled", "compiled", "python"]
 
 
 @pytest.mark.parametrize("name", MODELS)

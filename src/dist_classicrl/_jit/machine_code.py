@@ -21,6 +21,7 @@ from typing import Any
 
 import numba
 import numpy as np
+from numba.core import caching
 from numba.core.caching import IndexDataCacheFile
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.errors import NumbaWarning
@@ -71,7 +72,8 @@ def kept(function: Callable[..., Any], options: dict[str, Any], may_keep: MayKee
         take too much.
     """
     try:
-        compiled = numba.njit(cache=True, **options)(function)
+        with _folders_tried_once():
+            compiled = numba.njit(cache=True, **options)(function)
     except RuntimeError:
         _warn(f"There is no folder in which compiled code can be kept. {_ANEW}")
         return numba.njit(**options)(function)
@@ -89,6 +91,31 @@ def kept(function: Callable[..., Any], options: dict[str, Any], may_keep: MayKee
         store._py_func = SimpleNamespace(__code__=function.__code__, __closure__=None)
     _Kept(compiled, store, may_keep, Path(store.cache_path) / name, bool(suffix))
     return compiled
+
+
+@contextmanager
+def _folders_tried_once() -> Iterator[None]:
+    """Let numba not try again whether it may write to a folder in which it could for another function.
+
+    It makes a file there for each, which is a load on a file system that a thousand ranks share.
+    """
+    locator: Any = caching._CacheLocator
+    attempt = locator.ensure_cache_path
+
+    def try_once(self: Any) -> None:
+        folder = self.get_cache_path()
+        if folder not in _writable:
+            attempt(self)
+            _writable.add(folder)
+
+    locator.ensure_cache_path = try_once
+    try:
+        yield
+    finally:
+        locator.ensure_cache_path = attempt
+
+
+_writable: set[str] = set()
 
 
 class _Files(IndexDataCacheFile):

@@ -22,7 +22,7 @@ from dist_classicrl.environments.stepped import space_data
 from dist_classicrl.environments.stepped.spaces import SpaceIndex
 from dist_classicrl.errors import ModelFileError
 from dist_classicrl.learning.rules import check_settings, table_shape
-from dist_classicrl.model.archive import ArrayArchive, digest_of
+from dist_classicrl.model.archive import ArrayArchive, digest_of, write_arrays
 from dist_classicrl.model.keyed import keys_fault
 from dist_classicrl.schedules import VISITS_END
 from dist_classicrl.settings import Settings
@@ -93,8 +93,7 @@ def write(
     arrays.update(derived or {})
     target.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(target) as file:
-        # No allow_pickle: NumPy 1.24 would take it for an array. All of these are of plain numbers.
-        np.savez_compressed(file, **arrays)
+        write_arrays(file, arrays)
     return target
 
 

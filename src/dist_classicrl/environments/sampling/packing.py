@@ -9,6 +9,7 @@ import numpy as np
 from dist_classicrl._jit import jit
 from dist_classicrl.environments.finite_model import ArrayModel
 from dist_classicrl.environments.sampling.alias import (
+    WORDS,
     ModelTables,
     Slots,
     Work,
@@ -23,7 +24,8 @@ from dist_classicrl.errors import ModelError
 
 MOST_STATES = (1 << 30) - 1
 _PADDING_LIMIT = 4
-_FEW_SLOTS = 5_000  # some 5 us each in Python; to compile takes half a second, to load it 10 ms
+_FEW_SLOTS = 5_000
+_FEW_IN_PYTHON = 1_500  # some 5 us each; to compile what does it takes half a second, to load that 10 ms
 _COMPACT_FROM = 1 << 20  # slots; below, caches hold them as they are, and kernels need not be compiled anew
 _RANGE_FROM = 1 << 16  # start states
 
@@ -80,8 +82,17 @@ def compile_model(model: ArrayModel, states: range | np.ndarray | None = None) -
     """
     check_n_states(model.n_states)
     rows, starts = Rows(states, model.n_states), start_slots(model.start_prob)
-    few = rows.n * model.n_actions <= _FEW_SLOTS and model.outcome_prob.size <= _FEW_SLOTS
-    return _pack_few(model, rows, starts) if few else pack(ArraySource(model), rows, starts)
+    if _is_quicker_in_python(model, rows):
+        return _pack_few(model, rows, starts)
+    return pack(ArraySource(model), rows, starts)
+
+
+def _is_quicker_in_python(model: ArrayModel, rows: Rows) -> bool:
+    if rows.n * model.n_actions > _FEW_SLOTS or model.outcome_prob.size > _FEW_SLOTS:
+        return False
+    sizes = np.diff(model.outcome_ptr)
+    is_loaded = bool(getattr(_pack, "signatures", ()))
+    return int(sizes[sizes > 1].sum()) <= (0 if is_loaded else _FEW_IN_PYTHON)
 
 
 def check_n_states(n_states: int) -> None:
@@ -120,19 +131,26 @@ def _pack_few(model: ArrayModel, rows: Rows, starts: tuple[np.ndarray, np.ndarra
     first = np.zeros(0, np.int64) if padded else np.concatenate([[0], np.cumsum(slots)])
     into = Slots.new(pairs.size * width if padded else all_slots, False)
     work = Work.new(int(max(width, sizes.max(initial=0))))
+    number = np.arange(pairs.size) * width if padded else first[:-1]
+    _fill_sure(model, begins[sizes == 1], number[sizes == 1], width if padded else 1, into)
     to_slots, write = python_of(alias), python_of(store)
-    for pair, (begin, size) in enumerate(zip(begins.tolist(), sizes.tolist(), strict=True)):
-        number, n = (pair * width, width) if padded else (int(first[pair]), int(slots[pair]))
-        if size:
-            outcomes = slice(begin, begin + size)
-            work.prob[:size], work.reward[:size] = (
-                model.outcome_prob[outcomes],
-                model.outcome_reward[outcomes],
-            )
-            work.target[:size] = 2 * model.outcome_next[outcomes] + model.outcome_terminated[outcomes]
-            to_slots(work, size, n)
-            write(work, n, into, number)
+    for pair in np.flatnonzero(sizes > 1).tolist():
+        begin, size, n = int(begins[pair]), int(sizes[pair]), width if padded else int(slots[pair])
+        outcomes = slice(begin, begin + size)
+        work.prob[:size], work.reward[:size] = model.outcome_prob[outcomes], model.outcome_reward[outcomes]
+        work.target[:size] = 2 * model.outcome_next[outcomes] + model.outcome_terminated[outcomes]
+        to_slots(work, size, n)
+        write(work, n, into, int(number[pair]))
     return _tables(first, width, into, starts)
+
+
+def _fill_sure(model: ArrayModel, outcome: np.ndarray, number: np.ndarray, n: int, into: Slots) -> None:
+    """Write what `alias` and `store` do for pairs with one outcome each: it, in all their `n` slots."""
+    slot = number[:, np.newaxis] + np.arange(n)
+    into.thresholds.reshape(-1, WORDS)[slot, 0] = 0xFFFFFFFF
+    target = 2 * model.outcome_next[outcome] + model.outcome_terminated[outcome]
+    into.outcomes.reshape(-1, WORDS)[slot, 1:3] = target[:, np.newaxis, np.newaxis]
+    into.rewards.reshape(-1, WORDS // 2)[slot, 2:] = model.outcome_reward[outcome][:, np.newaxis, np.newaxis]
 
 
 class Outcomes(NamedTuple):
