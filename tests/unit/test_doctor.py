@@ -29,6 +29,7 @@ from dist_classicrl.learning.replay import ReplayMemory
 from dist_classicrl.learning.rules import find, table_shape
 from dist_classicrl.process.jobs import is_running
 from dist_classicrl.settings import Settings
+from dist_classicrl.tables.kernels import Stamps
 from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.shape import TableShape
 from dist_classicrl.tables.shared import SharedTable
@@ -476,7 +477,9 @@ def test_a_cache_that_can_be_written_to_is_shown(monkeypatch, tmp_path):
 
 
 def held(holder):
-    return sum(value.nbytes for value in vars(holder).values() if isinstance(value, np.ndarray))
+    parts = list(vars(holder).values())
+    parts += [part for stamps in parts if isinstance(stamps, Stamps) for part in vars(stamps).values()]
+    return sum(part.nbytes for part in parts if isinstance(part, np.ndarray))
 
 
 @pytest.mark.slow
