@@ -136,8 +136,18 @@ def check_frequencies(counts, expected):
     observed, mean = np.array(cells).T
     freedom = len(cells) - 1
     # Mean and variance of chi-square are its degrees of freedom and about twice that.
-    assert freedom > 500
+    assert freedom > 10
     assert ((observed - mean) ** 2 / mean).sum() <= freedom + 5 * np.sqrt(2 * freedom)
+
+
+def check_all_and_those_of_21(counts, expected):
+    """Compare all counts, and by themselves those in which it matters what is hidden."""
+    hidden = {key for key in expected if divided(key[0])[::2] == (21, 1) and key[1] == STICK}
+    for keys in (set(expected), hidden):
+        check_frequencies(
+            Counter({key: count for key, count in counts.items() if key in keys or key not in expected}),
+            {key: expected[key] for key in keys},
+        )
 
 
 def outcomes(model, state, action):
@@ -224,7 +234,7 @@ def test_draws_of_gymnasium_come_as_often_as_the_hands_say(natural, sab):
         after, reward, ends, _, _ = env.step(action)
         counts[joined(observation), action, joined(after), reward, ends] += 1
         observation = env.reset()[0] if ends else after
-    check_frequencies(counts, often(natural, sab))
+    check_all_and_those_of_21(counts, often(natural, sab))
 
 
 def play(compiled, steps, seed):
@@ -250,7 +260,7 @@ def play(compiled, steps, seed):
 def test_draws_of_the_compiled_game_come_as_often_as_the_hands_say(natural, sab):
     source = source_of(made(natural, sab))
     assert (source.simulator.model is None) == (natural or sab)
-    check_frequencies(play(source.simulator, 400_000, 9), often(natural, sab))
+    check_all_and_those_of_21(play(source.simulator, 400_000, 9), often(natural, sab))
 
 
 def best_values(natural, sab):
