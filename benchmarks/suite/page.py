@@ -57,8 +57,8 @@ One process. All learn with a step size of 0.1, a discount factor of 0.99 and an
 stepped" steps, in a batch, the environment that the others step. The loops are written as tutorials teach
 them. "Bare" steps with actions drawn beforehand and learns nothing: nobody who steps that environment and
 learns, too, is faster.
-In Blackjack "ours, compiled" trains the package's own `dist_classicrl/Blackjack-v0`, all others step
-Gymnasium's `Blackjack-v1`, or EnvPool's.
+In Blackjack "ours, compiled" was measured with the package's own `dist_classicrl/Blackjack-v0`, as
+Gymnasium's `Blackjack-v1`, or EnvPool's, which the others step, was not compiled then.
 EnvPool steps 256 environments at a time. Ours is the time that `train` reports, without compiling and making
 the table. MushroomRL runs without torch, which its tables do not use, and with newer versions of NumPy and
 SciPy than it asks for.

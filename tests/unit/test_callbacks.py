@@ -986,7 +986,7 @@ def test_in_an_environment_that_is_stepped_a_report_comes_at_the_end_of_the_batc
         seed=1, n_envs=2, batch_size=32, async_updates=async_updates, logical_workers=2, sync_frequency=1
     )
     agent.train(
-        "Blackjack-v1",
+        lambda: gymnasium.wrappers.TransformReward(gymnasium.make("Blackjack-v1"), float),
         total_steps=640,
         callbacks=EveryNTimesteps(100, lambda told: heard.append(told["num_timesteps"])),
         progress_interval=1e6,

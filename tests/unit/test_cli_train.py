@@ -1022,7 +1022,7 @@ def test_a_bare_model_file_knows_an_environment_of_gymnasium(place, capsys):
     agent.train(TransformReward(gymnasium.make("FrozenLake-v1"), lambda reward: -reward), total_steps=100)
     assert load(agent.save_model("wrapped.npz")).env_name is None
     agent = DistAsyncQLearning(seed=1, n_envs=2)
-    agent.train("Blackjack-v1", total_steps=100)  # which is stepped
+    agent.train("Blackjack-v1", total_steps=100)  # whose observations are tuples
     assert load(agent.save_model("blackjack.npz")).env_name == "Blackjack-v1"
     # Files of earlier versions do not say it.
     about = json.loads(np.load("model.npz")["about"].tobytes())

@@ -38,7 +38,7 @@ def training(env=LAKE, **asked):
     "settings, asked",
     [
         ({}, {}),
-        ({}, {"env": lambda: gymnasium.make("Blackjack-v1")}),
+        ({}, {"env": lambda: gymnasium.wrappers.TransformReward(gymnasium.make("Blackjack-v1"), float)}),
         ({}, {"placement": "sharded"}),
         pytest.param({"async_updates": False}, {"placement": "replicated"}, marks=pytest.mark.slow),
         pytest.param({"async_updates": False}, {"placement": "sharded"}, marks=pytest.mark.slow),

@@ -349,7 +349,6 @@ def without_start():
     "make, reason",
     [
         (lambda: ChangedLake(), "ChangedLake has no known model"),
-        (lambda: gymnasium.make("Blackjack-v1"), "BlackjackEnv has no known model"),
         (lambda: gymnasium.make("CartPole-v1"), "CartPoleEnv has no known model"),
         (lambda: gymnasium.make("Taxi-v4", fickle_passenger=True), "fickle_passenger=True"),
         (

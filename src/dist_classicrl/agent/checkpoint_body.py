@@ -34,9 +34,7 @@ def description(state: AgentState, source: Source, place: Place, begin: int, end
         "settings": state.settings.to_dict(),
         "environment": {"text": source.identity.text, **source.identity.to_dict()},
         "actions": source.n_actions,
-        "spaces": None
-        if source.stepped is None
-        else space_data.to_data(source.stepped.observations, source.stepped.actions),
+        "spaces": space_data.to_data(*source.spaces),
         "call": {"begin": begin, "end": end},
         "versions": {
             "dist_classicrl": __version__,

@@ -69,16 +69,24 @@ def problem(name: str) -> Any:
         return TabularMDP.from_gymnasium("Taxi-v4")
     if name == GARNET:
         return TabularMDP.garnet(100_000, 8, 3, seed=0)
-    return _stepped_lake if name == STEPPED_LAKE else "Blackjack-v1"
+    return _stepped_lake if name == STEPPED_LAKE else _stepped_blackjack
 
 
 def _stepped_lake() -> Any:
+    return _stepped("FrozenLake-v1", map_name="8x8")
+
+
+def _stepped_blackjack() -> Any:
+    return _stepped("Blackjack-v1")
+
+
+def _stepped(name: str, **arguments: Any) -> Any:
     import gymnasium
 
     class Unchanged(gymnasium.Wrapper):
         """Changes nothing, which the library cannot know."""
 
-    return Unchanged(gymnasium.make("FrozenLake-v1", map_name="8x8"))
+    return Unchanged(gymnasium.make(name, **arguments))
 
 
 def learning_rates(names: Sequence[str], seconds: float, rounds: int) -> list[Rate]:

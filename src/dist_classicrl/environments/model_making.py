@@ -106,15 +106,18 @@ class Making:
     def from_gymnasium(
         cls: type[_Self], env: Any, *, use_action_mask: bool = False, **make_kwargs: Any
     ) -> _Self:
-        """Make the model of Gymnasium's FrozenLake, Taxi or CliffWalking, or of a problem of this package.
+        """Make the model of an environment of Gymnasium's toy text, or of a problem of this package.
 
-        Known are instances of exactly `FrozenLakeEnv`, `TaxiEnv` and `CliffWalkingEnv` (no subclasses), under
-        any number of exactly `TimeLimit`, `OrderEnforcing`, `PassiveEnvChecker` and
+        Known are instances of exactly `FrozenLakeEnv`, `TaxiEnv`, `CliffWalkingEnv` and `BlackjackEnv` (no
+        subclasses), under any number of exactly `TimeLimit`, `OrderEnforcing`, `PassiveEnvChecker` and
         `RecordEpisodeStatistics`. The model has the instance's transitions `P`, its
         `initial_state_distrib`, and the smallest of the time limits around it. A Taxi whose passenger is
         fickle is not known: whether the passenger will still change its mind is not in the observation, so
-        the observations are no Markov process. Of what `gymnasium.make` gives for an id of
-        `dist_classicrl.environments.registry()` it has the problem's tables, where there are any.
+        the observations are no Markov process. So it is of a Blackjack with `natural` or `sab`, which
+        Blackjack-v1 has unless it is told otherwise: whether 21 came with two cards is hidden. Without these
+        its states are numbered as `train` numbers its observations, ``(sum * 11 + card) * 2 + ace``. Of what
+        `gymnasium.make` gives for an id of `dist_classicrl.environments.registry()` it has the problem's
+        tables, where there are any.
 
         Parameters
         ----------

@@ -52,6 +52,8 @@ class Source:
     name: str
     is_batch: bool = False  # a vector environment
     recipe: tuple[str, dict[str, Any]] = ("", {})  # see `recipe_of`
+    #: Between its own observations and actions and the integers; None where these are known to be it.
+    spaces: tuple[SpaceIndex | None, SpaceIndex | None] = (None, None)
     is_keyed: bool = False  # whether it is stepped, and its states are keys: too many for a table of them all
     #: What whoever trains in it should know, a sentence or two each.
     hints: tuple[str, ...] = ()
@@ -78,22 +80,17 @@ class Source:
     @property
     def identity(self) -> Identity:
         """What tells later whether another environment is the same process."""
-        is_numbered = self.stepped is None or self.stepped.observations.is_plain
+        observations, _ = self.spaces
         return Identity(
             self.name,
             self.n_states,
             self.n_actions,
             self.fingerprint,
             self.is_batch,
-            is_numbered,
+            observations is None or observations.is_plain,
             self.stepped is not None and self.stepped.mask_source == "info",
             *self.recipe,
         )
-
-    @property
-    def spaces(self) -> tuple[SpaceIndex | None, SpaceIndex | None]:
-        """Between its own observations and actions and the integers; None where these are known to be it."""
-        return (None, None) if self.stepped is None else (self.stepped.observations, self.stepped.actions)
 
     @property
     def max_episode_steps(self) -> int | None:
@@ -187,17 +184,18 @@ def resolve(
     if compile_env:
         one = env if factory is None else factory()
         recipe = recipe_of(one)
-        simulator = _known_instance(one, use_action_mask) if isinstance(one, gymnasium.Env) else None
-        if simulator is not None:
+        is_env = isinstance(one, gymnasium.Env)
+        known = _known_instance(one, use_action_mask, max_states) if is_env else None
+        if known is not None:
             # Not closed: a callable may have returned the caller's own. A known environment that was neither
             # reset nor rendered holds nothing that would have to be closed.
             hints = tuple(
-                f"{simulator.name} runs in compiled code, and what was given is not stepped: {idle}. To have "
+                f"{known.name} runs in compiled code, and what was given is not stepped: {idle}. To have "
                 "it stepped all the same, give a new agent gymnasium.wrappers.TransformReward(env, lambda "
                 "reward: reward)."
                 for idle in unheard(one, is_kept=factory is None)
             )
-            return replace(_compiled(simulator), recipe=recipe, hints=hints)
+            return replace(known, recipe=recipe, hints=hints)
         if factory is not None:
             probes.append(one)
         flattened = _flattened(one)
@@ -228,6 +226,7 @@ def resolve(
         name=_name(stepped.describe()["environment"]),
         is_batch=isinstance(stepped, VectorEnvs),
         recipe=recipe,
+        spaces=(stepped.observations, stepped.actions),
         is_keyed=is_keyed,
         hints=() if flattened is None else (flattened,),
     )
@@ -370,21 +369,28 @@ def factory_of(env: Any) -> Callable[[], Any] | None:
     return env
 
 
-def _known_instance(env: Any, use_action_mask: bool | None) -> CompiledSimulator | None:
+def _known_instance(env: Any, use_action_mask: bool | None, max_states: int | None) -> Source | None:
     """Return compiled code that is known to be the same process as `env`, or None."""
+    from gymnasium.envs.toy_text.blackjack import BlackjackEnv
+
     from dist_classicrl.environments.problems.env import ProblemEnv
     from dist_classicrl.environments.tictactoe.env import TicTacToeEnv
 
     if type(env.unwrapped) is TicTacToeEnv:
-        return _tictactoe(env, use_action_mask)
+        game = _tictactoe(env, use_action_mask)
+        return None if game is None else _compiled(game)
+    if type(env.unwrapped) is BlackjackEnv:
+        source = _blackjack(env, use_action_mask)
+        is_large = source is not None and max_states is not None and source.n_states > max_states
+        return None if is_large else source  # its observations are keys then
     if type(env.unwrapped) is ProblemEnv:
         try:
             problem, limits = unwrap_unchanged(env)
         except EnvError:
             return None
-        return problem.simulator(min(limits, default=None))
+        return _compiled(problem.simulator(min(limits, default=None)))
     model = known_model(env, use_action_mask=bool(use_action_mask))
-    return None if model is None else CompiledSimulator.from_model(model)
+    return None if model is None else _compiled(CompiledSimulator.from_model(model))
 
 
 def known_model(env: Any, *, use_action_mask: bool = False) -> TabularMDP | None:
@@ -425,4 +431,38 @@ def _tictactoe(env: Any, use_action_mask: bool | None) -> CompiledSimulator | No
         legal=legal if masked else None,
         max_episode_steps=min(limits, default=None),
         model=tictactoe_model.model(base.agent_plays) if masked else None,
+    )
+
+
+def _blackjack(env: Any, use_action_mask: bool | None) -> Source | None:
+    """Return Gymnasium's Blackjack; None where it is not known to be that.
+
+    It has the spaces and the fingerprint that it has when it is stepped as `gymnasium.make` gives it: agents
+    that learned in it by steps go on.
+    """
+    from gymnasium import wrappers
+
+    from dist_classicrl.environments.blackjack.rules import played_by
+    from dist_classicrl.environments.blackjack.simulator import simulator_of
+    from dist_classicrl.environments.stepped.batches import LoopedEnvs
+    from dist_classicrl.environments.stepped.description import digest
+
+    try:
+        base, limits = unwrap_unchanged(env)
+        natural, sab = played_by(env, base)
+    except EnvError as reason:
+        logger.debug("not compiled: %s", reason)
+        return None
+    limit = min(limits, default=None)
+    made: Any = wrappers.OrderEnforcing(wrappers.PassiveEnvChecker(base))
+    twin = LoopedEnvs([made if limit is None else wrappers.TimeLimit(made, limit)], use_action_mask, [])
+    description, fingerprint = twin.describe()["environment"], twin.fingerprint()
+    told = {"natural": False, "sab": False, **description["arguments"]}
+    if (told["natural"], told["sab"]) != (natural, sab):  # set otherwise than by what Gymnasium makes it of
+        fingerprint = digest({"stepped": fingerprint, "natural": natural, "sab": sab})
+    name = _name(description)
+    return replace(
+        _compiled(simulator_of(name, natural, sab, limit)),
+        fingerprint=fingerprint,
+        spaces=(twin.observations, twin.actions),
     )

@@ -50,6 +50,28 @@ def fields_of_arrays(transition: Any, reward: Any, terminated: Any) -> dict[str,
     }
 
 
+def fields_of_outcomes(probability: Any, next_state: Any, reward: Any, terminated: Any) -> dict[str, Any]:
+    """Return the outcomes in arrays that broadcast to the shape (states, actions, outcomes) as fields.
+
+    A model leaves out those of probability 0.
+    """
+    shape = np.broadcast_shapes(*map(np.shape, (probability, next_state, reward, terminated)))
+    S, A, most = shape
+
+    def flat(values: Any, dtype: Any) -> np.ndarray:
+        return np.broadcast_to(np.asarray(values, dtype=dtype), shape).reshape(-1)
+
+    return {
+        "n_states": S,
+        "n_actions": A,
+        "outcome_ptr": np.arange(0, S * A * most + 1, most),
+        "outcome_prob": flat(probability, float),
+        "outcome_next": flat(next_state, np.int64),
+        "outcome_reward": flat(reward, float),
+        "outcome_terminated": flat(terminated, bool),
+    }
+
+
 def fields_of_dict(
     P: Mapping[int, Any] | Sequence[Any], n_actions: int | None = None, action_mask: Any = None
 ) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from dist_classicrl.environments.blackjack import rules
 from dist_classicrl.environments.making.conversion import fields_of_dict
 from dist_classicrl.errors import EnvError
 
@@ -55,6 +56,7 @@ def _made(env: Any, make_kwargs: Mapping[str, Any]) -> Any:
 
 def fields_of_instance(env: Any, use_action_mask: bool) -> dict[str, Any]:
     """Return the fields of the model of a known instance; EnvError, with the reason, for anything else."""
+    from gymnasium.envs.toy_text.blackjack import BlackjackEnv
     from gymnasium.envs.toy_text.cliffwalking import CliffWalkingEnv
     from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
     from gymnasium.envs.toy_text.taxi import TaxiEnv
@@ -62,6 +64,12 @@ def fields_of_instance(env: Any, use_action_mask: bool) -> dict[str, Any]:
     base, limits = unwrap_unchanged(env)
     if "model_fields" in vars(type(base)):  # a ProblemEnv, and not a subclass, which may do something else
         return {**base.model_fields(), "max_episode_steps": min(limits, default=None)}
+    if type(base) is BlackjackEnv:
+        return {
+            **_fields_of_blackjack(env, base),
+            "max_episode_steps": min(limits, default=None),
+            "name": name_of(base),
+        }
     mask = None
     grid_shape: Any = None
     if type(base) is FrozenLakeEnv:
@@ -80,8 +88,8 @@ def fields_of_instance(env: Any, use_action_mask: bool) -> dict[str, Any]:
     else:
         raise EnvError(
             f"{type(base).__module__}.{type(base).__qualname__} has no known model; those that have are "
-            "Gymnasium's own FrozenLakeEnv, TaxiEnv and CliffWalkingEnv, subclasses excepted, and the "
-            f"problems of dist_classicrl.environments.registry(){_own_tables(base)}"
+            "Gymnasium's own FrozenLakeEnv, TaxiEnv, CliffWalkingEnv and BlackjackEnv, subclasses excepted, "
+            f"and the problems of dist_classicrl.environments.registry(){_own_tables(base)}"
         )
     _require_plain_spaces(env, base)
     fields = fields_of_dict(base.P, int(base.action_space.n), mask)
@@ -91,9 +99,26 @@ def fields_of_instance(env: Any, use_action_mask: bool) -> dict[str, Any]:
         **fields,
         "start_prob": base.initial_state_distrib,
         "max_episode_steps": min(limits, default=None),
-        "name": base.spec.id if base.spec is not None else type(base).__name__,
+        "name": name_of(base),
         "grid_shape": grid_shape,
     }
+
+
+def name_of(base: Any) -> str:
+    """Return the id of an environment, or else the name of its class."""
+    return base.spec.id if base.spec is not None else type(base).__name__
+
+
+def _fields_of_blackjack(env: Any, base: Any) -> dict[str, Any]:
+    natural, sab = rules.played_by(env, base)
+    if natural or sab:
+        raise EnvError(
+            f"a Blackjack with {'sab' if sab else 'natural'} has no model over its observations: whether "
+            "21 came with the first two cards is hidden. It is learned in compiled code all the same. "
+            f"registry()['dist_classicrl/Blackjack-v0'].make(natural={natural}, sab={sab}), from "
+            "dist_classicrl.environments, has a model whose states tell it"
+        )
+    return rules.fields_of(natural, sab)
 
 
 def _own_tables(base: Any) -> str:

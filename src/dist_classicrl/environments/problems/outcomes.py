@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dist_classicrl.checks import RealNumber, checked_positive
+from dist_classicrl.environments.making.conversion import fields_of_outcomes
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.errors import SettingsError
 
@@ -31,26 +32,15 @@ def model_of_outcomes(
     max_episode_steps: int | None,
     grid_shape: tuple[int, int] | None = None,
 ) -> TabularMDP:
-    """Return the model whose arrays broadcast to the shape (states, actions, outcomes).
+    """Return the model of the outcomes in arrays, see `fields_of_outcomes`.
 
-    Outcomes of probability 0 are left out. `start` is a state, or the distribution of the first one.
+    `start` is a state, or the distribution of the first one.
     """
-    shape = np.broadcast_shapes(*map(np.shape, (probability, next_state, reward, terminated)))
-    S, A, most = shape
-
-    def flat(values: npt.ArrayLike, dtype: Any) -> np.ndarray:
-        return np.broadcast_to(np.asarray(values, dtype=dtype), shape).reshape(-1)
-
+    fields = fields_of_outcomes(probability, next_state, reward, terminated)
     if np.ndim(start) == 0:
-        start = np.arange(S) == start
+        start = np.arange(fields["n_states"]) == start
     return TabularMDP(
-        n_states=S,
-        n_actions=A,
-        outcome_ptr=np.arange(0, S * A * most + 1, most),
-        outcome_prob=flat(probability, float),
-        outcome_next=flat(next_state, np.int64),
-        outcome_reward=flat(reward, float),
-        outcome_terminated=flat(terminated, bool),
+        **fields,
         start_prob=np.asarray(start, dtype=float),
         max_episode_steps=max_episode_steps,
         name=name,
