@@ -156,7 +156,7 @@ OF_RESULT = {
     name: f"agent.{ours}, of the agent that was trained"
     for ours, others in _ATTRIBUTES.items()
     for name in (ours.partition("(")[0], *others.split())
-}
+} | dict.fromkeys(_ATTRIBUTES["steps"].split(), "result.steps, of this call, or agent.steps, of all calls")
 """What to write for what an agent has, and the result of its training has not."""
 
 OF_POLICY = {

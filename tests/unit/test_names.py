@@ -3,6 +3,7 @@
 import abc
 import copy
 import inspect
+from unittest.mock import patch
 
 import gymnasium
 import numpy as np
@@ -178,6 +179,7 @@ def test_an_attribute_by_another_name(name, words):
         (TrainingResult(), "save_model", r"agent\.save_model\(path\)"),
         (TrainingResult(), "save", r"agent\.save_model\(path\)"),
         (TrainingResult(), "q_table", r"agent\.q_table"),
+        (TrainingResult(), "num_timesteps", r"result\.steps, of this call, or agent\.steps, of all calls"),
     ],
 )
 def test_what_a_policy_and_a_result_have_not_is_told_by_what_to_write(holder, name, written):
@@ -299,6 +301,14 @@ def test_methods_of_an_agent_are_not_set():
             setattr(agent, name, None)
     agent.register = agent.mro = 1  # what its metaclass alone has
     assert agent.register == 1 and callable(agent.predict)
+
+
+def test_a_function_may_stand_in_for_a_method():
+    """As tests of programs want it."""
+    agent = DistAsyncQLearning()
+    with patch.object(agent, "evaluate", return_value=3):
+        assert agent.evaluate("FrozenLake-v1") == 3
+    assert "evaluate" not in vars(agent)
 
 
 def test_attributes_of_ones_own_are_set():

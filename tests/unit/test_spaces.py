@@ -300,6 +300,17 @@ def test_the_advice_for_a_vector_environment_works_as_printed(make, wrapper):
         env.close()
 
 
+def test_the_advice_for_a_vector_environment_keeps_the_arguments_that_it_was_made_with():
+    with pytest.raises(
+        SpaceError,
+        match=r"env = gymnasium.make\('CartPole-v1', sutton_barto_reward=True, max_episode_steps=9\)",
+    ):
+        DistAsyncQLearning().train(
+            gymnasium.make_vec("CartPole-v1", 2, sutton_barto_reward=True, max_episode_steps=9),
+            total_steps=10,
+        )
+
+
 def test_what_is_not_known_of_a_vector_environment_is_said_to_be_filled_in():
     with pytest.raises(SpaceError, match=r"(?s)give train a function that makes one, .*env = YourEnv\(\)"):
         DistAsyncQLearning().train(_Own(), total_steps=10)

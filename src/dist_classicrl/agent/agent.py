@@ -263,7 +263,8 @@ class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
             if type(self) is DistAsyncQLearning:  # whoever writes a class of their own has names of their own
                 if known is None and means_another(name):
                     raise unknown_attribute(self, name)
-                if callable(known) and name in dir(type(self)) and not name.startswith("_"):
+                is_method = callable(known) and name in dir(type(self)) and not name.startswith("_")
+                if is_method and not callable(value):  # a function in its place is called, as tests want it
                     raise read_only_attribute(self, name)
             super().__setattr__(name, value)
 

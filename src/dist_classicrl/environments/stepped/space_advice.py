@@ -44,6 +44,9 @@ def advice_for(space: spaces.Space, path: tuple[str | int, ...], role: str) -> s
     )
 
 
+_OF_VECTORS = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")  # of gymnasium.make_vec alone
+
+
 def advice_for_each(told: str, env: VectorEnv, is_made: bool) -> str:
     """Return what a message tells of one environment's space as it is told to who has a vector environment.
 
@@ -59,7 +62,9 @@ def advice_for_each(told: str, env: VectorEnv, is_made: bool) -> str:
         given = "env()" if is_made else "env"
         before = f"    first = {given}.unwrapped.env_fns[0]  # what makes the first of your environments\n"
     elif spec is not None:
-        made, before = f"gymnasium.make({spec.id!r})", "    import gymnasium\n"
+        own = {name: value for name, value in spec.kwargs.items() if name not in _OF_VECTORS}
+        given = "".join(f", {name}={value!r}" for name, value in own.items())
+        made, before = f"gymnasium.make({spec.id!r}{given})", "    import gymnasium\n"
     else:
         made, before = "YourEnv()", ""
     lines = [f"env = {made}", *(line[4:] for line in (code or "    # here").splitlines()), "return env"]
