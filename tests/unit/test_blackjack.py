@@ -1,5 +1,7 @@
 """Gymnasium's Blackjack in compiled code: against all hands, and against Gymnasium's own steps and draws."""
 
+import os
+import signal
 from collections import Counter
 from functools import cache, wraps
 
@@ -11,10 +13,12 @@ from gymnasium.envs.toy_text.blackjack import BlackjackEnv
 from gymnasium.spaces import Discrete, Tuple
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
+from dist_classicrl.callbacks import BaseCallback, EvalCallback, EveryNTimesteps
 from dist_classicrl.environments import registry, resolve
 from dist_classicrl.environments.blackjack import rules, simulator
 from dist_classicrl.environments.stepped.make import make_stepped
-from dist_classicrl.errors import EnvError, EnvMismatchError
+from dist_classicrl.errors import EnvError, EnvMismatchError, TrainingStopped
+from dist_classicrl.model import places
 from dist_classicrl.schedules import PerVisit
 
 RULES = [
@@ -380,11 +384,51 @@ def test_an_agent_that_learned_by_steps_goes_on(tmp_path, monkeypatch, settings)
     assert loaded.predict((20, 10, 0)) == agent.predict((20, 10, 0))
     loaded.train("Blackjack-v1", total_steps=300, verbose=0)
     assert loaded.steps == 600
+    monkeypatch.setattr(places, "_agents", {})  # as in another process
     again = DistAsyncQLearning(seed=1, n_envs=1, **settings)
-    again.train("Blackjack-v1", total_steps=1_000, checkpoint_dir=tmp_path / "run")
-    assert again.steps == 1_000
+    result = again.train("Blackjack-v1", total_steps=1_000, checkpoint_dir=tmp_path / "run")
+    assert result.resumed_from is not None and again.steps == again.visits.sum() == 1_000
     with pytest.raises(EnvMismatchError, match="another Blackjack-v1, with other rewards"):
         loaded.train(lambda: made(False, False), total_steps=10)
+
+
+class Stop(BaseCallback):
+    """Asks the training to stop."""
+
+    def _on_step(self):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return True
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"replay_ratio": 1.0},
+        {"algorithm": "dyna_q"},
+        {"algorithm": "prioritized_sweeping"},
+        {"algorithm": "dyna_q", "async_updates": False},
+    ],
+)
+def test_a_call_that_was_begun_by_steps_ends_in_compiled_code(tmp_path, monkeypatch, settings):
+    asked = {"total_steps": 20_000, "checkpoint_dir": tmp_path}
+    with monkeypatch.context() as patch:
+        patch.setattr(resolve, "_blackjack", lambda env, use_action_mask: None)
+        begun = DistAsyncQLearning(seed=1, n_envs=1, **settings)
+        with pytest.raises(TrainingStopped):
+            begun.train("Blackjack-v1", callbacks=EveryNTimesteps(500, Stop()), **asked)
+    assert 500 <= begun.steps < 20_000
+    monkeypatch.setattr(places, "_agents", {})  # as in another process
+    agent = DistAsyncQLearning(seed=1, n_envs=1, **settings)
+    result = agent.train("Blackjack-v1", **asked)
+    assert result.resumed_from is not None and result.steps == agent.steps == agent.visits.sum() == 20_000
+
+
+@pytest.mark.parametrize("env", ["Blackjack-v1", lambda: made(False, False)])
+def test_it_is_evaluated_while_it_is_learned(env):
+    callback = EvalCallback(env, eval_freq=1_000)
+    DistAsyncQLearning(seed=1).train(env, total_steps=3_000, callbacks=callback)
+    assert len(callback.log.means) == 3 and all(-1.0 <= mean <= 1.0 for mean in callback.log.means)
 
 
 def test_its_observations_are_tuples_for_whoever_asks(tmp_path):

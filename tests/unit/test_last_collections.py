@@ -29,6 +29,15 @@ import os, zipfile
 class Own:
     def __del__(self, open=os.open, write=os.write, how=os.O_CREAT | os.O_WRONLY):
         write(open("kept", how), b"all of it")
+def writing():
+    try:
+        yield
+    finally:
+        Own()
+class Awaited:
+    def __await__(self): return writing()
+async def awaiting():
+    await Awaited()
 class One: pass
 one = One()
 one.itself = one
@@ -38,6 +47,8 @@ KEPT = {
     "bytes": "open('kept', 'wb')\none.thing.write(b'all of it')\n",
     "archive": "zipfile.ZipFile('kept', 'w')\none.thing.writestr('name', 'all of it')\n",
     "own": "Own()\n",
+    "generator": "writing()\nnext(one.thing)\n",
+    "coroutine": "awaiting()\none.thing.send(None)\n",
 }
 
 
@@ -76,3 +87,23 @@ def test_what_ends_something_when_it_is_freed_does_so_in_a_circle_too(tmp_path, 
     make = CIRCLE + KEPT[what]
     _, count = told(tmp_path, make + IMPORT if is_made_first else IMPORT + make)
     assert count == 0 and b"all of it" in (tmp_path / "kept").read_bytes()
+
+
+def test_where_native_code_that_is_not_known_is_loaded_all_is_freed(tmp_path):
+    """Its objects may be written as they are freed, and be nothing that Python looks through for circles."""
+    _, count = told(
+        tmp_path,
+        f"{IMPORT}import sys, types\nfrom importlib.machinery import ExtensionFileLoader, ModuleSpec\n"
+        "stranger = sys.modules['stranger'] = types.ModuleType('stranger')\n"
+        "stranger.__spec__ = ModuleSpec('stranger', ExtensionFileLoader('stranger', 'stranger.so'))\n",
+    )
+    assert count == 0
+
+
+def test_classes_that_cannot_be_looked_at_are_no_error(tmp_path):
+    _, count = told(
+        tmp_path,
+        f"{IMPORT}class Kind(type):\n    def __eq__(self, other): return self is other\n"
+        "class Odd(metaclass=Kind): pass\nodd = Odd()\nodd.itself = odd\n",
+    )
+    assert count == 0

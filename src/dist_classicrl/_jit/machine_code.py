@@ -100,21 +100,21 @@ def _folders_tried_once() -> Iterator[None]:
     It makes a file there for each, which is a load on a file system that a thousand ranks share.
     """
     locator: Any = caching._CacheLocator
-    attempt = locator.ensure_cache_path
 
     def try_once(self: Any) -> None:
         folder = self.get_cache_path()
         if folder not in _writable:
-            attempt(self)
+            _TRY_FOLDER(self)
             _writable.add(folder)
 
     locator.ensure_cache_path = try_once
     try:
         yield
     finally:
-        locator.ensure_cache_path = attempt
+        locator.ensure_cache_path = _TRY_FOLDER  # numba's own, also where two threads are at it
 
 
+_TRY_FOLDER = caching._CacheLocator.ensure_cache_path
 _writable: set[str] = set()
 
 

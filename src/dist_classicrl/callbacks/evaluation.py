@@ -171,7 +171,9 @@ class EvalCallback(EventCallback):
 
         source = resolve(self.eval_env, 1, self.model.settings.use_action_mask)
         source.close()
-        self._env = self.eval_env if source.simulator is None else source.simulator
+        # Without the spaces that it was given, where it has some, it would be another environment.
+        is_whole = source.simulator is not None and source.spaces == (None, None)
+        self._env = source.simulator if is_whole else self.eval_env
         model = None if source.simulator is None else source.simulator.model
         self._model = model if model is not None and model.n_states <= self.exact_states else None
         return source.identity

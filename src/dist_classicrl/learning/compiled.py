@@ -249,8 +249,13 @@ class CompiledLearner:
         return state if episode.replay is None else {**state, **episode.replay.state()}
 
     def restore(self, walker: int, state: State) -> None:
-        """See `Learner`. What a game keeps in its memory is known to the game alone and not checked."""
+        """See `Learner`. What a game keeps in its memory is known to the game alone and not checked.
+
+        Where the environment was stepped before, no place in it is known: an episode begins.
+        """
         episode = self._episodes[walker]
+        if "position" not in state:
+            state = {**self.state(walker), **state}
         check_arrays(state, self.state(walker), {})
         position, running = state["position"], state["running"]
         limit = episode.walker.time_limit
