@@ -400,6 +400,7 @@ class Stop(BaseCallback):
         return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
