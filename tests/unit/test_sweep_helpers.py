@@ -341,5 +341,5 @@ def test_runs_that_cannot_be_made_in_a_forked_process_are_made_in_this_one(tmp_p
     sweep = after_losses(tmp_path / "study", 3)
     assert [row["error"] for row in sweep.run(1).rows()] == [None] * 4
     said = " ".join(caplog.messages)
-    assert "3 processes were lost while they made run" in said and "done nothing for" in said
+    assert "3 processes were lost with" in said and "done nothing for" in said
     assert "since it did nothing for long, which says nothing of its runs: this one makes them" in said

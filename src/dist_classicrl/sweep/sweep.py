@@ -496,11 +496,10 @@ class Sweep:
         n_lost = member.lost_owners(parcel.name)
         if n_lost >= making.apart_after and trials and making.can_be_made_apart(trials):
             logger.warning(
-                "%d processes were lost while they made run %d or one of the next %d: a forked process makes "
-                "them.",
+                "%d processes were lost with %d run(s), number %d the first: a forked process makes them.",
                 n_lost,
-                trials[0].number,
                 len(trials),
+                trials[0].number,
             )
             longest = max((each.get("seconds", 0.0) for each in folder.records_read.values()), default=0.0)
             made = records_apart(trials, partial(self._make_apart, making), making.records, tick, longest)
