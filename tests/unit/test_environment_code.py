@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 import sys
+import types
 
 import gymnasium
 import pytest
+from gymnasium.envs.registration import EnvSpec
 
 from dist_classicrl import Sweep
 from dist_classicrl.sweep.kept.environment_code import changed_code, code_of, keep_code
@@ -134,6 +136,134 @@ def test_lines_comments_docstrings_and_use_change_nothing(tmp_path):
 
 def test_code_of_libraries_is_not_followed():
     assert code_of(functools.partial(gymnasium.make, "FrozenLake-v1")).keys() <= {""}
+
+
+def test_each_thing_that_is_taken_of_a_module_counts(tmp_path):
+    text = """
+import gymnasium, config
+
+class Walk(gymnasium.Env):
+    def step(self, action):
+        return 0, config.bonus(action) * config.GOAL - config.cost(action), config.LIMIT, False, {}
+"""
+    config = "GOAL = 2.0\nLIMIT = 3\ndef bonus(x): return x + 1\ndef cost(x): return x + 2\n"
+
+    def walk(config):
+        made = module(tmp_path, text)
+        made.config = module(tmp_path, config, "config_of_walk")
+        return made.Walk
+
+    (tmp_path / "config.py").write_text("")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        for old, new, part in (
+            ("GOAL = 2.0", "GOAL = 7.0", "config.GOAL"),
+            ("LIMIT = 3", "LIMIT = 4", "config.LIMIT"),
+            ("x + 1", "x + 3", "bonus"),
+            ("x + 2", "x + 3", "cost"),
+        ):
+            assert changed(tmp_path, walk(config), walk(config.replace(old, new))) == [part]
+        sys.modules.pop("config")
+
+
+@pytest.mark.parametrize("make", [gymnasium.make, gymnasium.make_vec, None])
+def test_a_class_behind_an_id_of_gymnasium_is_followed(tmp_path, monkeypatch, make):
+    def walk(text):
+        spec = EnvSpec("Walk-v0", entry_point=module(tmp_path, text).Walk)
+        monkeypatch.setitem(gymnasium.registry, "Walk-v0", spec)
+        return code_of(spec if make is None else functools.partial(make, "walks:Walk-v0"))
+
+    old, same, new = (walk(text) for text in (MODULE, MODULE, MODULE.replace("GOAL = 1.0", "GOAL = 5.0")))
+    keep_code(tmp_path, {"env": old})
+    assert changed_code(tmp_path, {"env": same}) == {}
+    assert changed_code(tmp_path, {"env": new}) == {"env": ["GOAL"]}
+
+
+class Lazy(types.ModuleType):
+    def __getattr__(self, name):
+        raise RuntimeError(f"{name} is loaded")
+
+
+LAZY = Lazy("lazy")
+
+
+class Raises:
+    @property
+    def __class__(self):
+        raise RuntimeError("nobody asks for that")
+
+
+RAISES = Raises()
+
+
+def test_no_code_of_others_is_run_and_nothing_that_goes_wrong_ends_a_study(tmp_path):
+    class Looks(gymnasium.Env):
+        def render(self):
+            return LAZY.figure()
+
+    class Asks(gymnasium.Env):
+        def render(self):
+            return RAISES
+
+    assert "Looks.render" in code_of(Looks)
+    assert code_of(Asks) == {}
+    assert changed(tmp_path, Asks, Looks) == changed(tmp_path, Looks, Asks) == []
+
+
+def test_a_long_chain_of_functions_is_followed(tmp_path):
+    lines = [f"def f{number}(): return f{number + 1}()" for number in range(3000)]
+    old, new = (module(tmp_path, "\n".join([*lines, f"def f3000(): return {x}"])) for x in (1, 2))
+    assert changed(tmp_path, old.f0, new.f0) == ["f3000"]
+
+
+def test_where_a_module_lies_and_what_it_loads_when_needed_changes_nothing(tmp_path):
+    text = """
+import gymnasium
+
+KERNEL = None
+
+
+def kernel(action):
+    return float(action)
+
+
+class Walk(gymnasium.Env):
+    def reset(self, *, seed=None, options=None):
+        global KERNEL, json
+        if KERNEL is None:
+            import json
+            KERNEL = kernel
+        return 0, {}
+
+    def step(self, action):
+        return len(json.dumps(__file__ + __name__)), KERNEL(action), True, False, {}
+"""
+    (tmp_path / "other").mkdir()
+    before, now = module(tmp_path, text), module(tmp_path / "other", text, "others")
+    used = module(tmp_path, text)
+    used.Walk().reset()
+    assert used.KERNEL is used.kernel
+    assert changed(tmp_path, before.Walk, now.Walk) == changed(tmp_path, before.Walk, used.Walk) == []
+    other = module(tmp_path, text.replace("float(action)", "2.0 * action"))
+    assert changed(tmp_path, before.Walk, other.Walk) == ["kernel"]
+
+
+def test_code_that_pytest_rewrites_is_not_compared_with_what_it_does_not(tmp_path, monkeypatch):
+    keep_code(tmp_path, {"env": {"a": "1"}})
+    hooks = [each for each in sys.meta_path if type(each).__name__ != "AssertionRewritingHook"]
+    assert len(hooks) < len(sys.meta_path)
+    monkeypatch.setattr(sys, "meta_path", hooks)
+    assert changed_code(tmp_path, {"env": {"a": "2"}}) == {}
+    keep_code(tmp_path, {"env": {"a": "1"}})
+    assert changed_code(tmp_path, {"env": {"a": "2"}}) == {"env": ["a"]}
+
+
+@pytest.mark.parametrize("folder", ["site-packages", "dist-packages", "work"])
+def test_libraries_lie_in_more_than_one_place(tmp_path, monkeypatch, folder):
+    (tmp_path / folder).mkdir()
+    made = module(tmp_path / folder)
+    monkeypatch.setitem(sys.modules, "walks", made)
+    assert ("step" in " ".join(code_of(made.Walk))) is (folder == "work")
 
 
 @pytest.mark.slow

@@ -7,11 +7,15 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 
+import gymnasium
 import pytest
 from numba.core.compiler_lock import global_compiler_lock
 
+from dist_classicrl import Sweep
 from dist_classicrl.process.jobs import is_running
 from dist_classicrl.sweep.folder import Member, StudyFolder
 from dist_classicrl.sweep.hosts import processes
@@ -110,8 +114,18 @@ def made(those):
         yield {"key": trial.key, "error": None, "by": os.getpid()}
 
 
+def apart(n, make, tick=lambda: None):
+    """Return the records of so many runs that `make` makes in another process, where that can live."""
+
+    def begins(those):
+        yield None
+        yield from make(those)
+
+    return list(records_apart(trials(n), begins, made, tick))
+
+
 def test_runs_are_made_in_another_process_in_their_order():
-    found = list(records_apart(trials(500), made, lambda: None))
+    found = apart(500, made)
     assert [record["key"] for record in found] == [trial.key for trial in trials(500)]
     (by,) = {record["by"] for record in found}
     assert by != os.getpid()
@@ -129,7 +143,7 @@ def test_the_run_that_ends_the_process_twice_has_failed_and_the_others_are_made(
                 os.kill(os.getpid(), signal.SIGKILL)
             yield record
 
-    found = list(records_apart(trials(7), dies, lambda: None))
+    found = apart(7, dies)
     assert [record["key"] for record in found] == [trial.key for trial in trials(7)]
     errors = {record["key"]: record["error"] for record in found if record["error"] is not None}
     assert set(errors) == {"2-10", "4-10"}
@@ -150,8 +164,67 @@ def test_the_process_that_makes_runs_ends_with_who_waits_for_them(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        list(records_apart(trials(1), stays, stop))
+        apart(1, stays, stop)
     assert not is_running(int((tmp_path / "ready").read_text()))
+
+
+def test_a_process_that_ends_in_order_or_before_it_has_begun_says_nothing_of_its_runs(tmp_path, caplog):
+    def ends_early(status, those):
+        yield from made(those[:2])
+        os._exit(status)
+
+    def cannot_live(those):
+        os.kill(os.getpid(), signal.SIGKILL)
+        yield from made(those)
+
+    for status in (os.EX_TEMPFAIL, 130):
+        found = apart(4, partial(ends_early, status))
+        assert [record["key"] for record in found] == [trial.key for trial in trials(4)]
+        assert [record["by"] == os.getpid() for record in found] == [False, False, True, True]
+    found = list(records_apart(trials(3), cannot_live, made, lambda: None))
+    assert [(record["by"], record["error"]) for record in found] == [(os.getpid(), None)] * 3
+    assert "ended by SIGKILL, which says nothing of its runs: this one makes them" in caplog.messages[-1]
+
+
+def test_a_process_that_does_nothing_for_long_is_ended(monkeypatch, caplog):
+    def waits(those):
+        for record in made(those):
+            if record["key"] == "1-10":
+                threading.Event().wait()
+            yield record
+
+    def waits_at_first(those):
+        threading.Event().wait()
+        yield from made(those)
+
+    monkeypatch.setattr("dist_classicrl.sweep.hosts.apart._IDLE_SECONDS", 0.3)
+    errors = [record["error"] for record in apart(3, waits)]
+    assert errors[0] is errors[2] is None
+    assert "2 times in a row (the last time since it did nothing for long)" in errors[1]
+    assert caplog.messages == ["A forked process has done nothing for 0 seconds: it is ended."] * 2
+    found = list(records_apart(trials(2), waits_at_first, made, lambda: None))
+    assert [record["by"] for record in found] == [os.getpid()] * 2
+
+
+def test_a_process_that_computes_is_left_alone(monkeypatch, tmp_path):
+    def works(those):
+        while not (tmp_path / "enough").exists():
+            pass
+        yield from made(those)
+
+    with helpers() as those:
+        those.start(lambda: list(works([])))
+        before, deadline = those.busy_ticks(), time.monotonic() + DEADLINE
+        while those.busy_ticks() == before:
+            assert time.monotonic() < deadline
+        (tmp_path / "enough").touch()
+    (tmp_path / "enough").unlink()
+    ticks = iter(range(10**9))
+    monkeypatch.setattr(processes.Helpers, "busy_ticks", lambda self: [str(next(ticks))])
+    monkeypatch.setattr("dist_classicrl.sweep.hosts.apart._IDLE_SECONDS", 0.1)
+    asked = iter(range(10**9))
+    (record,) = apart(1, works, lambda: next(asked) == 30 and (tmp_path / "enough").touch())
+    assert record["error"] is None and record["by"] != os.getpid()
 
 
 DEADLY = """
@@ -187,7 +260,7 @@ def test_a_study_with_runs_that_kill_their_process_is_finished(tmp_path, process
     ends = []
     while 0 not in ends:
         ends.append(run_deadly(tmp_path / "deadly", 0.002, processes).returncode)
-        assert ends in ([-signal.SIGKILL], [0], [-signal.SIGKILL, 0])
+        assert ends[-1] in (0, -signal.SIGKILL) and len(ends) <= 3 * 8 + 1
     assert run_deadly(tmp_path / "harmless", 0.0, 1).returncode == 0
     deadly, harmless = (
         (tmp_path / name / "results.csv").read_text().splitlines() for name in ("deadly", "harmless")
@@ -203,11 +276,70 @@ def test_only_who_left_without_a_word_makes_others_careful(tmp_path):
     folder = StudyFolder(tmp_path)
     folder.begin({})
     with Member(folder) as left:
-        assert left.claim("left") and not left.has_lost_its_owner("left")
+        assert left.claim("left") and not left.lost_owners("left")
     about = {"host": os.uname().nodename, "pid": os.getpid(), "start": "0"}
-    (tmp_path / "members" / "dead").write_text(json.dumps(about))
-    (tmp_path / "claims" / "dead.0").write_text("dead")
+    for number in range(2):
+        (tmp_path / "members" / f"dead{number}").write_text(json.dumps(about))
+        (tmp_path / "claims" / f"dead.{number}").write_text(f"dead{number}")
     with Member(folder) as member:
         assert all(member.claim(name) for name in ("left", "dead", "new"))
-        careful = [name for name in ("left", "dead", "new") if member.has_lost_its_owner(name)]
-        assert careful == ["dead"]
+        assert [member.lost_owners(name) for name in ("left", "dead", "new")] == [0, 2, 0]
+
+
+POOL = ThreadPoolExecutor(1)
+
+
+class Served(gymnasium.Env):
+    """It steps in a thread of the process, which a process that was forked from it has not."""
+
+    observation_space = action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return 0, {}
+
+    def step(self, action):
+        return int(action), POOL.submit(float, action).result(), True, False, {}
+
+
+def after_losses(folder, n_lost, seeds=4):
+    """Return a sweep all of whose runs but the first ones have had so many owners that were killed."""
+    sweep = Sweep({"served": Served}, 20_000, seeds, points=2, eval_episodes=2, folder=folder)
+    sweep.begin()
+    parcels = sweep.plan.parcels([sweep.plan.trial(number) for number in range(seeds)], {"served": 200.0})
+    assert len(parcels) > 1
+    about = {"host": os.uname().nodename, "pid": os.getpid(), "start": "0"}
+    for number in range(n_lost):
+        (folder / "members" / f"dead{number}").write_text(json.dumps(about))
+        for parcel in parcels[1:]:
+            (folder / "claims" / f"{parcel.name}.{number}").write_text(f"dead{number}")
+    return sweep
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "given, n_lost, is_apart", [(1, 2, False), (1, 3, True), (2, 1, False), (2, 2, True)]
+)
+def test_runs_are_made_apart_where_several_processes_were_lost(
+    tmp_path, monkeypatch, given, n_lost, is_apart
+):
+    def noted(*arguments):
+        (tmp_path / "apart").touch()
+        return records_apart(*arguments)
+
+    monkeypatch.setattr("dist_classicrl.sweep.sweep.records_apart", noted)
+    sweep = after_losses(tmp_path / "study", n_lost)
+    monkeypatch.setattr(Served, "step", lambda self, action: (int(action), 1.0, True, False, {}))
+    assert [row["error"] for row in sweep.run(given).rows()] == [None] * 4
+    assert (tmp_path / "apart").exists() is is_apart
+
+
+@pytest.mark.slow
+def test_runs_that_cannot_be_made_in_a_forked_process_are_made_in_this_one(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("dist_classicrl.sweep.hosts.apart._IDLE_SECONDS", 1.0)
+    monkeypatch.setattr("dist_classicrl.sweep.hosts.apart._IDLE_RUNS", 0.0)
+    sweep = after_losses(tmp_path / "study", 3)
+    assert [row["error"] for row in sweep.run(1).rows()] == [None] * 4
+    said = " ".join(caplog.messages)
+    assert "3 processes were lost with" in said and "done nothing for" in said
+    assert "since it did nothing for long, which says nothing of its runs: this one makes them" in said

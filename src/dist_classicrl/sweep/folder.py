@@ -343,10 +343,10 @@ class Member:
                 return False
         return True
 
-    def has_lost_its_owner(self, parcel: str) -> bool:
-        """Whether another process that had taken the runs of this name has left no word that it ended."""
+    def lost_owners(self, parcel: str) -> int:
+        """Return how many others that had taken the runs of this name have left no word that they ended."""
         members = self._folder.path / "members"
-        return any(owner != self.name and (members / owner).exists() for owner in self._owners(parcel))
+        return sum(owner != self.name and (members / owner).exists() for owner in self._owners(parcel))
 
     def _owners(self, parcel: str) -> list[str]:
         """Return who has made claims on a parcel, the newest last."""

@@ -62,6 +62,9 @@ class Making:
         self._laboratory = Laboratory(plan, environments, folder)
         #: Whether this process may use a card; one that was forked may not.
         self.may_use_cards = True
+        #: With how many lost processes one that was forked makes runs: each may have been ended from outside.
+        self.apart_after = 2
+        self._good: dict[str, Trial] = {}  # a run in each environment that ended well in this process
         self._kinds: dict[tuple[str, int, int], _Kind | None] = {}
         self._sources: dict[tuple[str, bool | None], Source] = {}
         self._runs: dict[_Kind, CardRuns] = {}
@@ -91,13 +94,24 @@ class Making:
         """Whether a process that was forked can make these runs: it can use no card."""
         return not any(self._wants_card(trial) for trial in trials)
 
+    def try_out(self, trials: Sequence[Trial]) -> None:
+        """Use the environments of runs as this process has, or the one that it was forked from.
+
+        Threads that an environment has begun are missing in a forked process, where it may hang or crash.
+        """
+        for trial in {each.environment: each for each in trials}.values():
+            self._laboratory.try_out(trial, self._good.get(trial.environment))
+
     def records(self, trials: Sequence[Trial]) -> Generator[dict[str, Any], None, None]:
         """Make runs, and yield the record of each when it is there."""
         at_once: dict[_Kind, list[Trial]] = {}
         for trial in trials:
             kind = self._kind_of(trial)
             if kind is None:
-                yield self._laboratory.run(trial)
+                record = self._laboratory.run(trial)
+                if record["error"] is None:
+                    self._good[trial.environment] = trial
+                yield record
             else:
                 at_once.setdefault(kind, []).append(trial)
         for kind, those in at_once.items():

@@ -332,6 +332,7 @@ class Sweep:
         if self._told and not task_of_environment():
             logger.warning("%s", self._told)
         making = Making(self.plan, self._environments, self._costs, self.folder)
+        making.apart_after = 3 if processes == 1 else 2  # no other process was asked for
         making.stop_long_runs_on(signals)
         with self._stopped_by(signals, folder) as watch:
             has_forgotten = self._make_all(making, int(count), progress, retry_failed, folder, watch)
@@ -413,9 +414,11 @@ class Sweep:
         with watch:
             yield watch
 
-    def _make_apart(self, making: Making, trials: Sequence[Trial]) -> Iterator[dict[str, Any]]:
-        """Yield what came out of runs, in a process forked from the one that writes it down."""
+    def _make_apart(self, making: Making, trials: Sequence[Trial]) -> Iterator[dict[str, Any] | None]:
+        """Yield None, and what came out of runs, in a process forked from the one that writes it down."""
         with self._ended_by_another(making) as watch:
+            making.try_out(trials)
+            yield None
             for record in making.records(trials):
                 yield record
                 watch.check()
@@ -485,13 +488,21 @@ class Sweep:
     ) -> bool:
         """Make the runs of a parcel, and return True; False if somebody else does.
 
-        If a process died with them, one of them may have killed it.
+        If several processes died with them, one of them may have killed these.
         """
         if not making.can_make(parcel.trials) or not member.claim(parcel.name):
             return False
         trials = [trial for trial in parcel.trials if trial.key not in folder.records_read]
-        if member.has_lost_its_owner(parcel.name) and making.can_be_made_apart(trials):
-            made = records_apart(trials, partial(self._make_apart, making), tick)
+        n_lost = member.lost_owners(parcel.name)
+        if n_lost >= making.apart_after and trials and making.can_be_made_apart(trials):
+            logger.warning(
+                "%d processes were lost with %d run(s), number %d the first: a forked process makes them.",
+                n_lost,
+                len(trials),
+                trials[0].number,
+            )
+            longest = max((each.get("seconds", 0.0) for each in folder.records_read.values()), default=0.0)
+            made = records_apart(trials, partial(self._make_apart, making), making.records, tick, longest)
         else:
             made = making.records(trials)
         failed = set()

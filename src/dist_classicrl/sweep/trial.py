@@ -144,9 +144,20 @@ class Laboratory:
                     continue
                 known.add(kind)
                 if hasattr(self.environment(environment, settings.use_action_mask), "tables"):
-                    tiny = replace(trials[0], total_steps=min(self._plan.points, trials[0].total_steps))
-                    with suppress(Exception):  # the runs themselves will tell
-                        self._trained(tiny, eval_episodes=1)
+                    self._make_tiny(trials[0])
+
+    def try_out(self, trial: Trial, good: Trial | None) -> None:
+        """Make the environment of a run, or a tiny run like one in it that was `good`."""
+        if good is not None:
+            self._make_tiny(good)
+            return
+        with suppress(Exception):  # the run itself will tell
+            looked_at(self._environments[trial.environment], self.settings_of(trial.variant).use_action_mask)
+
+    def _make_tiny(self, trial: Trial) -> None:
+        tiny = replace(trial, total_steps=min(self._plan.points, trial.total_steps))
+        with suppress(Exception):  # the runs themselves will tell
+            self._trained(tiny, eval_episodes=1)
 
     def settings_of(self, variant: int) -> Settings:
         """Return the settings of this number, the same object each time."""

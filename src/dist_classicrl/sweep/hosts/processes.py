@@ -74,6 +74,14 @@ class Helpers:
                 statuses.append(os.waitstatus_to_exitcode(status))
         return statuses
 
+    def busy_ticks(self) -> list[str]:
+        """Return for how long the main thread of each that runs was on a core, where the system tells."""
+        ticks = list[str]()
+        for child in self._running:
+            with suppress(OSError), open(f"/proc/{child}/task/{child}/stat") as file:
+                ticks += file.read().rpartition(")")[2].split()[11:13]  # utime and stime of proc(5)
+        return ticks
+
     def lost(self) -> int:
         """Return how many of those that `ended` returns have ended by a signal or an error."""
         return sum(status != 0 for status in self.ended())
