@@ -93,8 +93,8 @@ def _heard_of(
                 yield ended[0]
                 return
             before, ticks = ticks, those.busy_ticks()
-            # Not by the clock: both may have been stopped for a while.
-            idle = 0.0 if lines or ticks != before else idle + _POLL_SECONDS
+            # Not by the clock: both may have been stopped for a while. Some systems do not tell.
+            idle = idle + _POLL_SECONDS if ticks and ticks == before and not lines else 0.0
             time.sleep(_POLL_SECONDS)
     finally:
         os.close(reader)
