@@ -782,6 +782,17 @@ def test_a_second_signal_to_leave_lets_a_rank_leave(monkeypatch, clock):
         send(signal.SIGUSR1)
 
 
+def test_a_process_alone_remembers_the_first_signal_to_leave_after_an_exception_too(monkeypatch, clock):
+    ended = []
+    monkeypatch.setattr(stopping, "end_by_default", ended.append)
+    with pytest.raises(ValueError), LeaveWatch().listening_to([signal.SIGUSR1], is_alone=True):
+        send(signal.SIGUSR1)
+        raise ValueError
+    clock.now += 60.0
+    send(signal.SIGUSR1)
+    assert ended == [signal.SIGUSR1]
+
+
 def leave_once(signals):
     """Listen as a call of train on several ranks does, and return why it would leave."""
     leaves = LeaveWatch()

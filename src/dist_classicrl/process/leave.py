@@ -53,9 +53,11 @@ class LeaveWatch(Listener):
                 self.first_signal = self.first_signal or _guard.first_signal
                 if (left := _guard.take()) is not None:
                     self._take(left)
-            yield
-        if is_alone and signals:
-            _guard.first_signal = self.first_signal
+            try:
+                yield
+            finally:
+                if is_alone and signals:
+                    _guard.first_signal = self.first_signal
 
     def _note(self, number: int, now: float) -> None:
         self._take(signal_name(number))
