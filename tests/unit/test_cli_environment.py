@@ -1,9 +1,11 @@
+import signal
 import sys
 
 import gymnasium
 import pytest
 
 from dist_classicrl.cli.commands.train import command
+from dist_classicrl.cli.main import main
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.environments.named import BUILT_IN, make, parse_arguments
 from dist_classicrl.environments.resolve import resolve
@@ -177,6 +179,38 @@ def test_a_training_that_is_stopped_where_an_environment_is_made_ends_as_ever(mo
     (tmp_path / "worlds_to_test.py").write_text(stop)
     with pytest.raises(TrainingStopped):
         make("worlds_to_test:f")
+
+
+def test_a_signals_handler_may_end_the_program_where_an_environment_is_made(module, tmp_path):
+    (tmp_path / "worlds_to_test.py").write_text("import signal\nsignal.raise_signal(signal.SIGUSR1)\n")
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: sys.exit(143))
+    try:
+        with pytest.raises(SystemExit) as caught:
+            make("worlds_to_test:f")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert caught.value.code == 143
+
+
+@pytest.mark.parametrize(("said", "code"), [("75", 1), ("", 1), ("0", 1), ("3", 3)])
+def test_sys_exit_in_a_step_says_neither_that_the_work_is_done_nor_that_it_goes_on(
+    module, tmp_path, capsys, said, code
+):
+    (tmp_path / "worlds_to_test.py").write_text(
+        "import sys, gymnasium\n"
+        "class Ending(gymnasium.Wrapper):\n"
+        "    def step(self, action):\n"
+        f"        sys.exit({said})\n"
+        "def f():\n"
+        "    return Ending(gymnasium.make('FrozenLake-v1'))\n"
+    )
+    with pytest.raises(SystemExit) as caught:
+        main(["train", "worlds_to_test:f", "--total-steps", "100", "--out", str(tmp_path / "run")])
+    assert caught.value.code == code
+    text = (
+        f"Error: sys.exit({said}) was called in step, {tmp_path / 'worlds_to_test.py'}:4, while this process"
+    )
+    assert text in capsys.readouterr().err
 
 
 def test_a_module_that_needs_another_one_is_not_said_to_be_missing(module, tmp_path):

@@ -175,6 +175,17 @@ def test_ranks_that_wait_in_the_start_of_mpi_for_one_that_has_ended_have_no_grac
     assert supervise(f"touch $place/mpi-starts; {ends}; sleep 600", grace=600.0) == 2
 
 
+@pytest.mark.slow
+def test_where_the_work_is_done_who_has_not_come_to_the_start_of_mpi_has_the_grace(
+    supervise, tmp_path, monkeypatch
+):
+    """The rank that waits there cannot go on, but another may have something else to end."""
+    monkeypatch.setattr(restart, "_WORDS_SECONDS", 0.0)
+    script = f"touch $place/mpi-starts; done_; sleep 0.8; touch {tmp_path}/ended"
+    assert supervise(script, grace=60.0) == 0
+    assert (tmp_path / "ended").exists()
+
+
 def test_ranks_that_do_not_come_through_the_start_of_mpi_have_a_limit_of_their_own(supervise, capfd):
     waits = "touch $place/alive $place/mpi-starts; sleep 600"
     assert supervise(waits, start_limit=0.3, max_restarts=0) == 128 + signal.SIGTERM

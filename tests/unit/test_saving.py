@@ -570,6 +570,45 @@ def test_a_folder_that_was_removed_between_two_calls_is_made_anew(emptied, tmp_p
     assert not caplog.text and DistAsyncQLearning.load_model(tmp_path / "kept").steps == 3000
 
 
+def test_claims_that_were_removed_between_two_calls_cost_no_checkpoint(tmp_path, caplog):
+    agent = DistAsyncQLearning(seed=1)
+    asked = {"total_steps": 1000, "checkpoint_dir": tmp_path}
+    agent.train("FrozenLake-v1", **asked)
+    for path in (tmp_path / "agent-0").glob("fence-*"):
+        path.unlink()
+    agent.train("FrozenLake-v1", **asked)
+    assert "removed or emptied" not in caplog.text
+    assert caplog.text.count("fence-*.json") == 1 and "this process claims the folder anew" in caplog.text
+    assert agent.steps == DistAsyncQLearning.load_model(tmp_path).steps == 2000
+
+
+def test_what_was_saved_there_meanwhile_is_seen_though_all_claims_were_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(places, "_agents", {})
+    other = CheckpointFolder(tmp_path, "agent-0")
+    other.fence.claim()
+    read = other.write({"a": VALUES}, {"steps": 5}, "0123abcd")
+    place = Places().of(checkpoint_plan(checkpoint_dir=tmp_path))
+    assert place.claim(read)
+    other.fence.claim()
+    other.write({"a": VALUES}, {"steps": 6}, "0123abcd")
+    for path in (tmp_path / "agent-0").glob("fence-*"):
+        path.unlink()
+    assert not place.claim(read)
+    assert place.folder.fence.check() == 4
+
+
+def test_numbers_of_claims_never_go_back(tmp_path, monkeypatch):
+    """Else what is learned again would meet random numbers a second time."""
+    monkeypatch.setattr(places, "_agents", {})
+    CheckpointFolder(tmp_path, "agent-0").fence.claim()
+    place = Places().of(checkpoint_plan(checkpoint_dir=tmp_path))
+    place.claim(None)
+    assert (place.folder.fence.number, place.generation) == (2, 1)
+    shutil.rmtree(tmp_path / "agent-0")
+    assert place.claim(None)
+    assert (place.folder.fence.number, place.generation) == (3, 2)
+
+
 def test_a_claim_looks_into_the_newest_checkpoint_alone(tmp_path, monkeypatch):
     """There may be thousands of them, behind a URL."""
     folder = CheckpointFolder(tmp_path, "agent-0", keep_last=9)

@@ -491,12 +491,27 @@ def test_a_limit_that_has_passed_already_stops_at_once():
 def test_the_limit_of_a_call_waits_for_its_first_steps_and_slurms_for_nothing(clock):
     watch = StopWatch((), 0.1, 3600.0)
     watch.begin()
-    clock.now += 60.0
+    clock.now += 30.0
     watch.check_time(0.0, has_steps=False)
     assert watch.stop is None
+    watch.check_time(0.0)
+    assert watch.stop == Stop(75, "the time limit of 0.1 s")
+    watch = StopWatch((), 3600.0, 3600.0)
     clock.now += 3600.0
     watch.check_time(0.0, has_steps=False)
     assert watch.stop == Stop(75, "SLURM's time limit")
+
+
+@pytest.mark.parametrize(("limit", "longest"), [(0.1, 30.1), (20.0, 50.0), (100.0, 200.0)])
+def test_the_limit_of_a_call_does_not_wait_for_its_first_steps_for_ever(limit, longest, clock):
+    watch = StopWatch((), limit, None)
+    watch.begin()
+    clock.now += longest - 0.01
+    watch.check_time(0.0, has_steps=False)
+    assert watch.stop is None
+    clock.now += 0.02
+    watch.check_time(0.0, has_steps=False)
+    assert watch.stop.reason.startswith("the time limit of ")
 
 
 def test_without_limits_time_stops_nothing(clock):
@@ -680,6 +695,8 @@ print("ready", flush=True)
 sys.stdin.readline()
 leaves = LeaveWatch()
 with leaves.listening_to((), **alone):
+    print(leaves.why)  # a call without such signals takes none
+with leaves.listening_to(SIGNALS, **alone):
     print(leaves.why)
 print("ready", flush=True)
 sys.stdin.readline()
@@ -691,7 +708,7 @@ def test_a_signal_to_leave_between_two_trainings_is_left_for_the_next():
         process.send_signal(signal.SIGTERM)
         process.stdin.write("go on\n")
         process.stdin.flush()
-        assert [process.stdout.readline() for _ in range(2)] == ["SIGTERM\n", "ready\n"]
+        assert [process.stdout.readline() for _ in range(3)] == ["None\n", "SIGTERM\n", "ready\n"]
         process.send_signal(signal.SIGUSR1)  # after the last
         _, errors = process.communicate("go on\n", timeout=DEADLINE)
     assert (process.returncode, errors) == (0, "")
@@ -715,6 +732,147 @@ def test_a_process_alone_says_between_two_trainings_as_well_that_it_leaves_nobod
         process.communicate("go on\n", timeout=DEADLINE)
     assert process.returncode == 0
     assert said.startswith("SIGTERM asks this process to leave, but it trains alone, and goes on")
+
+
+LEAVING_ALONE = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+from dist_classicrl.process.leave import LeaveWatch
+SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
+leaves = LeaveWatch()
+with leaves.listening_to(SIGNALS, is_alone=True):
+    if sys.argv[1] == "within":
+        print("ready", flush=True)
+        sys.stdin.readline()
+    else:
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(0.3)
+if sys.argv[1] == "between":
+    print("ready", flush=True)
+    sys.stdin.readline()
+leaves = LeaveWatch()
+with leaves.listening_to(SIGNALS, is_alone=True):
+    print("ready", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("where", ["within", "between", "next"])
+def test_a_second_signal_to_leave_ends_a_process_alone_at_once(where):
+    with started(LEAVING_ALONE, where) as process:
+        if where == "within":
+            process.send_signal(signal.SIGTERM)
+            time.sleep(2 * stopping.REPEAT_SECONDS)
+            assert process.poll() is None
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(DEADLINE) == -signal.SIGUSR1
+
+
+def test_a_second_signal_to_leave_lets_a_rank_leave(monkeypatch, clock):
+    monkeypatch.setattr(stopping, "end_by_default", lambda number: pytest.fail("it ended at once"))
+    with LeaveWatch().listening_to([signal.SIGUSR1], is_alone=True):
+        send(signal.SIGUSR1)
+    clock.now += 60.0
+    leaves = LeaveWatch()
+    with leaves.listening_to([signal.SIGUSR1]):
+        assert leaves.why is None
+        send(signal.SIGUSR1)
+        assert leaves.why == "SIGUSR1"
+        clock.now += 60.0
+        send(signal.SIGUSR1)
+
+
+def test_a_process_alone_remembers_the_first_signal_to_leave_after_an_exception_too(monkeypatch, clock):
+    ended = []
+    monkeypatch.setattr(stopping, "end_by_default", ended.append)
+    with pytest.raises(ValueError), LeaveWatch().listening_to([signal.SIGUSR1], is_alone=True):
+        send(signal.SIGUSR1)
+        raise ValueError
+    clock.now += 60.0
+    send(signal.SIGUSR1)
+    assert ended == [signal.SIGUSR1]
+
+
+def leave_once(signals):
+    """Listen as a call of train on several ranks does, and return why it would leave."""
+    leaves = LeaveWatch()
+    with leaves.listening_to(signals):
+        return leaves.why
+
+
+def test_a_signal_between_two_trainings_is_what_it_was_in_the_last_that_named_it(clock):
+    numbers = [signal.SIGTERM]
+    for _ in range(2):
+        assert leave_once(numbers) is None
+        send(signal.SIGTERM)
+        assert train_once(numbers) is None  # which takes no request to leave
+        assert leave_once(numbers) == "SIGTERM"
+        assert train_once(numbers) is None
+        send(signal.SIGTERM)
+        assert leave_once(numbers) is None
+        assert train_once(numbers) == Stop(75, "SIGTERM between two trainings")
+        with contextlib.suppress(TrainingStopped), StopWatch(numbers, None, None) as watch:
+            raise watch.stop.error(None, 0)
+
+
+FORKING_LEAVES = """
+import os, signal, sys, time
+from dist_classicrl.process.leave import LeaveWatch
+signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+SIGNALS = (signal.SIGUSR1,)
+def train():
+    leaves = LeaveWatch()
+    with leaves.listening_to(SIGNALS):
+        return leaves.why
+train()
+signal.raise_signal(signal.SIGUSR1)  # the parent's to answer
+child = os.fork()
+if child == 0:
+    try:
+        first = train()
+        signal.raise_signal(signal.SIGUSR1)
+        print(first, train(), train(), flush=True)
+        signal.raise_signal(signal.SIGUSR1)
+        time.sleep(0.5)
+        signal.raise_signal(signal.SIGUSR1)
+    finally:
+        os._exit(1)
+status = os.waitpid(child, 0)[1]
+print(train(), os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGUSR1)
+"""
+
+
+def test_a_process_forked_between_two_trainings_leaves_by_what_itself_hears():
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING_LEAVES], capture_output=True, text=True, timeout=DEADLINE
+    )
+    assert (done.returncode, done.stdout) == (0, "None SIGUSR1 None\nSIGUSR1 True\n"), done.stderr
+
+
+TERMINATED = """
+import multiprocessing, signal
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+from dist_classicrl.process.leave import LeaveWatch
+def train(connection):
+    with LeaveWatch().listening_to([signal.SIGTERM], is_alone=True):
+        connection.send("begun")
+        connection.recv()
+print("ready", flush=True)
+here, there = multiprocessing.Pipe()
+child = multiprocessing.get_context("fork").Process(target=train, args=(there,))
+child.start()
+here.recv()
+child.terminate()
+child.join(20)
+print(child.exitcode == -signal.SIGTERM)
+child.kill()
+"""
+
+
+def test_a_child_that_trains_alone_can_be_terminated_where_sigterm_asks_to_leave():
+    with started(TERMINATED) as process:
+        output, errors = process.communicate(timeout=DEADLINE)
+    assert (process.returncode, output) == (0, "True\n"), errors
 
 
 def test_a_handler_of_the_programs_own_is_put_back_after_it_could_ask_to_leave():

@@ -16,6 +16,7 @@ from dist_classicrl.cli.main import main
 from dist_classicrl.errors import SettingsError, TrainingStopped
 from dist_classicrl.model import places
 from dist_classicrl.plotting import canvas, plot_timeline
+from dist_classicrl.process import stop
 
 GARNET = TabularMDP.garnet(25, 4, 3, seed=3, max_episode_steps=60)
 OF_RANKS = re.compile(r"\b(ranks?|lease[sd]?|stale(ness)?|this rank's share|mpirun)\b", re.IGNORECASE)
@@ -42,8 +43,9 @@ def test_neither_is_what_is_wrong_with_a_call(steps):
     assert "train() takes total_steps=" in str(error.value)
 
 
-def test_a_process_alone_that_is_asked_to_leave_says_that_it_goes_on_and_does(caplog):
+def test_a_process_alone_that_is_asked_to_leave_says_that_it_goes_on_and_does(caplog, monkeypatch):
     """Once, however often it is asked."""
+    monkeypatch.setattr(stop, "end_by_default", lambda number: None)
     how = {"leave_signals": ["SIGUSR1"], "progress": lambda report: signal.raise_signal(signal.SIGUSR1)}
     agent = DistAsyncQLearning(seed=1)
     assert agent.train(GARNET, total_steps=20_000, **how).steps == 20_000
@@ -53,6 +55,7 @@ def test_a_process_alone_that_is_asked_to_leave_says_that_it_goes_on_and_does(ca
         time.sleep(0.01)
     said = [text for text in caplog.messages if "leave" in text]
     assert len(said) == 1 and said[0].startswith("SIGUSR1 asks this process to leave, but it trains alone")
+    assert "A second SIGUSR1 ends it at once" in said[0]
     check(said[0])
 
 

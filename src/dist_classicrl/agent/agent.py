@@ -373,7 +373,8 @@ class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
             With `checkpoint_dir`: seconds, or a time such as "55m" or "1:30:00", after which this call has
             stopped, from its first step on: what is compiled before that comes on top, and what a callback,
             or a round of the reproducible mode, takes that is under way then. However short it is, some steps
-            are made. By default what SLURM leaves to the job, or none.
+            are made: until the first are at the rank that serves, this call goes on for as long again, or
+            30 s if that is more. By default what SLURM leaves to the job, or none.
         stop_signals : iterable of str or int
             Signals that stop the training in order, whichever rank hears them, besides Ctrl-C, and SIGUSR1
             under `dist-classicrl launch` and `train --ranks`. A second one ends the process at once.
@@ -381,7 +382,8 @@ class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
             Permissions of the files; folders get the same, and the right to enter. Not for URLs.
         leave_signals : iterable of str or int
             Signals on which a worker leaves, as after `leave`; after one that comes between two calls, in the
-            next. By default none.
+            next that has such. A process alone says that it goes on, and a second one ends it; SIGTERM ends
+            one that `multiprocessing` started. By default none.
         callbacks : BaseCallback, callable, or sequence of them, optional
             What `dist_classicrl.callbacks` has, or of its kind: called on rank 0, or the rank that took its
             place, whenever `progress` is, and when something happens. A callback can end the run early.

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime, timezone
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from dist_classicrl.checkpoint.names import checkpoints_in
 from dist_classicrl.checkpoint.storage import Storage
@@ -46,12 +46,18 @@ class Fence:
         """The number under which this process claimed the folder; 0 if it has not."""
         return self._number if self._pid == os.getpid() else 0
 
-    def is_gone(self) -> bool:
-        """Whether this process claimed the folder, and it was removed or emptied; False if nobody knows."""
+    def missing(self) -> Literal["folder", "claim"] | None:
+        """Return what is gone that this process claimed; None: nothing, or nobody knows.
+
+        "folder": it was removed or emptied; "claim": no claim is there, of anybody, but checkpoints are.
+        """
         try:
-            return self.number > 0 and not _fences_in(self._storage.listed())
+            listed = self._storage.listed() if self.number else []
         except CheckpointError:
-            return False
+            return None
+        if not self.number or _fences_in(listed):
+            return None
+        return "claim" if checkpoints_in(listed) else "folder"
 
     def claim(self, succession: Succession | None = None) -> int:
         """Take the next fencing number: every earlier claim is refused from now on.
@@ -79,7 +85,8 @@ class Fence:
 
     def _take_number(self, succession: Succession | None) -> tuple[int, str]:
         """Create the next fence file, and return its number and the token in it."""
-        number, pause = (0 if succession is None else succession.first), 0.01
+        # Not below the own earlier claim, whose file may be gone.
+        number, pause = max(self._number, 0 if succession is None else succession.first), 0.01
         deadline = time.monotonic() + _CLAIM_SECONDS
         while True:
             # A listing may lag behind: what was refused is taken, whether listed or not.

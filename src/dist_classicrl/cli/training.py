@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,8 @@ from dist_classicrl.checkpoint.plan import checked_signals
 from dist_classicrl.cli.requested_run import RequestedRun
 from dist_classicrl.cli.signals import Ended, ended_after, with_terminal
 from dist_classicrl.cli.summary import summary
+from dist_classicrl.comm.remote_errors import without_exit
+from dist_classicrl.errors import ExitCalledError
 from dist_classicrl.process.stop import with_launchers
 
 if TYPE_CHECKING:
@@ -65,9 +69,24 @@ def train_here(run: RequestedRun, display: Display) -> None:
     if not display.has_bar:
         callbacks.append(_shown(run, display))
     verbose = display.has_bar and display.is_verbose
-    result = agent.train(env, callbacks=callbacks, progress_bar=display.has_bar, verbose=verbose, **arguments)
-    if agent.rank == 0:
-        _finish(run, agent, env, result, display)
+    with _named_exit():
+        result = agent.train(
+            env, callbacks=callbacks, progress_bar=display.has_bar, verbose=verbose, **arguments
+        )
+        if agent.rank == 0:
+            _finish(run, agent, env, result, display)
+
+
+@contextmanager
+def _named_exit() -> Iterator[None]:
+    """Tell of a SystemExit of an environment or a callback, and let its status not say what is not so."""
+    try:
+        yield
+    except SystemExit as error:
+        if not isinstance(instead := without_exit(error, is_alone=True), ExitCalledError):
+            raise
+        click.echo(f"Error: {instead}", err=True)
+        raise SystemExit(instead.code) from error
 
 
 class _SettingsKeeper(BaseCallback):

@@ -74,8 +74,10 @@ class Failed:
         return RemoteRankError(self.rank, self.host, self.summary, self.remote_traceback, self.is_cut_off)
 
 
-def without_exit(error: BaseException) -> BaseException:
+def without_exit(error: BaseException, is_alone: bool = False) -> BaseException:
     """Return a SystemExit as the error that it is where other ranks go on, and anything else as it is.
+
+    `is_alone`: there are none, but who started this process takes its exit status for the training's.
 
     One that ends this process on purpose stays what it is, see `signals.is_meant`.
     """
@@ -86,9 +88,12 @@ def without_exit(error: BaseException) -> BaseException:
     said = "" if code is None else repr(code)
     frames = traceback.extract_tb(error.__traceback__)
     where = f" in {frames[-1].name}, {frames[-1].filename}:{frames[-1].lineno}," if frames else ""
+    what = "this process trained, which ends the training"
+    if not is_alone:
+        what = "several ranks trained, which ends the training on all of them"
     instead = ExitCalledError(
-        f"sys.exit({said}) was called{where} while several ranks trained, which ends the training on all of "
-        "them as an exception does. To end it in order, let a callback's _on_step return False.",
+        f"sys.exit({said}) was called{where} while {what} as an exception does. To end it in order, let a "
+        "callback's _on_step return False.",
         1 if status in _TAKEN else status,
     )
     instead.__cause__ = error

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_classicrl._words import closest, nearest
 from dist_classicrl.errors import EnvError, SettingsError
+from dist_classicrl.process.signals import is_meant
 
 if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
@@ -284,7 +285,7 @@ def _without_exit(what: str) -> Iterator[None]:
     try:
         yield
     except SystemExit as error:
-        if type(error) is not SystemExit:  # a training there was stopped
+        if type(error) is not SystemExit or is_meant(error):  # of a stop or a signal
             raise
         said = "" if error.code is None else repr(error.code)
         frame = traceback.extract_tb(error.__traceback__)[-1]

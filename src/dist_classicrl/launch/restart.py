@@ -235,8 +235,9 @@ class Supervisor:
                 if limit is not None and len(record.endings()) >= ranks and watch.ranks_here_have_ended:
                     why = "all ranks have ended, and mpirun waited for what they had started"
                     limit = min(limit, (now + _LEFT_SECONDS, why))
-                if limit is not None and record.is_starting_mpi:
-                    # Who waits there would wait for ever, and has nothing to save.
+                if limit is not None and over != DONE and record.is_starting_mpi:
+                    # Who waits there would wait for ever, and has nothing to save. Where the work is done,
+                    # who has not come so far may still have something to end.
                     why = f"{over}, and the others cannot start MPI without it"
                     limit = min(limit, (now + _WORDS_SECONDS, why))
                 if (silent := watch.look(now, longest_silence, self._options.start_limit)) is not None:

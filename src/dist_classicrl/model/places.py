@@ -45,7 +45,7 @@ class Place:
 
     @property
     def generation(self) -> int:
-        """How many processes wrote here before this one."""
+        """How many claimed this before, this process itself among them where it has claimed it anew."""
         return max(0, self.folder.fence.number - 1)
 
     def claim(self, read: str | None) -> bool:
@@ -53,9 +53,9 @@ class Place:
 
         Return False if another process wrote a checkpoint after `read`, the last one that was read, or after
         the last one that was written here before the fork. A folder that was removed or emptied after an
-        earlier call is made anew.
+        earlier call is made anew; of one in which only the claims are gone that is found out as ever.
         """
-        if self.folder.fence.is_gone():
+        if (missing := self.folder.fence.missing()) == "folder":
             logger.warning(
                 "The checkpoint folder %s has been removed or emptied since an earlier call of train: it is "
                 "made anew, and what was saved in it is gone. This call goes on from what the agent holds.",
@@ -63,7 +63,13 @@ class Place:
             )
             self.folder.fence.claim()
             self.writer = Writer(self.folder)
-        elif self.folder.fence.number == 0:
+        elif missing == "claim" or self.folder.fence.number == 0:
+            if missing:
+                logger.warning(
+                    "The files fence-*.json in %s, which say who may write there, are gone since an earlier "
+                    "call of train: this process claims the folder anew. Its checkpoints are still there.",
+                    self.folder.url,
+                )
             known = self.writer.last_name or read
             newest = self.folder.newest()
             self.folder.fence.claim()

@@ -9,15 +9,14 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType
 
-from dist_classicrl.process.signals import handled, hear_in_child, signal_name
-from dist_classicrl.process.stop import Guard
+from dist_classicrl.process.signals import handled, signal_name
+from dist_classicrl.process.stop import Guard, Listener, is_for_parent, is_guarded
 
 logger = logging.getLogger(__name__)
 
 
-class LeaveWatch:
+class LeaveWatch(Listener):
     """Takes the request to leave, from a call or from a signal.
 
     Attributes
@@ -27,8 +26,8 @@ class LeaveWatch:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.why: str | None = None
-        self._process = os.getpid()
         self._is_alone = False
 
     def ask(self, why: str) -> None:
@@ -37,38 +36,50 @@ class LeaveWatch:
 
     @contextmanager
     def listening_to(self, signals: Sequence[int], is_alone: bool = False) -> Iterator[None]:
-        """Let `signals` ask while this is entered, and one that came since the last training.
+        """Let `signals` ask while this is entered, and one that came since the last training with such.
 
         Those for which the program has no handler of its own stay guarded afterwards, as stop signals do, see
-        `StopWatch`. A process that is `is_alone` has nobody to leave, and says so.
+        `StopWatch`. A process that `is_alone` has nobody to leave, and says so; a second signal ends it.
         """
-        self._process, self._is_alone = os.getpid(), is_alone
+        if self._process != os.getpid():
+            self._process, self.first_signal = os.getpid(), None
+        self._is_alone = is_alone
         if threading.current_thread() is threading.main_thread():
             for number in signals:
-                if signal.getsignal(number) == signal.SIG_DFL:
+                if is_guarded(number, signal.getsignal(number)):
                     _guard.watch(number)
-        with handled(signals, self._hear):
-            if (left := _guard.take()) is not None:
-                self._take(left)
-            yield
+        with handled([each for each in signals if not (is_alone and is_for_parent(each))], self.hear):
+            if signals:
+                self.first_signal = self.first_signal or _guard.first_signal
+                if (left := _guard.take()) is not None:
+                    self._take(left)
+            try:
+                yield
+            finally:
+                if is_alone and signals:
+                    _guard.first_signal = self.first_signal
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:
-            hear_in_child(number)
-            return
+    def _note(self, number: int, now: float) -> None:
         self._take(signal_name(number))
 
     def _take(self, name: str) -> None:
-        if self._is_alone and self.why is None:
+        self.ask(name)
+        if self._is_alone:
             # Not the logger from here: its lock may be held by what a signal has interrupted.
             _thread.start_new_thread(_say_that_it_goes_on, (name,))
-        self.ask(name)
+
+    def _end_at_once(self, number: int) -> None:
+        if self._is_alone:
+            super()._end_at_once(number)
+        else:  # who leaves does that in order
+            self._take(signal_name(number))
 
 
 def _say_that_it_goes_on(name: str) -> None:
     logger.warning(
-        "%s asks this process to leave, but it trains alone, and goes on. With checkpoint_dir= a stop signal "
-        "ends it in order.",
+        "%s asks this process to leave, but it trains alone, and goes on. A second %s ends it at once. With "
+        "checkpoint_dir= a stop signal ends it in order.",
+        name,
         name,
     )
 

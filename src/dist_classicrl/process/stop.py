@@ -35,11 +35,23 @@ _QUIET_SECONDS = 0.5  # a training that has stopped by then has nothing to say o
 _LEAST_MARGIN = 0.2  # seconds
 _SLURM_MARGIN = 30.0  # seconds at most: SLURM counts in its own rhythm, and the launcher has to end as well
 _SLURM_SHARE = 0.1  # and at most this share of the time that was left
+_FIRST_STEP_SECONDS = 30.0  # that a time limit waits for the first step at least, see `StopWatch.check_time`
 
 
 def is_interactive() -> bool:
     """Return whether somebody types to this Python, at a prompt or in a notebook."""
     return hasattr(sys, "ps1") or bool(sys.flags.interactive)
+
+
+def is_for_parent(number: int) -> bool:
+    """Return whether `multiprocessing` started this process, which is ended by this signal."""
+    return number == signal.SIGTERM and multiprocessing.parent_process() is not None
+
+
+def is_guarded(number: int, handler: Any) -> bool:
+    """Return whether this handler of a signal is none of the program's, but the default or a `Guard`'s."""
+    is_of_guard = isinstance(getattr(handler, "__self__", None), Guard)
+    return number != signal.SIGINT and (handler == signal.SIG_DFL or is_of_guard)
 
 
 def with_launchers(signals: Iterable[int]) -> set[int]:
@@ -64,7 +76,7 @@ class Stop:
         return kind(self.code, self.reason, checkpoint, steps)
 
 
-class _Listener:
+class Listener:
     """Hears signals: of the first it takes note, a second one ends the process at once.
 
     Its handler may interrupt any code, so it takes no lock and logs nothing.
@@ -72,7 +84,7 @@ class _Listener:
 
     def __init__(self) -> None:
         self._process = os.getpid()
-        self._first_signal: float | None = None
+        self.first_signal: float | None = None  # when it came
 
     def hear(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
@@ -80,10 +92,10 @@ class _Listener:
             hear_in_child(number)
             return
         now = time.monotonic()
-        if self._first_signal is None:
-            self._first_signal = now
+        if self.first_signal is None:
+            self.first_signal = now
             self._note(number, now)
-        elif now - self._first_signal > REPEAT_SECONDS:
+        elif now - self.first_signal > REPEAT_SECONDS:
             self._end_at_once(number)
 
     def _note(self, number: int, now: float) -> None:
@@ -93,7 +105,7 @@ class _Listener:
         end_by_default(number)
 
 
-class StopWatch(_Listener):
+class StopWatch(Listener):
     """Listens for requests to stop: signals while it is entered, time limits, and what other ranks say.
 
     A first signal only leaves a request, which the training finds in `stop`. A second one ends the process at
@@ -176,15 +188,17 @@ class StopWatch(_Listener):
     def check_time(self, saving_seconds: float, has_steps: bool = True) -> None:
         """Request a stop where a time limit leaves just enough time to save, which takes `saving_seconds`.
 
-        The limit of the call counts once it `has_steps`: whoever types the same command again comes on.
+        The limit of the call counts once it `has_steps`: whoever types the same command again comes on. But
+        it waits for the first one no longer than as long again, or `_FIRST_STEP_SECONDS` if that is more.
         """
         now = time.monotonic()
         if self._begun is None:  # an engine that does not say when it begins looks here first
             self._begun = now
         elapsed = now - self._begun
         margin = 2.0 * saving_seconds + _LEAST_MARGIN
-        if has_steps and self._time_limit is not None and elapsed >= self._time_limit - margin:
-            self.ask(Stop(os.EX_TEMPFAIL, f"the time limit of {durations.shown(self._time_limit)}"))
+        if (limit := self._time_limit) is not None and elapsed >= limit - margin:
+            if has_steps or elapsed >= limit + max(limit, _FIRST_STEP_SECONDS):
+                self.ask(Stop(os.EX_TEMPFAIL, f"the time limit of {durations.shown(limit)}"))
         if self._slurm_end is not None:
             margin += min(_SLURM_MARGIN, self._slurm_share)
             if now >= self._slurm_end - margin:
@@ -222,7 +236,7 @@ class StopWatch(_Listener):
                 time.sleep(max(0.0, self._requests[0][1] + REPEAT_SECONDS - time.monotonic()))
         finally:
             for number, handler in before.items():
-                if number != signal.SIGINT and handler in (signal.SIG_DFL, _guard.hear):
+                if is_guarded(number, handler):
                     _guard.watch(number)
                 else:
                     signal.signal(number, handler)
@@ -275,43 +289,43 @@ class EndingWatch(StopWatch):
         raise self._error(stop)
 
 
-class Guard(_Listener, Generic[_Request]):
+class Guard(Listener, Generic[_Request]):
     """Listens for signals between the trainings of a process, and from the last one to its end.
 
-    What the first one asks for, by `answer`, is left for the next training.
+    What the first one asks for, by `answer`, is left for the next training. Of two guards the one that was
+    last told to watch a signal hears it.
     """
 
     def __init__(self, answer: Callable[[int], _Request]) -> None:
         super().__init__()
         self._answer = answer
-        self._request: _Request | None = None
+        self._request: tuple[int, _Request] | None = None  # with the process that was asked
         self._numbers: set[int] = set()
 
     def watch(self, number: int) -> None:
-        """Listen for this signal from now on.
-
-        SIGTERM stays what it is where `multiprocessing` started this process, which is ended by it.
-        """
-        if number == signal.SIGTERM and multiprocessing.parent_process() is not None:
+        """Listen for this signal from now on, which stays what it is if it `is_for_parent`."""
+        if is_for_parent(number):
             signal.signal(number, signal.SIG_DFL)
             return
         if not self._numbers:
             atexit.register(self._ignore)
-        self._process = os.getpid()
+        if self._process != os.getpid():
+            self._process, self.first_signal = os.getpid(), None
         self._numbers.add(number)
         signal.signal(number, self.hear)
 
     def leave(self, request: _Request) -> None:
         """Leave a request for the next training."""
-        self._request = request
+        self._request = os.getpid(), request
 
     def take(self) -> _Request | None:
         """Return the request that was left, which is then no longer."""
-        request, self._request, self._first_signal = self._request, None, None
-        return request
+        left, self._request, self.first_signal = self._request, None, None
+        return None if left is None or left[0] != os.getpid() else left[1]
 
     def _note(self, number: int, now: float) -> None:
-        self._request = self._request or self._answer(number)
+        if self._request is None or self._request[0] != os.getpid():
+            self.leave(self._answer(number))
 
     def _ignore(self) -> None:
         """Let no such signal end the process any more: Python gives up its handlers before MPI is through."""
