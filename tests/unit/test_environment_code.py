@@ -65,6 +65,12 @@ def make():
 """
 
 
+@pytest.fixture(autouse=True)
+def no_bytecode(monkeypatch):
+    """Modules are edited here within a second and keep their size: Python would take old ones from disk."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+
 def module(folder, text=MODULE, name="walks"):
     path = folder / f"{name}.py"
     path.write_text(text)
