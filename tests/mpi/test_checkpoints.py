@@ -99,15 +99,20 @@ def signal_soon(world, patched, ranks, number=signal.SIGUSR1):
     return {}
 
 
-def stopped_everywhere(comm, error, folder):
-    """Check that all ranks stopped alike, with a checkpoint of what was made, and return its steps."""
+def stopped_everywhere(comm, error, folder, races=False):
+    """Check that all ranks stopped alike, with a checkpoint of what was made, and return its steps.
+
+    Where two ranks write to the same rows, whose `races` cost a visit now and then, there may be fewer.
+    """
     here = type(error).__name__, error.code, error.reason, error.checkpoint, error.steps
     everywhere = comm.allgather(here)
     assert len(set(everywhere)) == 1, everywhere
     if comm.rank == 0:
         saved = newest(folder)
         assert saved.url == error.checkpoint
-        assert saved.body["steps"] == saved.arrays["visits"].sum() == error.steps
+        visits = saved.arrays["visits"].sum()
+        assert saved.body["steps"] == error.steps
+        assert 0.8 * error.steps < visits <= error.steps if races else visits == error.steps
         assert np.isfinite(saved.arrays["q_table"]).all()
     comm.barrier()
     return error.steps
@@ -186,7 +191,8 @@ def test_a_time_limit_too_short_for_a_step_lets_some_be_made(world, make_agent, 
         pytest.skip("needs several ranks")
     with pytest.raises(TrainingStopped, match="time limit of 0.01 s") as stopped:
         make_agent(**settings).train(lake, total_steps=LONG, checkpoint_dir=folder, time_limit=0.01, **how)
-    assert stopped_everywhere(world, stopped.value, folder) > 0
+    races = how.get("placement") == "sharded" and settings.get("async_updates", True) and world.size > 1
+    assert stopped_everywhere(world, stopped.value, folder, races) > 0
 
 
 def test_a_time_limit_is_one_of_training_and_not_of_what_is_compiled_first(
