@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -32,6 +34,21 @@ def error_told(error: BaseException) -> str:
         return f"{kind}: {error}"
     except Exception as other:
         return f"{kind}, whose text cannot be told: asking it for that raised {type(other).__name__}"
+
+
+def exit_called(error: SystemExit) -> tuple[str, str]:
+    """Return how `sys.exit` was called, and where: " in FUNCTION, FILE:LINE,", or "" if nobody knows.
+
+    Where a library has put a function of its own in its place, as wandb does, it is who called that.
+    """
+    called, hook = (
+        f"sys.exit({'' if error.code is None else repr(error.code)})",
+        getattr(sys.exit, "__code__", None),
+    )
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        if hook is None or frame.f_code is not hook:
+            return called, f" in {frame.f_code.co_name}, {frame.f_code.co_filename}:{line},"
+    return called, ""
 
 
 def shown_name(path: str | os.PathLike[str]) -> str:

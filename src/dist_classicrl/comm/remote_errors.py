@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 from weakref import WeakSet
 
+from dist_classicrl._words import exit_called
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import message
 from dist_classicrl.comm.transport import Channel
@@ -85,15 +86,13 @@ def without_exit(error: BaseException, is_alone: bool = False) -> BaseException:
         return error
     code = error.code
     status = code & 0xFF if isinstance(code, int) else 1
-    said = "" if code is None else repr(code)
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" in {frames[-1].name}, {frames[-1].filename}:{frames[-1].lineno}," if frames else ""
+    called, where = exit_called(error)
     what = "this process trained, which ends the training"
     if not is_alone:
         what = "several ranks trained, which ends the training on all of them"
     instead = ExitCalledError(
-        f"sys.exit({said}) was called{where} while {what} as an exception does. To end it in order, let a "
-        "callback's _on_step return False.",
+        f"{called} was called{where} while {what} as an exception does. To end it in order, let a callback's "
+        "_on_step return False.",
         1 if status in _TAKEN else status,
     )
     instead.__cause__ = error

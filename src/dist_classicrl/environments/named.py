@@ -8,14 +8,13 @@ import inspect
 import os
 import re
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from dist_classicrl._words import closest, nearest
+from dist_classicrl._words import closest, exit_called, nearest
 from dist_classicrl.errors import EnvError, SettingsError
 from dist_classicrl.process.signals import is_meant
 
@@ -287,11 +286,10 @@ def _without_exit(what: str) -> Iterator[None]:
     except SystemExit as error:
         if type(error) is not SystemExit or is_meant(error):  # of a stop or a signal
             raise
-        said = "" if error.code is None else repr(error.code)
-        frame = traceback.extract_tb(error.__traceback__)[-1]
+        called, where = exit_called(error)
         raise EnvError(
-            f"{what} calls sys.exit({said}) in {frame.name}, {frame.filename}:{frame.lineno}, and makes no "
-            "environment. Let it raise an exception that says what is wrong, or return one."
+            f"{what} calls {called}{where} and makes no environment. Let it raise an exception that says "
+            "what is wrong, or return one."
         ) from error
 
 
