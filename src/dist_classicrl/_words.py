@@ -45,10 +45,12 @@ def exit_called(error: SystemExit) -> tuple[str, str]:
         f"sys.exit({'' if error.code is None else repr(error.code)})",
         getattr(sys.exit, "__code__", None),
     )
-    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        if hook is None or frame.f_code is not hook:
-            return called, f" in {frame.f_code.co_name}, {frame.f_code.co_filename}:{line},"
-    return called, ""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    within = next((n for n, (frame, _) in enumerate(frames) if frame.f_code is hook), len(frames))
+    if within == 0:
+        return called, ""
+    frame, line = frames[within - 1]
+    return called, f" in {frame.f_code.co_name}, {frame.f_code.co_filename}:{line},"
 
 
 def shown_name(path: str | os.PathLike[str]) -> str:
