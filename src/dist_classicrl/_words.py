@@ -41,10 +41,8 @@ def exit_called(error: SystemExit) -> tuple[str, str]:
 
     Where a library has put a function of its own in its place, as wandb does, it is who called that.
     """
-    called, hook = (
-        f"sys.exit({'' if error.code is None else repr(error.code)})",
-        getattr(sys.exit, "__code__", None),
-    )
+    called = f"sys.exit({'' if error.code is None else repr(error.code)})"
+    hook = getattr(sys.exit, "__code__", None)
     frames = list(traceback.walk_tb(error.__traceback__))
     within = next((n for n, (frame, _) in enumerate(frames) if frame.f_code is hook), len(frames))
     if within == 0:

@@ -51,11 +51,13 @@ class Fence:
 
         "folder": it was removed or emptied; "claim": no claim is there, of anybody, but checkpoints are.
         """
+        if self.number == 0:
+            return None
         try:
-            listed = self._storage.listed() if self.number else []
+            listed = self._storage.listed()
         except CheckpointError:
             return None
-        if not self.number or _fences_in(listed):
+        if _fences_in(listed):
             return None
         return "claim" if checkpoints_in(listed) else "folder"
 

@@ -254,9 +254,10 @@ class CompiledLearner:
         Where the environment was stepped before, no place in it is known: an episode begins.
         """
         episode = self._episodes[walker]
+        new = self.state(walker)
         if "position" not in state:
-            state = {**self.state(walker), **state}
-        check_arrays(state, self.state(walker), {})
+            state = {**new, **state}
+        check_arrays(state, new, {})
         position, running = state["position"], state["running"]
         limit = episode.walker.time_limit
         check_position(position[np.newaxis], running, self.table.n_states, limit, self._stuck)

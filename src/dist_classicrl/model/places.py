@@ -17,6 +17,14 @@ from dist_classicrl.checkpoint.writer import Writer
 
 logger = logging.getLogger(__name__)
 
+_MISSING = {
+    "folder": "The checkpoint folder %s has been removed or emptied since an earlier call of train: it is "
+    "made anew, and what was saved in it is gone. This call goes on from what the agent holds.",
+    "claim": "The files fence-*.json in %s, which say who may write there, are gone since an earlier call of "
+    "train: this process claims the folder anew. Its checkpoints are still there.",
+}
+"""What is said where `Fence.missing` tells that something is."""
+
 _agents: dict[str, list[str]] = {}  # what the agents of this process learn that are saved in a folder
 
 
@@ -55,29 +63,18 @@ class Place:
         the last one that was written here before the fork. A folder that was removed or emptied after an
         earlier call is made anew; of one in which only the claims are gone that is found out as ever.
         """
-        if (missing := self.folder.fence.missing()) == "folder":
-            logger.warning(
-                "The checkpoint folder %s has been removed or emptied since an earlier call of train: it is "
-                "made anew, and what was saved in it is gone. This call goes on from what the agent holds.",
-                self.folder.url,
-            )
-            self.folder.fence.claim()
-            self.writer = Writer(self.folder)
-        elif missing == "claim" or self.folder.fence.number == 0:
-            if missing:
-                logger.warning(
-                    "The files fence-*.json in %s, which say who may write there, are gone since an earlier "
-                    "call of train: this process claims the folder anew. Its checkpoints are still there.",
-                    self.folder.url,
-                )
-            known = self.writer.last_name or read
-            newest = self.folder.newest()
-            self.folder.fence.claim()
-            # One that could not claim in an earlier call would try again, and the thread of a parent's is not
-            # in this process.
-            self.writer = Writer(self.folder)
-            return self.folder.newest() == newest and (known is None or str(newest) == known)
-        return True
+        missing = self.folder.fence.missing()
+        if missing is None and self.folder.fence.number > 0:
+            return True
+        if missing is not None:
+            logger.warning(_MISSING[missing], self.folder.url)
+        known = None if missing == "folder" else self.writer.last_name or read
+        newest = self.folder.newest()
+        self.folder.fence.claim()
+        # One that could not claim in an earlier call would try again, and the thread of a parent's is not in
+        # this process.
+        self.writer = Writer(self.folder)
+        return self.folder.newest() == newest and (known is None or str(newest) == known)
 
 
 class Places:

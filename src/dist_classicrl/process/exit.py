@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from dist_classicrl._hints import local_rank_of_environment, promised_size, rank_of_environment
+from dist_classicrl._words import error_told
 from dist_classicrl.errors import (
     CutOffError,
     ExitCalledError,
@@ -152,8 +153,8 @@ def script_ended(error: BaseException | None) -> int:
     code, kind = _verdict(error)
     if kind == "lost":
         note_losses()
-    plain = error is None or type(error) is SystemExit
-    _settle(code, kind, "" if plain else f"{type(error).__name__}: {error}".splitlines()[0])
+    reason = "" if error is None or type(error) is SystemExit else error_told(error).splitlines()[0]
+    _settle(code, kind, reason)
     return code
 
 

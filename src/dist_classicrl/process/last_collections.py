@@ -6,10 +6,12 @@ import gc
 import io
 import sys
 from importlib.machinery import ExtensionFileLoader
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
 _OF_COMPILERS = ("llvmlite", "numba")  # what machine code is freed with, and their generators
 _WITHOUT_OUTPUT = (io.BufferedReader, io.BytesIO, io.FileIO, io.StringIO)  # that would be lost
+_FRAMES = {GeneratorType: "gi_frame", CoroutineType: "cr_frame", AsyncGeneratorType: "ag_frame"}
 #: Native code of which nothing is written as it is freed. Of any other, Python cannot tell.
 _HARMLESS = {
     *("_cffi_backend", "_cyutility", "llvmlite", "mpi4py", "numba", "numpy", "scipy", "yaml", "zstandard"),
@@ -55,11 +57,10 @@ def _may_end_something(kind: type) -> bool:
 
 def _is_open(thing: Any) -> bool:
     """Whether there is something left to end: a generator or coroutine may have come to its end."""
-    for name in ("gi_frame", "cr_frame", "ag_frame"):
-        if type(thing).__module__ == "builtins" and hasattr(thing, name):
-            frame = getattr(thing, name)
-            return frame is not None and not _is_of_compilers(frame.f_globals.get("__name__"))
-    return True
+    if type(thing) not in _FRAMES:
+        return True
+    frame = getattr(thing, _FRAMES[type(thing)])
+    return frame is not None and not _is_of_compilers(frame.f_globals.get("__name__"))
 
 
 def _is_of_compilers(module: object) -> bool:

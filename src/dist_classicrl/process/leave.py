@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _thread
 import logging
-import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -41,8 +40,7 @@ class LeaveWatch(Listener):
         Those for which the program has no handler of its own stay guarded afterwards, as stop signals do, see
         `StopWatch`. A process that `is_alone` has nobody to leave, and says so; a second signal ends it.
         """
-        if self._process != os.getpid():
-            self._process, self.first_signal = os.getpid(), None
+        self.renew()
         self._is_alone = is_alone
         if threading.current_thread() is threading.main_thread():
             for number in signals:

@@ -86,6 +86,11 @@ class Listener:
         self._process = os.getpid()
         self.first_signal: float | None = None  # when it came
 
+    def renew(self) -> None:
+        """Listen in a process that was forked from the one which listened so far, which heard nothing yet."""
+        if self._process != os.getpid():
+            self._process, self.first_signal = os.getpid(), None
+
     def hear(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
         if os.getpid() != self._process:
@@ -309,8 +314,7 @@ class Guard(Listener, Generic[_Request]):
             return
         if not self._numbers:
             atexit.register(self._ignore)
-        if self._process != os.getpid():
-            self._process, self.first_signal = os.getpid(), None
+        self.renew()
         self._numbers.add(number)
         signal.signal(number, self.hear)
 
