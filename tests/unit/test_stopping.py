@@ -606,6 +606,12 @@ def test_a_burst_of_signals_still_stops_in_order():
     assert process.returncode == 75, errors
 
 
+def run_alone(program, *arguments):
+    """Return how a program ended in a process of its own, and what it wrote."""
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
+
+
 FORKING = """
 import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -637,8 +643,7 @@ with stops if sys.argv[1] == "stop" else leaves.listening_to(signals):
 
 @pytest.mark.parametrize("watch", ["stop", "leave"])
 def test_a_forked_process_leaves_all_but_sigterm_to_its_parent(watch):
-    command = [sys.executable, "-c", FORKING, watch]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
+    done = run_alone(FORKING, watch)
     assert (done.returncode, done.stdout) == (0, "alive"), done.stderr
 
 
@@ -843,9 +848,7 @@ print(train(), os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGUSR1)
 
 
 def test_a_process_forked_between_two_trainings_leaves_by_what_itself_hears():
-    done = subprocess.run(
-        [sys.executable, "-c", FORKING_LEAVES], capture_output=True, text=True, timeout=DEADLINE
-    )
+    done = run_alone(FORKING_LEAVES)
     assert (done.returncode, done.stdout) == (0, "None SIGUSR1 None\nSIGUSR1 True\n"), done.stderr
 
 
@@ -921,9 +924,7 @@ sys.exit(0 if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGTERM e
 
 
 def test_a_process_forked_between_two_trainings_leaves_all_but_sigterm_to_its_parent():
-    done = subprocess.run(
-        [sys.executable, "-c", FORKING_BETWEEN], capture_output=True, text=True, timeout=DEADLINE
-    )
+    done = run_alone(FORKING_BETWEEN)
     assert (done.returncode, done.stdout) == (0, "alive"), done.stderr
 
 
