@@ -327,7 +327,7 @@ def test_runs_are_made_apart_where_several_processes_were_lost(
         (tmp_path / "apart").touch()
         return records_apart(*arguments)
 
-    monkeypatch.setattr("dist_classicrl.sweep.sweep.records_apart", noted)
+    monkeypatch.setattr("dist_classicrl.sweep.hosts.run_maker.records_apart", noted)
     sweep = after_losses(tmp_path / "study", n_lost)
     monkeypatch.setattr(Served, "step", lambda self, action: (int(action), 1.0, True, False, {}))
     assert [row["error"] for row in sweep.run(given).rows()] == [None] * 4

@@ -62,8 +62,6 @@ class Making:
         self._laboratory = Laboratory(plan, environments, folder)
         #: Whether this process may use a card; one that was forked may not.
         self.may_use_cards = True
-        #: With how many lost processes one that was forked makes runs: each may have been ended from outside.
-        self.apart_after = 2
         self._good: dict[str, Trial] = {}  # a run in each environment that ended well in this process
         self._kinds: dict[tuple[str, int, int], _Kind | None] = {}
         self._sources: dict[tuple[str, bool | None], Source] = {}

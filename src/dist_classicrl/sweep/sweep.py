@@ -6,11 +6,9 @@ import gc
 import json
 import logging
 import os
-import signal
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -32,22 +30,20 @@ from dist_classicrl.sweep.choosing.idle import accepted, check_part, possible
 from dist_classicrl.sweep.choosing.sampling import SAMPLERS, Told, proposed, require_optuna, values_of
 from dist_classicrl.sweep.choosing.search import Range, n_tried, variants
 from dist_classicrl.sweep.folder import Member, StudyFolder
-from dist_classicrl.sweep.hosts.apart import records_apart
 from dist_classicrl.sweep.hosts.compiling import once_on_each_host
 from dist_classicrl.sweep.hosts.processes import helpers
+from dist_classicrl.sweep.hosts.run_maker import RunMaker
 from dist_classicrl.sweep.kept.environment_code import changed_code, code_of
 from dist_classicrl.sweep.making import Making
 from dist_classicrl.sweep.plan import (
     STEPPED_COST,
-    Parcel,
     Plan,
-    Trial,
     checked_seeds,
     checked_settings,
     described,
 )
 from dist_classicrl.sweep.progress import ShownSweep, SweepProgress, check_call
-from dist_classicrl.sweep.study import Study, score_of
+from dist_classicrl.sweep.study import Study
 from dist_classicrl.sweep.trial import looked_at
 
 if TYPE_CHECKING:
@@ -55,7 +51,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_POLL_SECONDS = 0.2
 _MOST_RUNS = 10_000_000
 
 
@@ -332,10 +327,11 @@ class Sweep:
         if self._told and not task_of_environment():
             logger.warning("%s", self._told)
         making = Making(self.plan, self._environments, self._costs, self.folder)
-        making.apart_after = 3 if processes == 1 else 2  # no other process was asked for
         making.stop_long_runs_on(signals)
+        apart_after = 3 if processes == 1 else 2  # no other process was asked for
+        maker = RunMaker(self.plan, self._stopping, making, self._propose, self._ended, apart_after)
         with self._stopped_by(signals, folder) as watch:
-            has_forgotten = self._make_all(making, int(count), progress, retry_failed, folder, watch)
+            has_forgotten = self._make_all(maker, int(count), progress, retry_failed, folder, watch)
             study = Study(self.folder)
             if has_forgotten or not task_of_environment():  # others may have written theirs before
                 study.write_tables()
@@ -370,7 +366,7 @@ class Sweep:
 
     def _make_all(
         self,
-        making: Making,
+        maker: RunMaker,
         processes: int,
         progress: Callable[[SweepProgress], Any] | None,
         retry_failed: bool,
@@ -381,12 +377,12 @@ class Sweep:
         with Member(folder) as member:  # it shows that it lives while it compiles
             has_forgotten = retry_failed and member.forget_failed()
             # Before there are helpers, which have it all then.
-            once_on_each_host(self.folder / "members", partial(making.compile, folder.records()))
+            once_on_each_host(self.folder / "members", partial(maker.making.compile, folder.records()))
             watch.check()
             with _out_of_collections(), helpers() as those:
                 shown = ShownSweep(progress, self.plan, self.plan.n_trainings(self._stopping), folder)
                 for _ in range(min(processes, self.plan.n_runs) - 1):
-                    those.start(partial(self._help, making))
+                    those.start(lambda: maker.help(StudyFolder(self.folder)))
 
                 def tick() -> None:
                     watch.check()
@@ -396,157 +392,9 @@ class Sweep:
                         )
                     shown.tick()
 
-                self._work(making, tick, folder, member)
+                maker.work(folder, tick, member)
                 shown.tick(at_end=True)
         return has_forgotten
-
-    def _help(self, making: Making) -> None:
-        """Make runs in a process forked from another one."""
-        with self._ended_by_another(making) as watch:
-            self._work(making, watch.check, StudyFolder(self.folder))
-
-    @contextmanager
-    def _ended_by_another(self, making: Making) -> Iterator[EndingWatch]:
-        """Let the process from which this one was forked end it by SIGTERM; it uses no card."""
-        making.may_use_cards = False
-        making.stop_long_runs_on((signal.SIGTERM,))
-        watch = EndingWatch((signal.SIGTERM,), self._ended)
-        with watch:
-            yield watch
-
-    def _make_apart(self, making: Making, trials: Sequence[Trial]) -> Iterator[dict[str, Any] | None]:
-        """Yield None, and what came out of runs, in a process forked from the one that writes it down."""
-        with self._ended_by_another(making) as watch:
-            making.try_out(trials)
-            yield None
-            for record in making.records(trials):
-                yield record
-                watch.check()
-
-    def _work(
-        self,
-        making: Making,
-        tick: Callable[[], None],
-        folder: StudyFolder,
-        known: Member | None = None,
-    ) -> None:
-        """Make runs until there are none left, in this process: a new member, or one that is known."""
-        with Member(folder) if known is None else nullcontext(known) as member:
-            if self.plan.search is not None or (self._stopping is not None and self._stopping.asynchronous):
-                self._make_as_they_come(making, member, folder, tick)
-                return
-            if self._stopping is None:
-                numbers = range(self.plan.n_runs)
-                self._make([self.plan.trial(number) for number in numbers], making, member, folder, tick)
-                return
-            alive = {name: list(range(len(self.plan.variants))) for name in self.plan.environments}
-            for rung in range(self._stopping.rungs):
-                steps = self._stopping.steps(rung, self.plan.total_steps)
-                trials = trials_of(self.plan, alive, steps)
-                self._make(trials, making, member, folder, tick)
-                alive = next_rung(self.plan, self._stopping, alive, steps, folder.records())
-
-    def _make(
-        self,
-        trials: list[Trial],
-        making: Making,
-        member: Member,
-        folder: StudyFolder,
-        tick: Callable[[], None],
-    ) -> None:
-        """Take part in making these runs, and return when all of them are made by someone."""
-        parcels = left = making.parcels(trials)
-        withdrawn = -1
-        while left:
-            waiting: list[Parcel] = []
-            records = folder.records()
-            for parcel in left:
-                if not _not_there([parcel], records):
-                    continue
-                if not self._make_parcel(parcel, making, member, folder, tick):
-                    waiting.append(parcel)
-            if waiting and len(waiting) == len(left):
-                time.sleep(_POLL_SECONDS)
-                tick()
-            left = waiting or _not_there(parcels, folder.records())
-            if left and not waiting:  # somebody has them made again, or they are lost
-                if folder.withdrawn == withdrawn:
-                    raise StudyError(
-                        f"What came out of run {left[0].trials[0].number} or of one after it was written to "
-                        f"{folder.path / 'records'} and is not there. Leave the files of a study under way "
-                        "as they are: the same study with the same folder makes what is missing."
-                    )
-                withdrawn = folder.withdrawn
-
-    def _make_parcel(
-        self,
-        parcel: Parcel,
-        making: Making,
-        member: Member,
-        folder: StudyFolder,
-        tick: Callable[[], None],
-    ) -> bool:
-        """Make the runs of a parcel, and return True; False if somebody else does.
-
-        If several processes died with them, one of them may have killed these.
-        """
-        if not making.can_make(parcel.trials) or not member.claim(parcel.name):
-            return False
-        trials = [trial for trial in parcel.trials if trial.key not in folder.records_read]
-        n_lost = member.lost_owners(parcel.name)
-        if n_lost >= making.apart_after and trials and making.can_be_made_apart(trials):
-            logger.warning(
-                "%d processes were lost with %d run(s), number %d the first: a forked process makes them.",
-                n_lost,
-                len(trials),
-                trials[0].number,
-            )
-            longest = max((each.get("seconds", 0.0) for each in folder.records_read.values()), default=0.0)
-            made = records_apart(trials, partial(self._make_apart, making), making.records, tick, longest)
-        else:
-            made = making.records(trials)
-        failed = set()
-        with closing(made):
-            for record in made:
-                member.keep(record)
-                if record["error"] is not None:
-                    failed.add(record["key"])
-                tick()
-        member.make_durable()
-        making.tidy(trial for trial in trials if trial.key not in failed)
-        return True
-
-    def _make_as_they_come(
-        self, making: Making, member: Member, folder: StudyFolder, tick: Callable[[], None]
-    ) -> None:
-        """Take part in making runs each of which depends on what others came to; return when none is left."""
-        arrivals: Arrivals
-
-        def propose(number: int) -> None:
-            if folder.proposed(number) is None:
-                self._propose(number, folder, arrivals)
-            found = folder.proposed(number)
-            assert found is not None
-            self.plan.variants[number] = found["settings"]  # type: ignore[index]
-
-        def is_claimed(trials: list[Trial]) -> bool:
-            return any(folder.is_claimed(parcel.name) for parcel in making.parcels(trials))
-
-        arrivals = Arrivals(self.plan, self._stopping, folder, propose, is_claimed)
-        while True:
-            records, left, made = folder.records(), False, False
-            for trials in arrivals.jobs():
-                left = True
-                for parcel in making.parcels(trials):
-                    if not all(trial.key in records for trial in parcel.trials):
-                        made |= self._make_parcel(parcel, making, member, folder, tick)
-                if made:
-                    break  # what came out may bring others to the front
-            if not left:
-                return
-            if not made:
-                time.sleep(_POLL_SECONDS)
-                tick()
 
     def _propose(self, number: int, folder: StudyFolder, arrivals: Arrivals) -> None:
         assert self.plan.search is not None
@@ -569,28 +417,6 @@ def _out_of_collections() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-
-
-def trials_of(plan: Plan, alive: Mapping[str, Sequence[int]], steps: int) -> list[Trial]:
-    """Return the runs of the settings that are alive, by environment."""
-    trials = (plan.trial(number, steps) for number in range(plan.n_runs))
-    return [trial for trial in trials if trial.variant in alive[trial.environment]]
-
-
-def next_rung(
-    plan: Plan,
-    stopping: SuccessiveHalving,
-    alive: Mapping[str, Sequence[int]],
-    steps: int,
-    records: Mapping[str, Mapping[str, Any]],
-) -> dict[str, list[int]]:
-    """Return the settings that go on after a rung, by environment."""
-    scores: dict[str, dict[int, list[float]]] = {
-        name: {variant: [] for variant in numbers} for name, numbers in alive.items()
-    }
-    for trial in trials_of(plan, alive, steps):
-        scores[trial.environment][trial.variant].append(score_of(records[trial.key], plan.varied))
-    return {name: stopping.survivors(each) for name, each in scores.items()}
 
 
 def _check_different(made: Sequence[Mapping[str, Any]], varied: Iterable[str]) -> None:
@@ -626,11 +452,6 @@ def _environments(env: Any) -> dict[str, Any]:
 
 def _name_of(env: Any) -> str:
     return looked_at(env).name
-
-
-def _not_there(parcels: Sequence[Parcel], records: Mapping[str, Any]) -> list[Parcel]:
-    """Return the parcels that hold a run without a record."""
-    return [parcel for parcel in parcels if not all(trial.key in records for trial in parcel.trials)]
 
 
 def _told_of(env: Any, look: Source) -> str:
