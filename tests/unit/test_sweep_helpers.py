@@ -197,7 +197,7 @@ def test_a_process_that_does_nothing_for_long_is_ended(monkeypatch, caplog):
         threading.Event().wait()
         yield from made(those)
 
-    monkeypatch.setattr("dist_classicrl.sweep.hosts.apart._IDLE_SECONDS", 0.3)
+    monkeypatch.setattr("dist_classicrl.sweep.hosts.processes._IDLE_SECONDS", 0.3)
     errors = [record["error"] for record in apart(3, waits)]
     assert errors[0] is errors[2] is None
     assert "2 times in a row (the last time since it did nothing for long)" in errors[1]
@@ -214,14 +214,15 @@ def test_a_process_that_computes_is_left_alone(monkeypatch, tmp_path):
 
     with helpers() as those:
         those.start(lambda: list(works([])))
-        before, deadline = those.busy_ticks(), time.monotonic() + DEADLINE
-        while those.busy_ticks() == before:
+        (child,) = those._running
+        before, deadline = those.busy_ticks(child), time.monotonic() + DEADLINE
+        while those.busy_ticks(child) == before:
             assert time.monotonic() < deadline
         (tmp_path / "enough").touch()
     (tmp_path / "enough").unlink()
     ticks = iter(range(10**9))
-    monkeypatch.setattr(processes.Helpers, "busy_ticks", lambda self: [str(next(ticks))])
-    monkeypatch.setattr("dist_classicrl.sweep.hosts.apart._IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(processes.Helpers, "busy_ticks", lambda self, child: [str(next(ticks))])
+    monkeypatch.setattr("dist_classicrl.sweep.hosts.processes._IDLE_SECONDS", 0.1)
     asked = iter(range(10**9))
     (record,) = apart(1, works, lambda: next(asked) == 30 and (tmp_path / "enough").touch())
     assert record["error"] is None and record["by"] != os.getpid()
@@ -335,9 +336,41 @@ def test_runs_are_made_apart_where_several_processes_were_lost(
 
 
 @pytest.mark.slow
+def test_helpers_whose_environment_has_lost_its_threads_are_no_hang(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(processes, "_IDLE_SECONDS", 2.0)
+    monkeypatch.setattr(processes, "_IDLE_RUNS", 0.0)
+    POOL.submit(float, 0).result()  # so that there is a thread to be lost
+    sweep = after_losses(tmp_path / "study", 0)
+    assert [row["error"] for row in sweep.run(2).rows()] == [None] * 4
+    assert "A forked process has done nothing for 2 seconds: it is ended." in caplog.messages
+    assert "1 helper process(es) of the sweep were lost: others make their runs." in caplog.messages
+
+
+def test_time_in_which_nobody_looked_is_no_idleness(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "_IDLE_SECONDS", 0.5)
+    now = [100.0]
+    monkeypatch.setattr(processes.time, "monotonic", lambda: now[0])
+    with helpers() as those:
+        those.start(lambda: stay(tmp_path, signal.SIG_DFL))
+        while not (tmp_path / "ready").exists():
+            time.sleep(0.01)
+        (child,) = those._running
+        while "S" not in open(f"/proc/{child}/stat").read().rpartition(")")[2].split()[0]:
+            time.sleep(0.01)
+        for _ in range(3):
+            now[0] += 1000.0
+            assert those.kill_idle(float) == 0
+        for _ in range(5):
+            assert those.kill_idle(lambda: 0.05) == 0  # or 20 times as long as a run takes
+            now[0] += 0.2
+        assert those.kill_idle(lambda: 0.05) == 0 and those.kill_idle(float) == 1
+        now[0] += 0.01
+
+
+@pytest.mark.slow
 def test_runs_that_cannot_be_made_in_a_forked_process_are_made_in_this_one(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("dist_classicrl.sweep.hosts.apart._IDLE_SECONDS", 1.0)
-    monkeypatch.setattr("dist_classicrl.sweep.hosts.apart._IDLE_RUNS", 0.0)
+    monkeypatch.setattr("dist_classicrl.sweep.hosts.processes._IDLE_SECONDS", 1.0)
+    monkeypatch.setattr("dist_classicrl.sweep.hosts.processes._IDLE_RUNS", 0.0)
     sweep = after_losses(tmp_path / "study", 3)
     assert [row["error"] for row in sweep.run(1).rows()] == [None] * 4
     said = " ".join(caplog.messages)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from typing import Any, Literal, NamedTuple
 
+from dist_classicrl._words import error_told
 from dist_classicrl.checkpoint.names import checkpoints_in
 from dist_classicrl.checkpoint.storage import Storage
 from dist_classicrl.errors import CheckpointError, CheckpointFencedError
@@ -75,8 +76,9 @@ class Fence:
             raise
         except Exception as error:  # remote stores raise errors of many kinds
             raise CheckpointError(
-                f"The checkpoint folder {self._storage.url} cannot be claimed: {error}. "
-                "Give a folder in which files can be listed, read, written and removed."
+                f"The checkpoint folder {self._storage.url} cannot be claimed: {error_told(error)}. "
+                "Give one in which files can be listed, read, written and removed, or try again once its "
+                "disk or its store answers."
             ) from error
         self._number, self._pid = number, os.getpid()
         for earlier in _fences_in(self._storage.listed()):

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
+from dist_classicrl._words import error_told
+
 T = TypeVar("T")
 
 _LOOK_SECONDS = 0.05
@@ -65,7 +67,7 @@ class FileThread:
             try:
                 result.set_result(work(job.look))
             except Exception as error:  # remote stores raise errors of many kinds
-                result.set_exception(OSError(f"{type(error).__name__}: {error}"))
+                result.set_exception(OSError(error_told(error)))
             except BaseException as error:  # whatever it is, who waits must hear of it
                 result.set_exception(error)
 

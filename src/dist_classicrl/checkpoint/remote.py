@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any, BinaryIO, cast
 
 from dist_classicrl._urls import without_password
+from dist_classicrl._words import error_told
 from dist_classicrl.checkpoint.storage import Storage
 from dist_classicrl.errors import CheckpointError
 
@@ -76,8 +77,9 @@ class RemoteStorage(Storage):
             raise
         except Exception as error:  # each backend has errors of its own
             raise CheckpointError(
-                f"Checkpoints cannot be written to {self.url}: {type(error).__name__}: {error}. "
-                "Give the URL of a folder that these credentials may list, read, write and delete in."
+                f"Checkpoints cannot be written to {self.url}: {error_told(error)}. "
+                "Give the URL of a folder that these credentials may list, read, write and delete in, or try "
+                "again once its store answers."
             ) from error
 
     def names(self, folder: str = "") -> list[str]:
@@ -170,7 +172,7 @@ def _filesystem(location: str, url: str) -> tuple[Any, str]:
         ) from error
     except Exception as error:  # each backend has errors of its own
         raise CheckpointError(
-            f"Checkpoints cannot be kept at {url}: {type(error).__name__}: {error}. "
+            f"Checkpoints cannot be kept at {url}: {error_told(error)}. "
             "Give the path of a folder, or a URL that fsspec knows, such as s3://bucket/run-1."
         ) from error
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import dist_classicrl
+from dist_classicrl._words import error_told
 from dist_classicrl.diagnosis import marked, trials
 from dist_classicrl.errors import LauncherError
 from dist_classicrl.launch.launcher import find_launcher
@@ -106,7 +107,7 @@ def versions() -> dict[str, str]:
         try:
             found[name] = str(importlib.import_module(name).__version__)
         except Exception as error:  # whatever a broken installation raises
-            found[name] = f"{type(error).__name__}: {error}"
+            found[name] = error_told(error)
     try:
         found["mpirun"] = str(find_launcher()).rpartition(" (")[0]
     except LauncherError:
@@ -143,7 +144,7 @@ def _tried(find: Callable[[], _Found], otherwise: Callable[[str], _Found]) -> _F
     try:
         return find()
     except Exception as error:  # whatever a broken installation raises
-        return otherwise(f"{type(error).__name__}: {error}")
+        return otherwise(error_told(error))
 
 
 def _sight(path: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dist_classicrl._words import error_told
 from dist_classicrl.diagnosis import marked
 
 
@@ -91,7 +92,7 @@ def cache() -> dict[str, Any]:
 
         from dist_classicrl.evaluation.greedy import play_greedily
     except Exception as error:  # numba raises errors of many kinds
-        return {"error": f"{type(error).__name__}: {error}"}
+        return {"error": error_told(error)}
     config: Any = numba.config
     said: dict[str, Any] = {"wanted": config.CACHE_DIR, "disabled": bool(config.DISABLE_JIT)}
     if not said["disabled"]:

@@ -14,7 +14,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from dist_classicrl._words import closest, exit_called, nearest
+from dist_classicrl._words import closest, error_told, exit_called, nearest
 from dist_classicrl.errors import EnvError, SettingsError
 from dist_classicrl.process.signals import is_meant
 
@@ -207,7 +207,7 @@ def _checked(factory: Callable[[], Any], name: str, arguments: dict[str, Any], k
                 made.close()
         except Exception as error:
             raise EnvError(
-                f"{name} cannot be made with {arguments or 'no arguments'}: {type(error).__name__}: {error}"
+                f"{name} cannot be made with {arguments or 'no arguments'}: {error_told(error)}"
             ) from error
     from dist_classicrl.environments.function_model import FunctionMDP
     from dist_classicrl.environments.model import TabularMDP

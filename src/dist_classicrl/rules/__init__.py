@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dist_classicrl._lazy import lazy_names
-from dist_classicrl._words import counted, nearest
+from dist_classicrl._words import counted, error_told, nearest
 from dist_classicrl.checks import as_float, is_flag, is_real, is_row, is_whole, takes
 from dist_classicrl.errors import DistClassicRLError, SettingsError
 
@@ -312,7 +312,7 @@ def _said(who: str, function: Callable[..., Any], *given: Any) -> Any:
         raise
     except Exception as error:
         raise SettingsError(
-            f"{who} is not known: its function raised {type(error).__name__}: {error}. Let it return a value "
+            f"{who} is not known: its function raised {error_told(error)}. Let it return a value "
             "for these hyper-parameters, or refuse them with a SettingsError in check."
         ) from error
 

@@ -166,6 +166,10 @@ class StudyFolder:
         """The records that `records` has found last."""
         return self._records
 
+    def longest_seconds(self) -> float:
+        """Return for how many seconds the longest run was under way that `records` has found."""
+        return max((each.get("seconds", 0.0) for each in self._records.values()), default=0.0)
+
     def forget_failed(self, name: str, lives: Callable[[str], bool]) -> bool:
         """Let runs that have failed count as not made, so that they are made again; return whether any has.
 

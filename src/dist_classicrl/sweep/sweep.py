@@ -386,6 +386,7 @@ class Sweep:
 
                 def tick() -> None:
                     watch.check()
+                    those.kill_idle(folder.longest_seconds)
                     if lost := those.lost():
                         logger.warning(
                             "%d helper process(es) of the sweep were lost: others make their runs.", lost

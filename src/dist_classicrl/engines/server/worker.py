@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dist_classicrl._random import stream_key
+from dist_classicrl._words import error_told
 from dist_classicrl.comm import envelope
 from dist_classicrl.comm.compression import Codec
 from dist_classicrl.comm.envelope import Kind
@@ -295,7 +296,7 @@ class Worker(Working):
             self._stopping = True
             if self._table.waiting:
                 self._push(flush=True, is_last=True)
-            self._say_once_all_arrived(_excluded(f"{type(error).__name__}: {error}"))
+            self._say_once_all_arrived(_excluded(error_told(error)))
 
     def _forget_since_push(self) -> None:
         """Undo what was learned since the last push: how much of it was learned in order is not known.

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from dist_classicrl._words import error_told
 from dist_classicrl.environments.blackjack import rules
 from dist_classicrl.environments.making.conversion import fields_of_dict
 from dist_classicrl.errors import EnvError
@@ -49,8 +50,7 @@ def _made(env: Any, make_kwargs: Mapping[str, Any]) -> Any:
     except Exception as error:  # of Gymnasium, or of the environment's own class
         options = "".join(f", {name}={value!r}" for name, value in make_kwargs.items())
         raise EnvError(
-            f"gymnasium.make({env!r}{options}) raised {type(error).__name__}: {error}. Correct the id or its "
-            "options."
+            f"gymnasium.make({env!r}{options}) raised {error_told(error)}. Correct the id or its options."
         ) from error
 
 

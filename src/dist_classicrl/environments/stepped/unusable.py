@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import VectorEnv, async_vector_env
 
+from dist_classicrl._words import error_told
 from dist_classicrl.environments.stepped.base import RESET, STEP
 from dist_classicrl.errors import EnvError
 
@@ -42,7 +43,7 @@ def not_usable(error: Exception, e: int | None) -> EnvError | None:
     whose = "An environment" if e is None else f"Environment {e}"
     return EnvError(
         f"{whose} gave what {type(around[-1]).__name__} around it cannot use "
-        f"({type(error).__name__}: {error}). step(action) must return the tuple ({STEP}): an observation in "
+        f"({error_told(error)}). step(action) must return the tuple ({STEP}): an observation in "
         f"the space that it declares, a number, two of True and False, and a dict; reset(*, seed=None, "
         f"options=None) the tuple ({RESET}). Correct the environment "
         "(gymnasium.utils.env_checker.check_env finds such things)."

@@ -30,7 +30,7 @@ from dist_classicrl._jit import (
 )
 from dist_classicrl._jit.identity import identity_of
 from dist_classicrl._random import SHIFT_32, mix, stream_key
-from dist_classicrl._words import why_not_compiled
+from dist_classicrl._words import error_told, why_not_compiled
 from dist_classicrl.environments.keyed import as_key
 from dist_classicrl.environments.state_keys import (
     PAIR,
@@ -529,7 +529,7 @@ def owned_by(
     except Exception as error:  # of a user's function, whatever it is
         raise SettingsError(
             f"partition must return the rank which owns a state, for each of the {n_states} states: "
-            f"{partition.__name__} raised {type(error).__name__}: {error}"
+            f"{partition.__name__} raised {error_told(error)}"
         ) from error
     if wrong >= 0:
         raise SettingsError(

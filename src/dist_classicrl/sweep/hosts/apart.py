@@ -21,9 +21,6 @@ logger = logging.getLogger(__name__)
 
 _MOST_ENDS = 2
 _POLL_SECONDS = 0.02
-# A process that has neither told nor done anything for as long waits for what never comes.
-_IDLE_SECONDS = 300.0
-_IDLE_RUNS = 20.0  # or as long as so many runs take, where these may wait for something themselves
 
 Record = dict[str, Any]
 
@@ -33,7 +30,7 @@ def records_apart(
     make: Callable[[Sequence[Trial]], Iterator[Record | None]],
     make_here: Callable[[Sequence[Trial]], Iterator[Record]],
     tick: Callable[[], None],
-    longest: float = 0.0,
+    longest: Callable[[], float] = float,
 ) -> Generator[Record, None, None]:
     """Yield the records of runs that a forked process makes in turn, as `make` does, and `tick` meanwhile.
 
@@ -44,11 +41,11 @@ def records_apart(
     it was forked, or in order, says nothing of the runs: this one makes those that are left, by `make_here`.
     One that does nothing for long is ended; `longest` is how many seconds a run of the study has taken.
     """
-    left, ends, patience = list(trials), 0, max(_IDLE_SECONDS, _IDLE_RUNS * longest)
+    left, ends = list(trials), 0
     while left:
         has_begun, status = False, None
         with helpers() as those:
-            for heard in _heard_of(those, partial(make, left), tick, patience):
+            for heard in _heard_of(those, partial(make, left), tick, longest):
                 if isinstance(heard, int):
                     status = heard
                 elif heard is None:
@@ -57,8 +54,6 @@ def records_apart(
                     yield heard
                     del left[0]
                     ends = 0
-            if left and status is None:
-                logger.warning("A forked process has done nothing for %.0f seconds: it is ended.", patience)
         if left and (not has_begun or status in (os.EX_TEMPFAIL, INTERRUPTED)):
             logger.warning(
                 "The forked process ended %s, which says nothing of its runs: this one makes them.",
@@ -73,15 +68,18 @@ def records_apart(
 
 
 def _heard_of(
-    those: Helpers, make: Callable[[], Iterator[Record | None]], tick: Callable[[], None], patience: float
+    those: Helpers,
+    make: Callable[[], Iterator[Record | None]],
+    tick: Callable[[], None],
+    longest: Callable[[], float],
 ) -> Iterator[Record | int | None]:
-    """Yield what another process makes, and in the end how it ended, unless it does nothing for so long."""
+    """Yield what another process makes, and in the end how it ended, unless it does nothing for long."""
     reader, writer = os.pipe()
     try:
         os.set_blocking(reader, False)
         those.start(partial(_tell, reader, writer, make))
-        text, idle, ticks = b"", 0.0, list[str]()
-        while idle < patience:
+        text = b""
+        while not those.kill_idle(longest):
             ended = those.ended()  # before the rest is read: what it has written is all there then
             with suppress(BlockingIOError):
                 while piece := os.read(reader, 1 << 16):
@@ -92,9 +90,6 @@ def _heard_of(
             if ended:
                 yield ended[0]
                 return
-            before, ticks = ticks, those.busy_ticks()
-            # Not by the clock: both may have been stopped for a while. Some systems do not tell.
-            idle = idle + _POLL_SECONDS if ticks and ticks == before and not lines else 0.0
             time.sleep(_POLL_SECONDS)
     finally:
         os.close(reader)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
 import sys
@@ -18,9 +19,16 @@ from dist_classicrl.errors import DistClassicRLError
 from dist_classicrl.process.signals import postponed
 from dist_classicrl.process.stop import INTERRUPTED
 
+logger = logging.getLogger(__name__)
+
 _PR_SET_PDEATHSIG = 1
 _ENDING_SECONDS = 60.0  # for which one may save a long run, on a slow disk too; a second signal ends it
 _POLL_SECONDS = 0.02
+# A process that has neither told nor done anything for as long waits for what never comes, as for a thread
+# of a library, which a forked process has not.
+_IDLE_SECONDS = 300.0
+_IDLE_RUNS = 20.0  # or as long as so many runs take, where these may wait for something themselves
+_LOOK_SECONDS = 1.0  # after longer, one of both processes may have been stopped: that time does not count
 
 
 class Helpers:
@@ -28,6 +36,9 @@ class Helpers:
 
     def __init__(self) -> None:
         self._running: set[int] = set()
+        self._ticks: dict[int, list[str]] = {}
+        self._idle: dict[int, float] = {}
+        self._looked = 0.0
 
     def start(self, work: Callable[[], None]) -> None:
         """Let a new process do `work`, which knows all that this one does, and end."""
@@ -74,13 +85,46 @@ class Helpers:
                 statuses.append(os.waitstatus_to_exitcode(status))
         return statuses
 
-    def busy_ticks(self) -> list[str]:
-        """Return for how long the main thread of each that runs was on a core, where the system tells."""
-        ticks = list[str]()
+    def kill_idle(self, longest: Callable[[], float]) -> int:
+        """Kill those that have not been at work for long, by what was seen each time that this was asked.
+
+        Parameters
+        ----------
+        longest : callable
+            Returns how many seconds a run of the study has taken.
+
+        Returns
+        -------
+        int
+            How many were killed, which `ended` will tell.
+        """
+        now = time.monotonic()
+        passed, self._looked = now - self._looked, now
         for child in self._running:
-            with suppress(OSError), open(f"/proc/{child}/task/{child}/stat") as file:
-                ticks += file.read().rpartition(")")[2].split()[11:13]  # utime and stime of proc(5)
-        return ticks
+            ticks = self.busy_ticks(child)
+            is_idle = bool(ticks) and ticks == self._ticks.get(child)
+            self._ticks[child] = ticks
+            if not is_idle:
+                self._idle[child] = 0.0
+            elif passed < _LOOK_SECONDS:
+                self._idle[child] += passed
+        idle = [child for child in self._running if self._idle[child] > _IDLE_SECONDS]
+        if idle:
+            idle = [child for child in idle if self._idle[child] > _IDLE_RUNS * longest()]
+        for child in idle:
+            logger.warning(
+                "A forked process has done nothing for %.0f seconds: it is ended.", self._idle[child]
+            )
+            os.kill(child, signal.SIGKILL)
+            self._idle[child] = 0.0
+        return len(idle)
+
+    @staticmethod
+    def busy_ticks(child: int) -> list[str]:
+        """Return for how long the main thread of one was on a core, where the system tells."""
+        with suppress(OSError), open(f"/proc/{child}/task/{child}/stat") as file:
+            return file.read().rpartition(")")[2].split()[11:13]  # utime and stime of proc(5)
+        return []
 
     def lost(self) -> int:
         """Return how many of those that `ended` returns have ended by a signal or an error."""

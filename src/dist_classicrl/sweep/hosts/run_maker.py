@@ -128,8 +128,9 @@ class _Shift:
                 len(trials),
                 trials[0].number,
             )
-            longest = max((each.get("seconds", 0.0) for each in known.values()), default=0.0)
-            made = records_apart(trials, self.maker.make_apart, making.records, self.tick, longest)
+            made = records_apart(
+                trials, self.maker.make_apart, making.records, self.tick, self.folder.longest_seconds
+            )
         else:
             made = making.records(trials)
         failed = set()
