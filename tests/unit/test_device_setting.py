@@ -444,14 +444,20 @@ def test_a_number_of_steps_between_pushes_that_is_too_small_for_a_card_is_told(c
         assert len(caplog.records) == is_told
 
 
+class Untold(Exception):
+    def __str__(self):
+        raise OSError
+
+
 @pytest.mark.parametrize(
-    ("error", "what"),
+    ("error", "what", "told"),
     [
-        (DeviceError("gone"), "learns no more, as its card failed."),
-        (ValueError("odd"), "learns no more, as its environment raised an exception."),
+        (DeviceError("gone"), "learns no more, as its card failed.", "DeviceError: gone"),
+        (ValueError("odd"), "learns no more, as its environment raised an exception.", "ValueError: odd"),
+        (Untold(), "learns no more, as its environment raised an exception.", "Untold, whose text"),
     ],
 )
-def test_a_worker_that_gives_up_says_what_failed(caplog, error, what):
+def test_a_worker_that_gives_up_says_what_failed(caplog, error, what, told):
     def learn():
         raise error
 
@@ -460,7 +466,8 @@ def test_a_worker_that_gives_up_says_what_failed(caplog, error, what):
     worker.__dict__.update(_leases=[1], _forget_since_push=lambda: None, _say_once_all_arrived=said.append)
     Worker._learn_or_give_up(worker)
     assert f"Rank 3 {what}" in caplog.text and worker._leases == []
-    assert said == [Leave("excluded", f"{type(error).__name__}: {error}", waits=True)]
+    (leave,) = said
+    assert leave.why.startswith(told) and leave == Leave("excluded", leave.why, waits=True)
 
 
 def test_too_little_memory_is_refused_by_how_much(monkeypatch):
