@@ -1,5 +1,6 @@
 """Rows of whole cache lines: what the kernels find in them, against NumPy."""
 
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +10,7 @@ from dist_classicrl._jit import jit
 from dist_classicrl.learning import behavior
 from dist_classicrl.tables import lines
 from dist_classicrl.tables.line_table import LineTable
-from dist_classicrl.tables.rows import any_greedy_action, greedy_action, row_maximum
+from dist_classicrl.tables.rows import add_amount, any_greedy_action, greedy_action, row_maximum
 from dist_classicrl.tables.shape import TableShape
 
 
@@ -102,3 +103,18 @@ def test_a_table_is_written_to_memory_that_nothing_was_written_to():
     values, counts = np.full(6, np.nan), np.full(6, 2**62)
     table.settle(values, counts)
     assert values.tolist() == counts.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@jit
+def add_often(table, times):
+    for _ in range(times):
+        add_amount(table, 0, 1, 1.0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_what_several_add_at_once_to_a_number_is_all_there(dtype):
+    table = LineTable(TableShape(2, 3), np.dtype(dtype))
+    add_often(table.arrays, 0)  # compiles
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(add_often, [table.arrays] * 2, [4_000_000] * 2))
+    assert table.values[0].tolist() == [0.0, 8_000_000.0, 0.0] and not table.values[1].any()

@@ -134,9 +134,9 @@ def with_exploring_starts(source: Source) -> Source:
     if simulator is None or simulator.model is None:
         raise SettingsError(
             f"exploring_starts=True lets episodes begin in any state, which takes a known model, and "
-            f"{source.name} has none: it begins where it begins. Give a TabularMDP, or an environment that is "
-            'one, as "dist_classicrl/Blackjack-v0" is in place of "Blackjack-v1"; or leave it at False and '
-            'explore otherwise, with behavior="ucb" or an initial_value= for instance.'
+            f"{source.name} has none: it begins where it begins. Give a TabularMDP, or an environment that "
+            'is one, as "dist_classicrl/Blackjack-v0" is in place of "Blackjack-v1"; or leave it at False '
+            'and explore otherwise, with behavior="ucb" or an initial_value= for instance.'
         )
     if not isinstance(simulator.model, TabularMDP):
         raise SettingsError(

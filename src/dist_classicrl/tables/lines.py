@@ -3,7 +3,7 @@
 A row takes whole cache lines: the values of its actions, then how often each was learned. Nothing is kept
 that can be computed from that, and updates are not kept as maps: several may write to one such table at once
 by plain stores, each of them a convex combination. What is lost then is an update now and then, and never
-stability.
+stability. Additions to numbers that rules share are atomic.
 """
 
 from __future__ import annotations
@@ -331,10 +331,27 @@ def _learn_row(table, row, target, step_size, counts_as, touched):
     return touched
 
 
+@intrinsic
+def _replaced(typing_context, values, index, known, value):
+    """Set an element of a float array to `value` if it holds `known`, in one; return whether it did."""
+
+    def generate(context, builder, signature, arguments):
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        bits = context.get_value_type(types.Integer.from_bitwidth(values.dtype.bitwidth))
+        place = builder.bitcast(builder.gep(data, [arguments[1]]), bits.as_pointer())
+        expected, new = (builder.bitcast(each, bits) for each in arguments[2:])
+        return builder.extract_value(builder.cmpxchg(place, expected, new, "monotonic"), 1)
+
+    return types.boolean(values, types.uint64, values.dtype, values.dtype), generate
+
+
 @jit_inline
 def _add_amount(table, row, action, amount):
     at = np.uint64(row * table.width + action)
-    table.values[at] = _stored(table, row, action, np.float64(table.values[at]) + amount)
+    known = table.values[at]
+    # No convex combination: an addition that another writer's store covers would be missing for good.
+    while not _replaced(table.values, at, known, _stored(table, row, action, np.float64(known) + amount)):
+        known = table.values[at]
 
 
 ROW_FUNCTIONS[LineArrays] = RowFunctions(
