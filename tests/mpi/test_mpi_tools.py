@@ -518,6 +518,27 @@ def test_arrays_are_synchronized_as_by_an_allreduce_of_each_while_ranks_compute(
                 np.testing.assert_array_equal(found[name], twin[name])
 
 
+@pytest.mark.parametrize("length", [3, 70, 1000])  # some loops of MPI are for many entries, some for the rest
+@pytest.mark.parametrize("dtype", ["i1", "u1", "i2", "u2"])
+def test_sums_that_leave_the_type_wrap_round_everywhere_as_those_of_numpy(world, dtype, length):
+    bounds, n = np.iinfo(dtype), world.size
+    own = np.random.default_rng(world.rank).integers(bounds.min, bounds.max, length, dtype, endpoint=True)
+    own[: length // 2] = bounds.max - world.rank
+    twin = np.sum(world.allgather(own), axis=0, dtype=dtype)
+    with ParameterSync(world, timeout=TIMEOUT) as sync:
+        found = sync.start({"a": own, "b": own[:2], "c": own.astype("i8")}, op="sum").wait()
+        copied = sync.start({"a": own}, source=n - 1).wait()["a"]
+    np.testing.assert_array_equal(found["a"], twin, strict=True)
+    np.testing.assert_array_equal(found["b"], twin[:2], strict=True)
+    np.testing.assert_array_equal(found["c"].astype(dtype), twin)
+    np.testing.assert_array_equal(copied, world.bcast(own, n - 1), strict=True)
+    for method in ("mpi", "two_level"):
+        with TwoLevel(world, method=method, host=str(world.rank % 2), timeout=TIMEOUT) as levels:
+            np.testing.assert_array_equal(levels.allreduce(own), twin, strict=True)
+            mine = np.array_split(twin, n)[world.rank]
+            np.testing.assert_array_equal(levels.reduce_scatter(own), mine, strict=True)
+
+
 def test_means_and_copies_are_the_same_bits_on_all_ranks(world):
     draw = np.random.default_rng(world.rank)
     arrays = {"wide": draw.normal(size=(50, 7)), "narrow": draw.normal(size=9).astype("f4")}

@@ -15,12 +15,13 @@ from fractions import Fraction
 import gymnasium
 import numpy as np
 import pytest
+from function_models import STOCKED, sell
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit, TransformObservation
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dist_classicrl import DistAsyncQLearning, TabularMDP
+from dist_classicrl import CompiledSimulator, DistAsyncQLearning, TabularMDP
 from dist_classicrl.errors import ActionMaskError, DistClassicRLError, EnvError, OutsideSpaceError
 
 MODEL = TabularMDP.garnet(3, 2, 2, seed=0)
@@ -518,7 +519,15 @@ def test_settings_that_cannot_be_are_told(arguments, message):
         ("NoSuchThing-v0", "'NoSuchThing-v0' is no environment that Gymnasium can make"),
         ("no_such_module:Thing-v0", "is no environment that Gymnasium can make"),
         (len, "is no function that makes environments: it is called without arguments"),
-        (dict, "The factory returned {}"),
+        (dict, r"The factory returned {}\. It must return a gymnasium.Env or a gymnasium.vector.VectorEnv"),
+        (lambda: MODEL, r"The factory returned TabularMDP\(.*\. Give that itself as the environment"),
+        (lambda: CompiledSimulator.from_model(MODEL), r"returned CompiledSimulator\(.*\. Give that itself"),
+        pytest.param(
+            lambda: TabularMDP.from_function(sell, **STOCKED, tables=False),
+            r"returned FunctionMDP\(.*\. Give that itself",
+            marks=pytest.mark.slow,
+        ),
+        (lambda: "FrozenLake-v1", r"The factory returned 'FrozenLake-v1'\. Give that itself"),
     ],
 )
 def test_what_makes_no_environment_is_told(env, message):

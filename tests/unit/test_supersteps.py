@@ -536,6 +536,26 @@ def test_a_call_goes_on_in_the_way_in_which_it_began(tmp_path, then, calls):
     assert script(then, strict=False).visits.sum() == sum((10_000, 300_000)[-calls:])
 
 
+@pytest.mark.parametrize("placement", ["replicated", "sharded"])
+def test_a_call_that_began_asynchronously_is_not_said_to_have_played_rounds(tmp_path, placement):
+    def stop(progress):
+        if progress.steps >= 20_000:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    def script(one, placement, **more):
+        places._agents.clear()
+        kept = {"checkpoint_dir": tmp_path, "placement": placement, "stop_signals": ["SIGUSR1"]}
+        one.train(garnet(), total_steps=300_000, **kept, **more)
+        return one
+
+    with pytest.raises(TrainingStopped):
+        script(DistAsyncQLearning(seed=3, discount_factor=0.9), placement, progress=stop)
+    said = r"is of something else: async_updates: True there, False here\. Give"
+    with pytest.raises(CheckpointMismatchError, match=said):
+        script(agent(), "sharded")
+    assert script(agent(), "sharded", strict=False).visits.sum() == 300_000
+
+
 def test_what_an_agent_learns_alone_any_number_of_shares_learns():
     one = agent(epsilon=Constant(0.2))
     one.train(garnet(), total_steps=40_000, placement="sharded")

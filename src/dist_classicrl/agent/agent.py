@@ -84,7 +84,7 @@ class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
         environment is compiled.
     compression_threshold : float
         Maps that move a value by less stay with the worker and compose with later ones, seven times in eight.
-        0: all go.
+        0: all go. Where a worker is lost, what waits there is not learned again, though its steps count.
     async_updates : bool
         False: the reproducible mode, in which the table is the same bit for bit on any number of ranks.
     buffer_size : int
@@ -115,7 +115,9 @@ class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
         bit of the table changed. Likewise as "delta", "top_k" or ``TopK(share=0.1)`` of
         `dist_classicrl.compression`: the maps that move values most go, and the others stay with the worker
         and compose with later ones; "quantized" or ``Quantized(bits=16)``: shifts of maps are rounded, and
-        what is lost goes with the next push. At the end of a run all has gone. "auto": the link between hosts
+        what is lost goes with the next push. At the end of a run all has gone. Where a worker is lost with
+        what "top_k" holds back, of at most `most_waiting` entries, that is not learned again, though its
+        steps count as made: docs/fault-tolerance.md says how many they can be. "auto": the link between hosts
         is measured, and what changes no bit is taken where the link is slow; on one host "none".
     topology : str
         "flat": all workers push to rank 0. "tree": on each other host with three ranks or more one of them

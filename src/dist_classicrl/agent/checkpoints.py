@@ -315,12 +315,13 @@ def _mismatch(url: str, differing: str) -> CheckpointMismatchError:
 def _engines(settings: Settings, source: Source, mode: str, walkers: int | None) -> tuple[str, str]:
     """Return what made a checkpoint of this `mode`, and what learns here with so many `walkers`.
 
-    Both are "" where another engine makes no other table.
+    Both are "" where another engine makes no other table, and for a checkpoint of neither of these two, whose
+    `async_updates` is another.
     """
-    if settings.async_updates or source.simulator is None:
-        return "", ""
     names = "rounds", "supersteps"
-    return names[mode == "supersteps"], names[walkers is not None]
+    if settings.async_updates or source.simulator is None or mode not in names:
+        return "", ""
+    return mode, names[walkers is not None]
 
 
 def check_goes_on(state: AgentState, source: Source, begin: int, walkers: int | None, strict: bool) -> None:

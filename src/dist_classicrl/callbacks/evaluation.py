@@ -61,8 +61,11 @@ class EvalCallback(EventCallback):
     eval_freq : int
         Environment steps, of all ranks, between two evaluations. They are made at its multiples, counted as
         `num_timesteps` is. Where one process learns alone that is exactly there in a compiled environment,
-        and at the end of the batch in one that is stepped; at the end of the round in the reproducible mode;
-        and else on the first table of the server that contains as many.
+        but at the next multiple of 32 steps of the call where 32 walkers take turns: with
+        ``placement="sharded"``, and, without replay, in tables of 16,384 entries or more. On a card it is at
+        the end of a round, and in an environment that is stepped at the end of the batch; in the reproducible
+        mode at the end of the round, or of the superstep; and else on the first table of the server that
+        contains as many.
     log_path : str or path, optional
         Folder of ``evaluations.npz``: arrays timesteps, results and ep_lengths (a row per evaluation),
         exact_values (NaN where not known), the number saved_score, which the best model that is saved had,

@@ -12,11 +12,13 @@ from dist_classicrl.errors import SettingsError
 class TopK(NamedTuple):
     """The maps that move values most go, the others stay with the worker and compose with later ones.
 
+    What waits at a worker that is lost is not learned again, though its steps count as made.
+
     Attributes
     ----------
     share : float
         Of the entries with maps, how many go with a push, above 0 and at most 1. Of these a quarter are those
-        that wait longest.
+        that wait longest, rounded down: of fewer than four none.
     """
 
     share: float = 0.1

@@ -15,6 +15,15 @@ _TYPES = frozenset(np.dtype(name) for name in _NAMES)
 _HINTS = {"detach": ".detach().cpu().numpy()", "get": ".get()"}
 
 
+def type_of_sum(dtype: np.dtype) -> np.dtype:
+    """Return the type in which MPI adds up numbers of a type, of which the sum is cast to that type again.
+
+    Sums wrap round, as NumPy's do. Open MPI's of 8 and 16 bits do so in a plain loop only, and stop at the
+    type's largest and least number in vector code, so both in one array: these are added up in 32 bits.
+    """
+    return dtype if dtype.kind == "f" or dtype.itemsize >= 4 else np.dtype(np.int32)
+
+
 def as_array(name: str, array: Any) -> np.ndarray:
     """Return an array_like as an array; SettingsError for what NumPy makes none of, or hides numbers."""
     check_shown(name, array)

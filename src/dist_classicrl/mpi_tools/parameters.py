@@ -25,7 +25,7 @@ from dist_classicrl.comm.messages import encode, message
 from dist_classicrl.comm.remote_errors import Failed
 from dist_classicrl.comm.transport import Backoff, Channel, Wire, leave_to_mpi
 from dist_classicrl.errors import RankLostError, RankTimeoutError, SettingsError
-from dist_classicrl.mpi_tools.arrays import as_numbers
+from dist_classicrl.mpi_tools.arrays import as_numbers, type_of_sum
 from dist_classicrl.mpi_tools.links import Link, close, receive
 from dist_classicrl.mpi_tools.part import Part
 
@@ -210,7 +210,9 @@ class ParameterSync(Part):
             Whole numbers of 8 to 64 bits, float32 or float64, of any shape. With a `source`, those of the
             other ranks only say what is expected.
         op : {"sum", "mean"}, optional
-            What is made of them; ``"mean"`` of float32 and float64 only. Sums are made in the arrays' types.
+            What is made of them; ``"mean"`` of float32 and float64 only. Sums are of the arrays' types, and
+            those of whole numbers that leave the type wrap round, as NumPy's do. Of 8 and 16 bits they are
+            sent and added up in 32.
         source : int, optional
             In place of `op`: the rank whose arrays all get.
 
@@ -406,7 +408,8 @@ class _Given:
             dtype = array.dtype.str
             layout.append([name, dtype, array.shape])
             by_type.setdefault(dtype, []).append(array.ravel())
-        flat = {dtype: np.concatenate(several) for dtype, several in by_type.items()}
+        sent = {dtype: np.dtype(dtype) if op is None else type_of_sum(np.dtype(dtype)) for dtype in by_type}
+        flat = {dtype: np.concatenate(several, dtype=sent[dtype]) for dtype, several in by_type.items()}
         return cls("", {"op": op, "source": None if source is None else int(source), "arrays": layout}, flat)
 
     def begin(self, comm: Any) -> Iterator[Any]:
@@ -432,7 +435,8 @@ class _Given:
         for name, dtype, shape in self._about["arrays"]:
             begin = places[dtype]
             places[dtype] = begin + math.prod(shape)
-            found[name] = self._received[dtype][begin : places[dtype]].reshape(shape)
+            received = self._received[dtype][begin : places[dtype]]
+            found[name] = received.astype(dtype, copy=False).reshape(shape)
         return found
 
 

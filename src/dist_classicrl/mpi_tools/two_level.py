@@ -11,7 +11,7 @@ import numpy as np
 from dist_classicrl.checks import OneOf, WholeNumber, YesOrNo, is_whole
 from dist_classicrl.comm.collectives import free_together, own_communicator, spin
 from dist_classicrl.errors import RankLostError, SettingsError
-from dist_classicrl.mpi_tools.arrays import as_numbers
+from dist_classicrl.mpi_tools.arrays import as_numbers, type_of_sum
 from dist_classicrl.mpi_tools.part import Part
 
 METHODS = ("auto", "two_level", "mpi")
@@ -126,7 +126,9 @@ class TwoLevel(Part):
             Whole numbers of 8 to 64 bits, float32 or float64, of the same shape and type on all ranks, and
             fewer than 2**31 of them.
         op : {"sum", "max", "min"}
-            Sums are made in the arrays' type. Where one rank has NaN, the result is NaN, of any `op`.
+            Sums are of the arrays' type, and those of whole numbers that leave it wrap round, as NumPy's do.
+            Of 8 and 16 bits they are sent and added up in 32. Where one rank has NaN, the result is NaN, of
+            any `op`.
 
         Returns
         -------
@@ -142,17 +144,17 @@ class TwoLevel(Part):
             If a rank does not do its part within `timeout`, or has died; the object is closed then.
         """
         numbers, operation = self._agreed("allreduce", array, op=op)
-        given = _in_order(numbers, op)
+        given = _to_reduce(numbers, op)
         total = np.empty_like(given)
         if not self._two_levels:
             self._do(self._comm.Iallreduce, given, total, operation)
-            return _out_of_order(total, numbers.dtype)
+            return _reduced(total, numbers.dtype)
         own = np.empty_like(given)
         self._do(self._local.Ireduce, given, own, operation, 0)
         if self._is_leader:
             self._do(self._leaders.Iallreduce, own, total, operation)
         self._do(self._local.Ibcast, total, 0)
-        return _out_of_order(total, numbers.dtype)
+        return _reduced(total, numbers.dtype)
 
     def broadcast(self, array: Any, source: int = 0) -> np.ndarray:
         """Return the array of rank `source`; those of the others say its shape and type.
@@ -194,13 +196,13 @@ class TwoLevel(Part):
             As `allreduce`.
         """
         numbers, operation = self._agreed("reduce_scatter", array, op=op)
-        given = _in_order(numbers, op)
+        given = _to_reduce(numbers, op)
         parts = np.array_split(given, self._size)
         mine = np.empty_like(parts[self._rank])
         counts = [part.size for part in parts]
         if not self._two_levels:
             self._do(self._comm.Ireduce_scatter, given, mine, counts, operation)
-            return _out_of_order(mine, numbers.dtype)
+            return _reduced(mine, numbers.dtype)
         total = np.empty(given.size, given.dtype)
         if not np.array_equal(self._order, range(self._size)):
             given = np.concatenate([parts[rank] for rank in self._order])
@@ -213,7 +215,7 @@ class TwoLevel(Part):
                 self._leaders.Ireduce_scatter, total, of_host, [sum(each) for each in by_host], operation
             )
         self._do(self._local.Iscatterv, [of_host, own], mine, 0)
-        return _out_of_order(mine, numbers.dtype)
+        return _reduced(mine, numbers.dtype)
 
     def allgather(self, array: Any) -> np.ndarray:
         """Return the arrays of all ranks.
@@ -362,12 +364,15 @@ class TwoLevel(Part):
         free_together([*made, self._comm, self._closing])
 
 
-def _in_order(given: np.ndarray, op: str) -> np.ndarray:
-    """Return floats whose largest or least is asked for as whole numbers in their order, NaN beyond all.
+def _to_reduce(given: np.ndarray, op: str) -> np.ndarray:
+    """Return numbers as those of which MPI makes what NumPy would.
 
-    Of NaN and a number MPI takes the one or the other, by which rank has it.
+    Floats whose largest or least is asked for are whole numbers in their order, NaN beyond all: of NaN and a
+    number MPI takes the one or the other, by which rank has it.
     """
-    if op == "sum" or given.dtype.kind != "f":
+    if op == "sum":
+        return given.astype(type_of_sum(given.dtype), copy=False)
+    if given.dtype.kind != "f":
         return given
     made = given.copy()
     made[np.isnan(made)] = np.copysign(np.nan, 1.0 if op == "max" else -1.0)
@@ -376,10 +381,10 @@ def _in_order(given: np.ndarray, op: str) -> np.ndarray:
     return whole
 
 
-def _out_of_order(found: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return what MPI made of what `_in_order` returned, as numbers of the type that it was given."""
-    if found.dtype == dtype:
-        return found
+def _reduced(found: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return what MPI made of what `_to_reduce` returned, as numbers of the type that it was given."""
+    if dtype.kind != "f" or found.dtype == dtype:
+        return found.astype(dtype, copy=False)
     _flip(found)
     made = found.view(dtype)
     made[np.isnan(made)] = np.nan

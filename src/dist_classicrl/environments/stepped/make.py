@@ -16,6 +16,9 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
+from dist_classicrl.environments.function_model import FunctionMDP
+from dist_classicrl.environments.model import TabularMDP
+from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.environments.stepped.base import SteppedEnv
 from dist_classicrl.environments.stepped.batches import LoopedEnvs, VectorEnvs
 from dist_classicrl.errors import EnvError, SettingsError
@@ -97,7 +100,7 @@ def _from_factory(
         seen: set[int] = set()
         for env in made:
             if not isinstance(env, gymnasium.Env):
-                raise EnvError(f"The factory returned {env!r}. It must return a gymnasium.Env.")
+                raise EnvError(_not_stepped(env))
             if id(env.unwrapped) in seen:
                 raise EnvError(
                     f"The factory returned the same {env} twice. It must make a new environment at every "
@@ -110,3 +113,14 @@ def _from_factory(
             if hasattr(env, "close"):
                 env.close()
         raise
+
+
+def _not_stepped(env: Any) -> str:
+    """Return what to say of what a factory returned, and is not to be stepped."""
+    is_known = isinstance(env, (str, EnvSpec, TabularMDP, FunctionMDP, CompiledSimulator))
+    cure = (
+        "Give that itself as the environment, not a function that returns it."
+        if is_known
+        else "It must return a gymnasium.Env or a gymnasium.vector.VectorEnv."
+    )
+    return f"The factory returned {env!r}. {cure}"
