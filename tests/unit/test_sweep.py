@@ -226,6 +226,28 @@ def test_what_is_compared_on_new_seeds_is_looked_at_first(tmp_path, given, told)
     assert not (tmp_path / "study").exists()
 
 
+@pytest.mark.slow
+def test_as_many_settings_as_a_study_has_are_compared_on_new_seeds(tmp_path):
+    rates = [number / 1_000 for number in range(1, 101)]
+    sweep = a_sweep(tmp_path, total_steps=10, seeds=1, vary={"learning_rate": rates})
+    few = {"stages": 1, "seeds_per_stage": 3, "permutations": 999, "processes": 1}
+    sweep.run(1)
+    verdicts = compare_on_new_seeds(sweep, **few)
+    assert len(verdicts) == 100 * 99 / 2
+    (name,) = (path.name for path in (tmp_path / "new_seeds").iterdir())
+    assert name.startswith("100-settings-")
+    # It is found again, in whatever order; one of less is another, whose folder is called as it always was.
+    made = Study(tmp_path / "new_seeds" / name / "stage-0").rows()
+    names = [first for first, _ in verdicts]
+    names = [*dict.fromkeys(names), "learning_rate=0.1"]
+    assert compare_on_new_seeds(sweep, names[::-1], **few) == verdicts
+    assert Study(tmp_path / "new_seeds" / name / "stage-0").rows() == made
+    compare_on_new_seeds(sweep, names[:9], **few)
+    compare_on_new_seeds(sweep, names[:99], **few)
+    folders = {path.name for path in (tmp_path / "new_seeds").iterdir()}
+    assert len(folders) == 3 and {name, "0-1-2-3-4-5-6-7-8"} < folders
+
+
 def test_a_single_environment_that_cannot_be_made_again_is_refused(tmp_path):
     class Mine(gymnasium.Env):
         observation_space = action_space = gymnasium.spaces.Discrete(2)

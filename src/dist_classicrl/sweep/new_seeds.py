@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,6 +19,7 @@ from dist_classicrl.sweep.study import Study, check_one_scale
 from dist_classicrl.sweep.sweep import Sweep
 
 _FOLDER, _TEST = "new_seeds", "test.json"
+_LONGEST_NAME = 255  # bytes, on Linux
 
 
 def compare_on_new_seeds(
@@ -77,7 +79,7 @@ def compare_on_new_seeds(
     chosen.sort(key=variants.__getitem__)  # however they are typed, they are the same comparison
     test = AdaStop(chosen, stages, seeds_per_stage, level, permutations)
     test.check_power(len(study.plan.environments))
-    folder = sweep.folder / _FOLDER / "-".join(str(variants[name]) for name in chosen)
+    folder = sweep.folder / _FOLDER / _name_of([variants[name] for name in chosen])
     asked = {
         "settings": sorted(chosen),
         "stages": stages,
@@ -109,6 +111,14 @@ def compare_on_new_seeds(
         test.add(scores)
         stage += 1
     return test.verdicts
+
+
+def _name_of(numbers: Sequence[int]) -> str:
+    """Return what the folder of a comparison of these settings is called: by their numbers."""
+    name = "-".join(map(str, numbers))
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return f"{len(numbers)}-settings-{hashlib.sha256(name.encode()).hexdigest()[:32]}"
 
 
 def _begin(folder: Path, numbers: dict[str, Any], plan: Plan) -> int:
