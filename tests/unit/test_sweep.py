@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import socket
@@ -246,6 +247,35 @@ def test_as_many_settings_as_a_study_has_are_compared_on_new_seeds(tmp_path):
     compare_on_new_seeds(sweep, names[:99], **few)
     folders = {path.name for path in (tmp_path / "new_seeds").iterdir()}
     assert len(folders) == 3 and {name, "0-1-2-3-4-5-6-7-8"} < folders
+
+
+def test_a_policy_is_named_by_a_digest_of_its_numbers(tmp_path):
+    even, other = np.full((20, 3), 1 / 3), np.tile([0.5, 0.25, 0.25], (20, 1))
+
+    def names(folder, **vary):
+        a_sweep(tmp_path / folder, vary=vary).begin()
+        study = Study(tmp_path / folder)
+        return [study.name_of(number) for number in study.variants()]
+
+    first, second, last = names("study", behavior=[even, other, "ucb"])
+    assert last == "behavior=ucb" and first != second
+    assert all(re.fullmatch("behavior=policy [0-9a-f]{8}", name) for name in (first, second))
+    # The same array has the same name in another study.
+    assert names("other", behavior=[other], learning_rate=[0.1, 0.2])[1] == f"{second} learning_rate=0.2"
+
+
+def test_a_comparison_goes_on_where_its_settings_had_other_names_in_an_earlier_version(tmp_path):
+    sweep = a_sweep(tmp_path, total_steps=20, vary={"learning_rate": [0.1, 0.2]})
+    few = {"stages": 1, "seeds_per_stage": 6, "processes": 1}
+    sweep.run(1)
+    verdicts = compare_on_new_seeds(sweep, **few)
+    (test,) = tmp_path.glob("new_seeds/*/test.json")
+    begun = json.loads(test.read_text())
+    assert begun["settings"] == ["learning_rate=0.1", "learning_rate=0.2"]
+    test.write_text(json.dumps({**begun, "settings": ["behavior={...}", "behavior={....}"]}))
+    assert compare_on_new_seeds(sweep, **few) == verdicts
+    with pytest.raises(StudyError, match=r"begun with level=0\.05\. To change"):
+        compare_on_new_seeds(sweep, level=0.1, **few)
 
 
 def test_a_single_environment_that_cannot_be_made_again_is_refused(tmp_path):

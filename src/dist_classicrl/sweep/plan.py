@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 from dist_classicrl.checks import is_whole
 from dist_classicrl.errors import SettingsError, StudyError
+from dist_classicrl.rules.behaviors import POLICY
 from dist_classicrl.settings import Settings
 from dist_classicrl.sweep.choosing.halving import SuccessiveHalving
 
@@ -250,11 +252,13 @@ class Plan:
 
 
 def word(value: Any) -> str:
-    """Return the value of a setting as a table shows it."""
+    """Return the value of a setting as a table shows it: a policy, which has many numbers, by a digest."""
     if hasattr(value, "value") and len(getattr(value, "__dataclass_fields__", ())) == 1:
         value = value.value  # a constant schedule
     if isinstance(value, Mapping):
-        return json.dumps(value, sort_keys=True)
+        text = json.dumps(value, sort_keys=True)
+        is_policy = value.get("name") == POLICY and "probabilities" in value
+        return f"{POLICY} {hashlib.sha256(text.encode()).hexdigest()[:8]}" if is_policy else text
     return str(value)
 
 

@@ -312,7 +312,11 @@ class Study:
         return dict.fromkeys(self.plan.environments, (0.0, 1.0))
 
     def name_of(self, variant: int) -> str:
-        """Return settings as words, as ``learning_rate=0.1 epsilon=0.2``; long numbers have four digits."""
+        """Return settings as words, as ``learning_rate=0.1 epsilon=0.2``; long numbers have four digits.
+
+        A policy, as which `behavior` may be given, is ``behavior=policy 3f2a9c1d``, by a digest of its
+        numbers. They stand in ``plan.variants[variant]``.
+        """
         return self._names[variant]
 
     def summary(self) -> list[dict[str, Any]]:
