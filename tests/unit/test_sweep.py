@@ -1097,8 +1097,45 @@ def test_the_frame_has_a_line_per_run(whole, tmp_path):
     pytest.importorskip("pyarrow")
     frame = whole.frame()
     assert list(frame["seed"]) == [0, 1, 2] * 4
+    assert list(frame[frame.learning_rate == 0.1].run) == [0, 1, 2, 3, 4, 5]
+    assert set(frame.learning_rate[6:]) == {"PerVisit(0.7)"}
     back = pandas.read_parquet(whole.to_parquet(tmp_path / "study.parquet"))
-    pandas.testing.assert_frame_equal(back, frame)
+    assert list(back.learning_rate) == ["0.1"] * 6 + ["PerVisit(0.7)"] * 6
+    both = (each.drop(columns="learning_rate") for each in (back, frame))
+    pandas.testing.assert_frame_equal(*both)
+
+
+@pytest.mark.slow
+def test_settings_are_numbers_and_flags_in_the_table(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    vary = {
+        "learning_rate": [0.5, 0.25, PerVisit(0.7)],
+        "initial_value": [0.0, 10.0],
+        "exploring_starts": [True, False],
+        "state_size": [None, 100],
+    }
+    sweep = a_sweep(tmp_path, total_steps=10, seeds=1, points=1, eval_episodes=1, vary=vary)
+    study = sweep.run(1)
+    assert not study.failed
+    row = study.rows()[0]
+    assert [row[name] for name in vary] == [0.5, 0.0, True, None]
+    assert [type(row[name]) for name in ("learning_rate", "initial_value")] == [float, float]
+    frame = study.frame()
+    assert len(frame[frame.learning_rate == 0.5]) == len(frame[frame.learning_rate == "PerVisit(0.7)"]) == 8
+    assert list(frame.sort_values("initial_value", kind="stable").initial_value) == [0.0] * 12 + [10.0] * 12
+    assert len(frame[frame.exploring_starts]) == frame.state_size.isna().sum() == 12
+    back = pandas.read_parquet(study.to_parquet(tmp_path / "study.parquet"))
+    assert list(back.dtypes[["initial_value", "exploring_starts"]]) == ["float64", "bool"]
+    assert set(back.learning_rate) == {"0.5", "0.25", "PerVisit(0.7)"} and back.state_size.max() == 100
+    # Text has always been what it is.
+    with open(tmp_path / "results.csv", newline="") as file:
+        first = next(csv.DictReader(file))
+    assert [first[name] for name in ("learning_rate", "exploring_starts", "state_size")] == [
+        "0.5",
+        "True",
+        "None",
+    ]
 
 
 @pytest.mark.parametrize("package", ["pandas", "pyarrow"])

@@ -143,10 +143,10 @@ def _begin(folder: Path, names: Sequence[str], numbers: dict[str, Any], plan: Pl
     if changed:
         end = max([first_seed, first + there["stages"] * there["seeds_per_stage"], *ends])
         raise StudyError(
-            f"This comparison was begun with {', '.join(changed)}. To change that after a look at "
-            "scores would raise its share of false alarms, also without its folder, since the same seeds give "
-            f"the same scores. Give the same, or make a study in another folder whose seeds are {end} and more: a comparison "
-            "there has seeds that nobody has seen."
+            f"This comparison was begun with {', '.join(changed)}. To change that after a look at scores "
+            "would raise its share of false alarms, also without its folder, since the same seeds give the "
+            "same scores. Give the same, or make a study in another folder whose seeds are "
+            f"{end} and more: a comparison there has seeds that nobody has seen."
         )
     return first
 
