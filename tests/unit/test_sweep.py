@@ -33,7 +33,8 @@ from dist_classicrl.errors import (
     TrainingStopped,
     WorkerLeft,
 )
-from dist_classicrl.schedules import Constant, PerVisit
+from dist_classicrl.rules import UCB, Boltzmann, QLambda
+from dist_classicrl.schedules import Constant, Exponential, PerVisit
 from dist_classicrl.sweep import Range, SuccessiveHalving
 from dist_classicrl.sweep import sweep as sweep_module
 from dist_classicrl.sweep import trial as trial_module
@@ -324,7 +325,7 @@ def test_a_run_is_a_training_with_these_settings_and_this_seed(whole):
     agent = DistAsyncQLearning(learning_rate=PerVisit(0.7), discount_factor=0.9, seed=2, comm=THIS_PROCESS)
     result = agent.train(GARNET, total_steps=2_000)
     (row,) = [each for each in whole.rows() if each["variant"] == 3 and each["seed"] == 2]
-    assert (row["learning_rate"], row["discount_factor"]) == ("PerVisit(0.7)", "0.9")
+    assert (row["learning_rate"], row["discount_factor"]) == ("PerVisit(0.7)", 0.9)
     assert row["steps"] == result.steps == 2_000 and row["episodes"] == result.episodes
     values = agent.q_table
     greedy = values.argmax(axis=1)
@@ -579,6 +580,82 @@ def test_what_a_key_of_a_study_is_called_here_is_told(line, said, tmp_path):
     with pytest.raises(StudyError) as caught:
         read_study(file)
     assert str(caught.value).startswith(f"{file}: {said}")
+
+
+LAKE = 'environment = "FrozenLake-v1"\ntotal_steps = 200\n'
+
+
+def test_a_study_file_has_hyper_parameters_as_the_table_of_a_study_shows_them(tmp_path):
+    file = tmp_path / "study.toml"
+    file.write_text(
+        LAKE
+        + """[vary]
+algorithm = ["sarsa", { name = "q_lambda", trace_decay = 0.5 }, { name = "q_lambda", trace_decay = 0.9 }]
+behavior = [
+    "ucb",
+    { name = "ucb", exploration = 2 },
+    { name = "boltzmann", temperature = "exponential:1.0:0.1:fraction=0.5" },
+]
+"""
+    )
+    sweep = Sweep(**read_study(file), folder=tmp_path / "study")
+    falling = Boltzmann(Exponential(1.0, 0.1, fraction=0.5))
+    vary = {"algorithm": ["sarsa", QLambda(0.5), QLambda()], "behavior": ["ucb", UCB(2.0), falling]}
+    same = Sweep("FrozenLake-v1", 200, vary=vary, folder=tmp_path / "study")
+    assert sweep.plan.to_dict() == same.plan.to_dict()
+    sweep.begin()
+    study = Study(tmp_path / "study")
+    shown = [study.name_of(number).partition(" behavior")[0] for number in study.variants()]
+    said = 'algorithm={"name": "q_lambda", "trace_decay": 0.5}'
+    assert [*dict.fromkeys(shown)] == ["algorithm=sarsa", said, "algorithm=q_lambda"]
+    # What it shows may stand in a file, with = in place of the colons.
+    data = json.loads(said.partition("=")[2])
+    table = ", ".join(f"{key} = {json.dumps(value)}" for key, value in data.items())
+    file.write_text(f"{LAKE}[settings]\nalgorithm = {{ {table} }}\n")
+    assert Sweep(**read_study(file)).plan.to_dict()["variants"][0]["algorithm"] == data
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ('{ name = "q_lambda", trace_decay = 7 }', "trace_decay must be from 0 to 1, got 7"),
+        ('{ name = "q_lambda", trace_decay = "a" }', "trace_decay must be a finite number, got 'a'"),
+        (
+            '{ name = "q_lambda", decay = 7 }',
+            "'q_lambda' has no hyper-parameter 'decay'. .*It has trace_decay",
+        ),
+        ('{ name = "q_lamda" }', "algorithm must be one of 'q_learning', "),
+        ("{ trace_decay = 0.5 }", "algorithm must be one of 'q_learning', "),
+        ("[1]", "algorithm must be one of q_learning, "),
+    ],
+)
+def test_a_table_of_hyper_parameters_that_there_are_not_is_refused(line, said, tmp_path):
+    file = tmp_path / "study.toml"
+    for text in (f"[settings]\nalgorithm = {line}\n", f"[vary]\nalgorithm = ['sarsa', {line}]\n"):
+        file.write_text(LAKE + text)
+        with pytest.raises(StudyError, match=said) as caught:
+            read_study(file)
+        assert str(caught.value).startswith(f"{file}: ")
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ('behavior = { name = "ucb", exploration = -1.0 }', "exploration must be a finite number at least 0"),
+        ('behavior = { name = "ucb", bonus = 1.0 }', 'behavior = { name = "boltzmann", temperature = 0.5 }'),
+        (
+            'behavior = { name = "boltzmann", temperature = "lin:1" }',
+            "temperature must be a number, or a sch",
+        ),
+        ("trace_decay = 0.5", 'algorithm = { name = "q_lambda", trace_decay = 0.5 }'),
+    ],
+)
+def test_how_hyper_parameters_are_written_in_a_study_file_is_told(line, said, tmp_path):
+    file = tmp_path / "study.toml"
+    file.write_text(f"{LAKE}[settings]\n{line}\n")
+    with pytest.raises(StudyError) as caught:
+        read_study(file)
+    assert str(caught.value).startswith(f"{file}: ") and said in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{}", '{"seeds": 3}', "{", "\x00"])
