@@ -14,6 +14,7 @@ from dist_classicrl.cli.commands.report import command
 from dist_classicrl.errors import MissingExtraError
 from dist_classicrl.report.page import Page
 from dist_classicrl.report.study_sections import study_sections
+from dist_classicrl.schedules import PerVisit
 from dist_classicrl.sweep.comparison import caution, interquartile_mean
 from dist_classicrl.sweep.folder import StudyFolder
 from dist_classicrl.sweep.trial import Laboratory
@@ -143,6 +144,23 @@ def test_with_early_stopping_scores_are_compared_after_the_same_number_of_steps(
     ]
     assert [steps for _, steps in told] == sorted((steps for _, steps in told), reverse=True)
     assert {steps for _, steps in told} == {2_000, 4_000, 8_000}
+
+
+@pytest.mark.slow
+def test_what_flags_and_schedules_matter_is_told_by_their_words(tmp_path, monkeypatch):
+    from dist_classicrl.report import study_sections as sections
+
+    vary = {"learning_rate": [0.1, PerVisit(0.7)], "exploring_starts": [True, False], "initial_value": [0, 1]}
+    few = {"total_steps": 10, "points": 1, "eval_episodes": 1}
+    study = Sweep(GARNET, seeds=2, vary=vary, folder=tmp_path, **few).run(1)
+    seen = []
+    real = sections.sensitivity
+    monkeypatch.setattr(sections, "sensitivity", lambda *given: seen.append(given) or real(*given))
+    study_sections(study, resamples=100)
+    ((settings, _),) = seen
+    told = {name: sorted({*values}) for name, values in settings.items()}
+    words = {"learning_rate": ["0.1", "PerVisit(0.7)"], "exploring_starts": ["False", "True"]}
+    assert told == {**words, "initial_value": [0.0, 1.0]}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import socket
@@ -32,7 +33,8 @@ from dist_classicrl.errors import (
     TrainingStopped,
     WorkerLeft,
 )
-from dist_classicrl.schedules import Constant, PerVisit
+from dist_classicrl.rules import UCB, Boltzmann, QLambda
+from dist_classicrl.schedules import Constant, Exponential, PerVisit
 from dist_classicrl.sweep import Range, SuccessiveHalving
 from dist_classicrl.sweep import sweep as sweep_module
 from dist_classicrl.sweep import trial as trial_module
@@ -226,6 +228,57 @@ def test_what_is_compared_on_new_seeds_is_looked_at_first(tmp_path, given, told)
     assert not (tmp_path / "study").exists()
 
 
+@pytest.mark.slow
+def test_as_many_settings_as_a_study_has_are_compared_on_new_seeds(tmp_path):
+    rates = [number / 1_000 for number in range(1, 101)]
+    sweep = a_sweep(tmp_path, total_steps=10, seeds=1, vary={"learning_rate": rates})
+    few = {"stages": 1, "seeds_per_stage": 3, "permutations": 999, "processes": 1}
+    sweep.run(1)
+    verdicts = compare_on_new_seeds(sweep, **few)
+    assert len(verdicts) == 100 * 99 / 2
+    (name,) = (path.name for path in (tmp_path / "new_seeds").iterdir())
+    assert name.startswith("100-settings-")
+    # It is found again, in whatever order; one of less is another, whose folder is called as it always was.
+    made = Study(tmp_path / "new_seeds" / name / "stage-0").rows()
+    names = [first for first, _ in verdicts]
+    names = [*dict.fromkeys(names), "learning_rate=0.1"]
+    assert compare_on_new_seeds(sweep, names[::-1], **few) == verdicts
+    assert Study(tmp_path / "new_seeds" / name / "stage-0").rows() == made
+    compare_on_new_seeds(sweep, names[:9], **few)
+    compare_on_new_seeds(sweep, names[:99], **few)
+    folders = {path.name for path in (tmp_path / "new_seeds").iterdir()}
+    assert len(folders) == 3 and {name, "0-1-2-3-4-5-6-7-8"} < folders
+
+
+def test_a_policy_is_named_by_a_digest_of_its_numbers(tmp_path):
+    even, other = np.full((20, 3), 1 / 3), np.tile([0.5, 0.25, 0.25], (20, 1))
+
+    def names(folder, **vary):
+        a_sweep(tmp_path / folder, vary=vary).begin()
+        study = Study(tmp_path / folder)
+        return [study.name_of(number) for number in study.variants()]
+
+    first, second, last = names("study", behavior=[even, other, "ucb"])
+    assert last == "behavior=ucb" and first != second
+    assert all(re.fullmatch("behavior=policy [0-9a-f]{8}", name) for name in (first, second))
+    # The same array has the same name in another study.
+    assert names("other", behavior=[other], learning_rate=[0.1, 0.2])[1] == f"{second} learning_rate=0.2"
+
+
+def test_a_comparison_goes_on_where_its_settings_had_other_names_in_an_earlier_version(tmp_path):
+    sweep = a_sweep(tmp_path, total_steps=20, vary={"learning_rate": [0.1, 0.2]})
+    few = {"stages": 1, "seeds_per_stage": 6, "processes": 1}
+    sweep.run(1)
+    verdicts = compare_on_new_seeds(sweep, **few)
+    (test,) = tmp_path.glob("new_seeds/*/test.json")
+    begun = json.loads(test.read_text())
+    assert begun["settings"] == ["learning_rate=0.1", "learning_rate=0.2"]
+    test.write_text(json.dumps({**begun, "settings": ["behavior={...}", "behavior={....}"]}))
+    assert compare_on_new_seeds(sweep, **few) == verdicts
+    with pytest.raises(StudyError, match=r"begun with level=0\.05\. To change"):
+        compare_on_new_seeds(sweep, level=0.1, **few)
+
+
 def test_a_single_environment_that_cannot_be_made_again_is_refused(tmp_path):
     class Mine(gymnasium.Env):
         observation_space = action_space = gymnasium.spaces.Discrete(2)
@@ -272,7 +325,7 @@ def test_a_run_is_a_training_with_these_settings_and_this_seed(whole):
     agent = DistAsyncQLearning(learning_rate=PerVisit(0.7), discount_factor=0.9, seed=2, comm=THIS_PROCESS)
     result = agent.train(GARNET, total_steps=2_000)
     (row,) = [each for each in whole.rows() if each["variant"] == 3 and each["seed"] == 2]
-    assert (row["learning_rate"], row["discount_factor"]) == ("PerVisit(0.7)", "0.9")
+    assert (row["learning_rate"], row["discount_factor"]) == ("PerVisit(0.7)", 0.9)
     assert row["steps"] == result.steps == 2_000 and row["episodes"] == result.episodes
     values = agent.q_table
     greedy = values.argmax(axis=1)
@@ -527,6 +580,82 @@ def test_what_a_key_of_a_study_is_called_here_is_told(line, said, tmp_path):
     with pytest.raises(StudyError) as caught:
         read_study(file)
     assert str(caught.value).startswith(f"{file}: {said}")
+
+
+LAKE = 'environment = "FrozenLake-v1"\ntotal_steps = 200\n'
+
+
+def test_a_study_file_has_hyper_parameters_as_the_table_of_a_study_shows_them(tmp_path):
+    file = tmp_path / "study.toml"
+    file.write_text(
+        LAKE
+        + """[vary]
+algorithm = ["sarsa", { name = "q_lambda", trace_decay = 0.5 }, { name = "q_lambda", trace_decay = 0.9 }]
+behavior = [
+    "ucb",
+    { name = "ucb", exploration = 2 },
+    { name = "boltzmann", temperature = "exponential:1.0:0.1:fraction=0.5" },
+]
+"""
+    )
+    sweep = Sweep(**read_study(file), folder=tmp_path / "study")
+    falling = Boltzmann(Exponential(1.0, 0.1, fraction=0.5))
+    vary = {"algorithm": ["sarsa", QLambda(0.5), QLambda()], "behavior": ["ucb", UCB(2.0), falling]}
+    same = Sweep("FrozenLake-v1", 200, vary=vary, folder=tmp_path / "study")
+    assert sweep.plan.to_dict() == same.plan.to_dict()
+    sweep.begin()
+    study = Study(tmp_path / "study")
+    shown = [study.name_of(number).partition(" behavior")[0] for number in study.variants()]
+    said = 'algorithm={"name": "q_lambda", "trace_decay": 0.5}'
+    assert [*dict.fromkeys(shown)] == ["algorithm=sarsa", said, "algorithm=q_lambda"]
+    # What it shows may stand in a file, with = in place of the colons.
+    data = json.loads(said.partition("=")[2])
+    table = ", ".join(f"{key} = {json.dumps(value)}" for key, value in data.items())
+    file.write_text(f"{LAKE}[settings]\nalgorithm = {{ {table} }}\n")
+    assert Sweep(**read_study(file)).plan.to_dict()["variants"][0]["algorithm"] == data
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ('{ name = "q_lambda", trace_decay = 7 }', "trace_decay must be from 0 to 1, got 7"),
+        ('{ name = "q_lambda", trace_decay = "a" }', "trace_decay must be a finite number, got 'a'"),
+        (
+            '{ name = "q_lambda", decay = 7 }',
+            "'q_lambda' has no hyper-parameter 'decay'. .*It has trace_decay",
+        ),
+        ('{ name = "q_lamda" }', "algorithm must be one of 'q_learning', "),
+        ("{ trace_decay = 0.5 }", "algorithm must be one of 'q_learning', "),
+        ("[1]", "algorithm must be one of q_learning, "),
+    ],
+)
+def test_a_table_of_hyper_parameters_that_there_are_not_is_refused(line, said, tmp_path):
+    file = tmp_path / "study.toml"
+    for text in (f"[settings]\nalgorithm = {line}\n", f"[vary]\nalgorithm = ['sarsa', {line}]\n"):
+        file.write_text(LAKE + text)
+        with pytest.raises(StudyError, match=said) as caught:
+            read_study(file)
+        assert str(caught.value).startswith(f"{file}: ")
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ('behavior = { name = "ucb", exploration = -1.0 }', "exploration must be a finite number at least 0"),
+        ('behavior = { name = "ucb", bonus = 1.0 }', 'behavior = { name = "boltzmann", temperature = 0.5 }'),
+        (
+            'behavior = { name = "boltzmann", temperature = "lin:1" }',
+            "temperature must be a number, or a sch",
+        ),
+        ("trace_decay = 0.5", 'algorithm = { name = "q_lambda", trace_decay = 0.5 }'),
+    ],
+)
+def test_how_hyper_parameters_are_written_in_a_study_file_is_told(line, said, tmp_path):
+    file = tmp_path / "study.toml"
+    file.write_text(f"{LAKE}[settings]\n{line}\n")
+    with pytest.raises(StudyError) as caught:
+        read_study(file)
+    assert str(caught.value).startswith(f"{file}: ") and said in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{}", '{"seeds": 3}', "{", "\x00"])
@@ -1045,8 +1174,45 @@ def test_the_frame_has_a_line_per_run(whole, tmp_path):
     pytest.importorskip("pyarrow")
     frame = whole.frame()
     assert list(frame["seed"]) == [0, 1, 2] * 4
+    assert list(frame[frame.learning_rate == 0.1].run) == [0, 1, 2, 3, 4, 5]
+    assert set(frame.learning_rate[6:]) == {"PerVisit(0.7)"}
     back = pandas.read_parquet(whole.to_parquet(tmp_path / "study.parquet"))
-    pandas.testing.assert_frame_equal(back, frame)
+    assert list(back.learning_rate) == ["0.1"] * 6 + ["PerVisit(0.7)"] * 6
+    both = (each.drop(columns="learning_rate") for each in (back, frame))
+    pandas.testing.assert_frame_equal(*both)
+
+
+@pytest.mark.slow
+def test_settings_are_numbers_and_flags_in_the_table(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    vary = {
+        "learning_rate": [0.5, 0.25, PerVisit(0.7)],
+        "initial_value": [0.0, 10.0],
+        "exploring_starts": [True, False],
+        "state_size": [None, 100],
+    }
+    sweep = a_sweep(tmp_path, total_steps=10, seeds=1, points=1, eval_episodes=1, vary=vary)
+    study = sweep.run(1)
+    assert not study.failed
+    row = study.rows()[0]
+    assert [row[name] for name in vary] == [0.5, 0.0, True, None]
+    assert [type(row[name]) for name in ("learning_rate", "initial_value")] == [float, float]
+    frame = study.frame()
+    assert len(frame[frame.learning_rate == 0.5]) == len(frame[frame.learning_rate == "PerVisit(0.7)"]) == 8
+    assert list(frame.sort_values("initial_value", kind="stable").initial_value) == [0.0] * 12 + [10.0] * 12
+    assert len(frame[frame.exploring_starts]) == frame.state_size.isna().sum() == 12
+    back = pandas.read_parquet(study.to_parquet(tmp_path / "study.parquet"))
+    assert list(back.dtypes[["initial_value", "exploring_starts"]]) == ["float64", "bool"]
+    assert set(back.learning_rate) == {"0.5", "0.25", "PerVisit(0.7)"} and back.state_size.max() == 100
+    # Text has always been what it is.
+    with open(tmp_path / "results.csv", newline="") as file:
+        first = next(csv.DictReader(file))
+    assert [first[name] for name in ("learning_rate", "exploring_starts", "state_size")] == [
+        "0.5",
+        "True",
+        "None",
+    ]
 
 
 @pytest.mark.parametrize("package", ["pandas", "pyarrow"])

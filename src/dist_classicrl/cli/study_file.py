@@ -6,15 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dist_classicrl import rules
 from dist_classicrl._files import read_regular, whole_file
 from dist_classicrl._words import nearest
 from dist_classicrl.cli import config
 from dist_classicrl.cli.config import ENVIRONMENT, ENVIRONMENT_ARGUMENTS
-from dist_classicrl.cli.option_types import Choice, Kind, Whole
+from dist_classicrl.cli.option_types import Choice, Kind, Schedule, Whole
 from dist_classicrl.cli.options import OF_SETTINGS
 from dist_classicrl.cli.synonyms import SYNONYMS
 from dist_classicrl.environments import named
-from dist_classicrl.errors import StudyError
+from dist_classicrl.errors import SettingsError, StudyError
+from dist_classicrl.rules import behaviors
 from dist_classicrl.sweep.choosing.halving import SuccessiveHalving
 from dist_classicrl.sweep.choosing.search import Range
 from dist_classicrl.sweep.folder import written
@@ -33,6 +35,11 @@ _PLAIN: dict[str, Kind] = {
     "eval_episodes": Whole(1),
 }
 _KEYS = (ENVIRONMENT, ENVIRONMENT_ARGUMENTS, "seeds", *_PLAIN, _SETTINGS, _VARY, _STOPPING)
+#: Settings that may be a table of a name and hyper-parameters, and one of them.
+_TABLES = {
+    "algorithm": '{ name = "q_lambda", trace_decay = 0.5 }',
+    "behavior": '{ name = "boltzmann", temperature = 0.5 }',
+}
 _KINDS = {option.name: option.kind for option in OF_SETTINGS if option.name != "seed"}
 
 
@@ -116,21 +123,38 @@ def _values(path: Path, name: str, kind: Kind, data: Any) -> Any:
 
 
 def _value(path: Path, name: str, kind: Kind, data: Any) -> Any:
+    if name in _TABLES and isinstance(data, dict):
+        return _with_parameters(path, name, data)
     try:
         return kind.of_data(data)
     except ValueError as error:
         raise StudyError(f"{path}: {name} must be {kind.allowed}, got {data!r}. {error}".strip()) from error
 
 
+def _with_parameters(path: Path, name: str, data: dict[str, Any]) -> Any:
+    """Return the rule or behavior of a table that has its name and hyper-parameters, as studies show them."""
+    from dist_classicrl.learning.rules import find
+
+    try:
+        if name == "algorithm":
+            return rules.to_data(find(data)[1])
+        if "temperature" in data:
+            data = {**data, "temperature": _value(path, "temperature", Schedule(), data["temperature"])}
+        return behaviors.to_data(data)
+    except SettingsError as error:
+        raise StudyError(f"{path}: {error} A table is written as {name} = {_TABLES[name]}.") from error
+
+
 def _kind(path: Path, name: str) -> Kind:
-    _known(path, name, tuple(_KINDS))
+    of_rules = "; ".join(f"{one} = {table}" for one, table in _TABLES.items())
+    _known(path, name, tuple(_KINDS), f" Hyper-parameters stand with what has them: {of_rules}.")
     return _KINDS[name]
 
 
-def _known(path: Path, key: str, known: tuple[str, ...]) -> None:
+def _known(path: Path, key: str, known: tuple[str, ...], more: str = "") -> None:
     if key not in known and SYNONYMS.get(key) in known:
         raise StudyError(f"{path}: {key} is called {SYNONYMS[key]} here. Write {SYNONYMS[key]} = ...")
     if key not in known:
         raise StudyError(
-            f"{path}: there is no key {key!r} here.{nearest(key, known)} There are {', '.join(known)}."
+            f"{path}: there is no key {key!r} here.{nearest(key, known)} There are {', '.join(known)}.{more}"
         )

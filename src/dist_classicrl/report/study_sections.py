@@ -13,6 +13,7 @@ import numpy as np
 from dist_classicrl import durations, plotting
 from dist_classicrl._urls import without_password
 from dist_classicrl._words import counted
+from dist_classicrl.checks import is_real
 from dist_classicrl.report.page import Section
 from dist_classicrl.sweep.comparison import (
     FEWEST,
@@ -26,7 +27,7 @@ from dist_classicrl.sweep.comparison import (
     interquartile_mean,
     undecidable,
 )
-from dist_classicrl.sweep.plan import checked_settings, word
+from dist_classicrl.sweep.plan import cell, checked_settings
 from dist_classicrl.sweep.study import Study, scale_changers
 from dist_classicrl.sweep.summaries import Band, curve_with_interval, performance_profile, sensitivity
 
@@ -335,13 +336,10 @@ def _sensitivity(study: Study) -> Section | None:
     return section if drawn else None
 
 
-def _numbers(words: list[str]) -> list[Any]:
-    """Return values of a setting as numbers, where all of them are."""
-    try:
-        numbers = [float(text) for text in words]
-    except ValueError:
-        return words
-    return numbers if all(map(math.isfinite, numbers)) else words
+def _numbers(values: list[Any]) -> list[Any]:
+    """Return values of a setting as numbers, where all of them are, and else as words."""
+    are_numbers = all(is_real(value) and math.isfinite(value) for value in values)
+    return [float(value) if are_numbers else str(value) for value in values]
 
 
 def _exact(groups: Sequence[_Group]) -> Section | None:
@@ -414,7 +412,7 @@ def _how(study: Study) -> Section:
     known: Mapping[str, Any] = next((settings for settings in plan.variants if settings is not None), {})
     shared = checked_settings(known)
     rows += [
-        (each.name, without_password(word(getattr(shared, each.name))))
+        (each.name, without_password(str(cell(getattr(shared, each.name)))))
         for each in fields(shared)
         if each.name not in plan.varied and each.name != "seed"
     ]

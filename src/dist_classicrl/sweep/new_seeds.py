@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,6 +19,7 @@ from dist_classicrl.sweep.study import Study, check_one_scale
 from dist_classicrl.sweep.sweep import Sweep
 
 _FOLDER, _TEST = "new_seeds", "test.json"
+_LONGEST_NAME = 255  # bytes, on Linux
 
 
 def compare_on_new_seeds(
@@ -77,15 +79,14 @@ def compare_on_new_seeds(
     chosen.sort(key=variants.__getitem__)  # however they are typed, they are the same comparison
     test = AdaStop(chosen, stages, seeds_per_stage, level, permutations)
     test.check_power(len(study.plan.environments))
-    folder = sweep.folder / _FOLDER / "-".join(str(variants[name]) for name in chosen)
+    folder = sweep.folder / _FOLDER / _name_of([variants[name] for name in chosen])
     asked = {
-        "settings": sorted(chosen),
         "stages": stages,
         "seeds_per_stage": seeds_per_stage,
         "level": level,
         "permutations": permutations,
     }
-    first_seed = _begin(folder, asked, study.plan)
+    first_seed = _begin(folder, chosen, asked, study.plan)
     stage = 0
     while needed := test.undecided:
         begin = first_seed + stage * seeds_per_stage
@@ -111,9 +112,18 @@ def compare_on_new_seeds(
     return test.verdicts
 
 
-def _begin(folder: Path, numbers: dict[str, Any], plan: Plan) -> int:
-    """Write down what a comparison was begun with; StudyError if it was something else.
+def _name_of(numbers: Sequence[int]) -> str:
+    """Return what the folder of a comparison of these settings is called: by their numbers."""
+    name = "-".join(map(str, numbers))
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return f"{len(numbers)}-settings-{hashlib.sha256(name.encode()).hexdigest()[:32]}"
 
+
+def _begin(folder: Path, names: Sequence[str], numbers: dict[str, Any], plan: Plan) -> int:
+    """Write down what a comparison was begun with; StudyError if it was with other numbers.
+
+    Its settings are those of which the folder has the numbers: by name they were others in earlier versions.
     Return its first seed, which is above all that the study had then: no other comparison of the study has
     any of its seeds either, since what is compared may have been chosen by what came out there.
     """
@@ -125,19 +135,18 @@ def _begin(folder: Path, numbers: dict[str, Any], plan: Plan) -> int:
     after = max([first_seed, *ends])
     path = folder / _TEST
     with suppress(FileExistsError):
-        make_once(path, json.dumps({**numbers, "first_seed": after}, sort_keys=True))
+        begun_with = {**numbers, "settings": sorted(names), "first_seed": after}
+        make_once(path, json.dumps(begun_with, sort_keys=True))
     there = _read(path, of_old)
     first = there.pop("first_seed")
-    if there != numbers:
-        changed = ", ".join(
-            f"{name}={there.get(name)}" for name in numbers if there.get(name) != numbers[name]
-        )
+    changed = [f"{name}={there.get(name)}" for name in numbers if there.get(name) != numbers[name]]
+    if changed:
         end = max([first_seed, first + there["stages"] * there["seeds_per_stage"], *ends])
         raise StudyError(
-            f"This comparison was begun with {changed}. To change that after a look at scores would raise "
-            "its share of false alarms, also without its folder, since the same seeds give the same scores. "
-            f"Give the same, or make a study in another folder whose seeds are {end} and more: a comparison "
-            "there has seeds that nobody has seen."
+            f"This comparison was begun with {', '.join(changed)}. To change that after a look at scores "
+            "would raise its share of false alarms, also without its folder, since the same seeds give the "
+            "same scores. Give the same, or make a study in another folder whose seeds are "
+            f"{end} and more: a comparison there has seeds that nobody has seen."
         )
     return first
 

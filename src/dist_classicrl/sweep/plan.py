@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 from dist_classicrl.checks import is_whole
 from dist_classicrl.errors import SettingsError, StudyError
+from dist_classicrl.rules.behaviors import POLICY
 from dist_classicrl.settings import Settings
 from dist_classicrl.sweep.choosing.halving import SuccessiveHalving
 
@@ -243,19 +245,24 @@ class Plan:
             plain["variants"] = [None] * int(search["n_variants"])
         return cls(**plain)
 
-    def shown(self, variant: int) -> dict[str, str]:
-        """Return the settings that differ, as words of a table."""
+    def shown(self, variant: int) -> dict[str, Any]:
+        """Return the settings that differ, as a table has them."""
         settings = checked_settings(self.variants[variant])
-        return {name: word(getattr(settings, name)) for name in self.varied}
+        return {name: cell(getattr(settings, name)) for name in self.varied}
 
 
-def word(value: Any) -> str:
-    """Return the value of a setting as a table shows it."""
+def cell(value: Any) -> Any:
+    """Return the value of a setting as a table has it: numbers, flags and None as they are, others as words.
+
+    A policy, which has many numbers, is named by a digest of them.
+    """
     if hasattr(value, "value") and len(getattr(value, "__dataclass_fields__", ())) == 1:
         value = value.value  # a constant schedule
     if isinstance(value, Mapping):
-        return json.dumps(value, sort_keys=True)
-    return str(value)
+        text = json.dumps(value, sort_keys=True)
+        is_policy = value.get("name") == POLICY and "probabilities" in value
+        return f"{POLICY} {hashlib.sha256(text.encode()).hexdigest()[:8]}" if is_policy else text
+    return value if value is None or isinstance(value, (int, float)) else str(value)
 
 
 def checked_settings(settings: Mapping[str, Any]) -> Settings:

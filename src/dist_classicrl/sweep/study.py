@@ -74,7 +74,7 @@ class Study:
             stopping = data["stopping"]
             self._stopping = None if stopping is None else SuccessiveHalving(**stopping)
             self.varied = self.plan.varied
-            self._words: dict[int, dict[str, str]] = {}
+            self._shown: dict[int, dict[str, Any]] = {}
             self._names: dict[int, str] = {}
             self._learn_settings()
         except StudyError:
@@ -98,18 +98,18 @@ class Study:
     def _learn_settings(self) -> None:
         """Take in settings that have been decided since."""
         for number in range(self.plan.n_variants):
-            if number in self._words:
+            if number in self._shown:
                 continue
             if self.plan.variants[number] is None:
                 found = self._files.proposed(number)
                 if found is None:
                     continue
                 self.plan.variants[number] = found["settings"]  # type: ignore[index]
-            words = self.plan.shown(number)
-            name = " ".join(f"{name}={_short(text)}" for name, text in words.items()) or "default"
+            shown = self.plan.shown(number)
+            name = " ".join(f"{name}={_short(str(value))}" for name, value in shown.items()) or "default"
             # A search may draw the same once more, or almost.
             is_new = name not in self._names.values()
-            self._words[number] = words
+            self._shown[number] = shown
             self._names[number] = name if is_new else f"{name} (settings {number})"
 
     @property
@@ -162,13 +162,13 @@ class Study:
     def rows(self) -> list[dict[str, Any]]:
         """Return a dict for each run that is made, in the order of the plan.
 
-        Keys are run, environment, variant, the settings that differ, seed, and what came out: steps,
-        episodes, training_return (mean over all episodes), final_return (mean of greedy episodes),
-        best_return (largest of the curve), exact_value, optimal_value and random_value (discounted, of the
-        start states; None where the model is not known), score, stopped (whether early stopping ended it) and
-        error. A score is 0 for a random policy and 1 for the best where these are known, and else the
-        final_return; so it is where discount_factor or use_action_mask differ, with which these values are
-        others. A policy whose value is minus infinity has 0 at most.
+        Keys are run, environment, variant, the settings that differ (numbers, flags and None as they are,
+        others as words), seed, and what came out: steps, episodes, training_return (mean over all episodes),
+        final_return (mean of greedy episodes), best_return (largest of the curve), exact_value, optimal_value
+        and random_value (discounted, of the start states; None where the model is not known), score, stopped
+        (whether early stopping ended it) and error. A score is 0 for a random policy and 1 for the best where
+        these are known, and else the final_return; so it is where discount_factor or use_action_mask differ,
+        with which these values are others. A policy whose value is minus infinity has 0 at most.
         """
         return [dict(row) for row in self._rows()]
 
@@ -219,7 +219,7 @@ class Study:
             "environment": trial.environment,
             "variant": trial.variant,
         }
-        row |= self._words[trial.variant] | {"seed": trial.seed}
+        row |= self._shown[trial.variant] | {"seed": trial.seed}
         row |= {name: record.get(name) for name in (*_RESULTS, *_TIMES)}
         returns = [point[1] for point in record.get("curve", ()) if point[1] is not None]
         row["best_return"] = max(returns, default=None)
@@ -278,7 +278,7 @@ class Study:
     def variants(self) -> list[int]:
         """Return the numbers of the settings, which a search by what came out decides one after the other."""
         self._learn_settings()
-        return list(self._words)
+        return list(self._shown)
 
     def left_out(self) -> dict[str, str]:
         """Return the settings that `scores` does not have in each environment, and why."""
@@ -312,7 +312,11 @@ class Study:
         return dict.fromkeys(self.plan.environments, (0.0, 1.0))
 
     def name_of(self, variant: int) -> str:
-        """Return settings as words, as ``learning_rate=0.1 epsilon=0.2``; long numbers have four digits."""
+        """Return settings as words, as ``learning_rate=0.1 epsilon=0.2``; long numbers have four digits.
+
+        A policy, as which `behavior` may be given, is ``behavior=policy 3f2a9c1d``, by a digest of its
+        numbers. They stand in ``plan.variants[variant]``.
+        """
         return self._names[variant]
 
     def summary(self) -> list[dict[str, Any]]:
@@ -340,7 +344,11 @@ class Study:
         ]
 
     def frame(self) -> pandas.DataFrame:
-        """Return `rows` as a pandas.DataFrame; MissingExtraError where pandas is not installed."""
+        """Return `rows` as a pandas.DataFrame; MissingExtraError where pandas is not installed.
+
+        The column of a setting that is a number in some rows and words in others, such as a schedule, holds
+        both as they are.
+        """
         require_package("pandas", "A data frame", "sweep")
         import pandas
 
@@ -354,17 +362,25 @@ class Study:
         """
         results, curves = self.folder / "results.csv", self.folder / "curves.csv"
         head = ["run", "environment", *self.varied, "seed", *_RESULTS]
+        rows = [row | {name: str(row[name]) for name in self.varied} for row in self._rows()]
         with written(self.folder):
-            _write_csv(results, head, self._rows())
+            _write_csv(results, head, rows)
             _write_csv(curves, ["run", "step", "mean_return", "episodes"], self.curves())
         return results, curves
 
     def to_parquet(self, path: str | os.PathLike[str]) -> Path:
-        """Write `frame` to a Parquet file; MissingExtraError where pandas or pyarrow is not installed."""
+        """Write `frame` to a Parquet file; MissingExtraError where pandas or pyarrow is not installed.
+
+        A column there is of one type: that of a setting which is a number in some rows, and words in others,
+        has words alone.
+        """
         target = Path(checked_file("to_parquet", path, "study.parquet"))
         require_package("pyarrow", "A Parquet file", "sweep")
-        buffer = io.BytesIO()
-        self.frame().to_parquet(buffer, index=False, engine="pyarrow")
+        buffer, frame = io.BytesIO(), self.frame()
+        for name in self.varied:
+            if len({isinstance(value, str) for value in frame[name].dropna()}) > 1:
+                frame[name] = frame[name].map(str, na_action="ignore")
+        frame.to_parquet(buffer, index=False, engine="pyarrow")
         with whole_file(target) as file:
             file.write(buffer.getvalue())
         return target

@@ -14,7 +14,7 @@ from numba.core.errors import NumbaError
 
 from dist_classicrl import rules
 from dist_classicrl._jit import class_of_its_own, is_compiled
-from dist_classicrl._words import why_not_compiled
+from dist_classicrl._words import nearest, why_not_compiled
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.rules import LearningRule
@@ -39,10 +39,14 @@ def find(algorithm: Any) -> tuple[LearningRule, Any]:
         importlib.import_module(f"{__name__}.{name}")
         rule = rules.registered(name)
         assert rule is not None  # it registers itself
-    try:
-        parameters = rule.parameters(**given)
-    except TypeError as error:
-        raise SettingsError(f"{algorithm!r} is no learning rule: {error}.") from error
+    for key in given:
+        if key not in rule.usual:
+            there = f"It has {', '.join(rule.usual)}." if rule.usual else "It has none."
+            raise SettingsError(
+                f"{algorithm!r} is no learning rule: {name!r} has no hyper-parameter {key!r}."
+                f"{nearest(key, rule.usual)} {there}"
+            )
+    parameters = rule.parameters(**given)
     for function in _functions_of(rule):
         if not (function is None or is_compiled(function)):
             raise SettingsError(
