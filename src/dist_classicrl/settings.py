@@ -34,6 +34,9 @@ ROUND_UPDATES = 32
 LOGICAL_WORKERS = 16
 """By default, in the reproducible mode."""
 
+SCHEDULES = ("learning_rate", "epsilon")
+"""Settings that are schedules, as which they are also kept."""
+
 TEMPERATURE = "temperature"
 """What `Settings.schedules` calls that of the behavior."""
 
@@ -49,7 +52,6 @@ MERGINGS = ("affine", "order_free", "staleness_weighted", "reject_stale")
 BY_STALENESS = ("staleness_weighted", "reject_stale")
 """Those for which it matters how old the base of a push is, so that several cannot come as one."""
 
-_SCHEDULES = ("learning_rate", "epsilon")
 _MOST_OF_FLOAT32 = 3.4e38
 _MOST_ENVS = 2**16
 
@@ -482,7 +484,7 @@ class Settings(Checked):
         data = self.arguments()
         if self.placement == "auto":
             del data["placement"]
-        data.update({name: schedules.to_dict(getattr(self, name)) for name in _SCHEDULES})
+        data.update({name: schedules.to_dict(getattr(self, name)) for name in SCHEDULES})
         return data
 
     @property
@@ -493,14 +495,14 @@ class Settings(Checked):
     @property
     def schedules(self) -> dict[str, Schedule]:
         """Those of the settings that are schedules, by name, and the temperature of the behavior."""
-        found = {name: getattr(self, name) for name in _SCHEDULES}
+        found = {name: getattr(self, name) for name in SCHEDULES}
         temperature = behaviors.temperature_of(self.behavior)
         return found if temperature is None else {**found, TEMPERATURE: temperature}
 
     @staticmethod
     def of_schedules(found: Mapping[str, Schedule]) -> dict[str, Any]:
         """Return the settings by name that have these `schedules`."""
-        given: dict[str, Any] = {name: found[name] for name in _SCHEDULES if name in found}
+        given: dict[str, Any] = {name: found[name] for name in SCHEDULES if name in found}
         if TEMPERATURE in found:
             given["behavior"] = behaviors.with_temperature(found[TEMPERATURE])
         return given
@@ -521,7 +523,7 @@ class Settings(Checked):
             )
             raise SettingsError(f"unknown settings {', '.join(told)}; known are {', '.join(known)}.")
         arguments = dict(data)
-        for name in _SCHEDULES:
+        for name in SCHEDULES:
             if isinstance(arguments.get(name), dict):
                 arguments[name] = schedules.from_dict(arguments[name])
         return cls(**arguments)

@@ -4,8 +4,10 @@ import json
 import logging
 import re
 
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium.wrappers import TransformReward
 
 from dist_classicrl import DistAsyncQLearning, rules
 from dist_classicrl.data import Transitions
@@ -20,6 +22,14 @@ from dist_classicrl.sweep.choosing.idle import possible
 from dist_classicrl.sweep.folder import PLAN
 
 LAKE, COMPILED = "FrozenLake-v1", Layout(is_compiled=True)
+RIVER = "dist_classicrl/RiverSwim-v0"  # which goes on for ever
+RIVER_AND_LAKE = [RIVER, LAKE]
+
+
+def stepped_lake():
+    return TransformReward(gymnasium.make(LAKE), float)
+
+
 EVENLY = np.full((16, 4), 0.25)
 LOGGED = {"states": [0, 1], "actions": [0, 1], "rewards": [0.0, 1.0], "next_states": [1, 0]}
 LOGGED |= {"terminated": [False, True]}
@@ -193,7 +203,45 @@ def test_a_study_of_what_changes_nothing_is_refused_before_it_runs(vary, setting
     ],
 )
 def test_a_study_may_vary_what_plays_a_part_in_one_of_its_variants(vary, settings, tmp_path):
-    Sweep(LAKE, 1_000, 2, settings, vary, folder=tmp_path)
+    Sweep(RIVER, 1_000, 2, settings, vary, folder=tmp_path)
+
+
+IMPOSSIBLE = [  # a problem, settings, those that vary, and why some of them cannot be had
+    (
+        LAKE,
+        {},
+        {"replay_ratio": [0.0, 1.0], "algorithm": ["q_learning", "sarsa"]},
+        "which the rule 'sarsa' ca",
+    ),
+    (LAKE, {"algorithm": "differential_q_learning"}, {}, "FrozenLake-v1 has episodes that terminate"),
+    (RIVER_AND_LAKE, {"algorithm": "differential_q_learning"}, {}, "FrozenLake-v1 has episodes that termina"),
+    (LAKE, {}, {"algorithm": ["q_learning", DynaQ(successors=1)]}, "fewer outcomes than a pair of Frozen"),
+    (LAKE, {}, {"behavior": ["ucb", np.full((9, 4), 0.25)]}, "has the shape (9, 4), and FrozenLake-v1 ne"),
+    ({"stepped": stepped_lake}, {}, {"exploring_starts": [False, True]}, "which takes a known model"),
+]
+
+
+@pytest.mark.parametrize(("env", "settings", "vary", "why"), IMPOSSIBLE)
+def test_settings_that_cannot_be_trained_are_refused_before_any_run(env, settings, vary, why, tmp_path):
+    for search in ("grid", "random"):
+        more = {} if search == "grid" else {"n_variants": 1}
+        with pytest.raises(StudyError, match="A variant cannot be trained: .*" + re.escape(why)) as caught:
+            Sweep(env, 1_000, 2, settings, vary, search, folder=tmp_path / "study", **more)
+        is_one = not vary and env == LAKE
+        assert ("Make a study of each part" in str(caught.value)) != is_one
+    assert not (tmp_path / "study").exists()
+
+
+@pytest.mark.slow
+def test_a_study_that_was_begun_with_what_cannot_be_trained_is_read_and_goes_on(tmp_path, monkeypatch):
+    env, settings, vary, why = IMPOSSIBLE[0]
+    given = {"settings": settings, "vary": vary, "eval_episodes": 2, "folder": tmp_path}
+    with monkeypatch.context() as patched:
+        patched.setattr("dist_classicrl.sweep.sweep.check_part", lambda *_: "")
+        Sweep(env, 500, 1, **given).begin()
+    study = Sweep(env, 500, 2, **given).run(processes=1)
+    assert (study.done, study.failed) == (6, 2) and len(Study(tmp_path).variants()) == 4
+    assert all(why in row["error"] for row in study.rows() if row["error"] is not None)
 
 
 SEARCHED = [  # more than the lists themselves: several settings, or an end of a range, make the difference

@@ -14,12 +14,14 @@ import subprocess
 import sys
 import tempfile
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
 import pytest
+from own_rules import N_STEP_SARSA, registered
 
 from dist_classicrl import DistAsyncQLearning, Study, Sweep, TabularMDP
 from dist_classicrl.cli.main import main
@@ -34,7 +36,7 @@ from dist_classicrl.errors import (
     WorkerLeft,
 )
 from dist_classicrl.rules import UCB, Boltzmann, QLambda
-from dist_classicrl.schedules import Constant, Exponential, PerVisit
+from dist_classicrl.schedules import Constant, Exponential, Linear, PerVisit
 from dist_classicrl.sweep import Range, SuccessiveHalving
 from dist_classicrl.sweep import sweep as sweep_module
 from dist_classicrl.sweep import trial as trial_module
@@ -1306,6 +1308,47 @@ def test_settings_are_compared_by_a_command(whole, capsys):
     assert main(["compare", str(whole.folder), names[0], "nothing"]) == 2
     assert main(["compare", str(whole.folder), names[0]]) == 2
     assert main(["compare", str(whole.folder / "nothing")]) == 2
+
+
+@pytest.mark.slow
+def test_results_of_a_rule_of_ones_own_are_read_where_nobody_knows_it(tmp_path, monkeypatch, capsys):
+    real = Laboratory.settings_of
+
+    def learned_otherwise(self, variant):
+        return replace(real(self, variant), algorithm="q_learning")
+
+    monkeypatch.setattr(Laboratory, "settings_of", learned_otherwise)  # spares its compilation
+    with registered():
+        own = N_STEP_SARSA.parameters(n=2)
+        vary = {"algorithm": [own, "q_learning"], "epsilon": [0.1, Linear(1.0, 0.1, steps=9)]}
+        study = a_sweep(tmp_path / "study", vary=vary).run(1)
+        names = [study.name_of(variant) for variant in study.variants()]
+        sampled = {"search": "tpe", "n_variants": 3, "settings": {"algorithm": own}, "seeds": 1}
+        a_sweep(tmp_path / "searched", vary={"epsilon": Range(0.1, 0.3)}, **sampled).begin()
+    assert names[0] == f'algorithm={{"n": 2, "name": "{N_STEP_SARSA.name}"}} epsilon=0.1'
+    again = Study(study.folder)
+    assert [again.name_of(variant) for variant in again.variants()] == names
+    assert (again.rows(), again.scores()) == (study.rows(), study.scores())
+    for name in ("results.csv", "curves.csv"):
+        before = (again.folder / name).read_bytes()
+        again.write_tables()
+        assert (again.folder / name).read_bytes() == before
+    for folder in (study.folder, tmp_path / "searched"):
+        page = tmp_path / f"{folder.name}.html"
+        assert main(["show", str(folder)]) == main(["report", str(folder), "--html", str(page)]) == 0
+        assert N_STEP_SARSA.name in page.read_text()
+    assert main(["compare", str(study.folder)]) == 0 and names[0] in capsys.readouterr().out
+    with pytest.raises(StudyError, match=f"cannot be trained.*{N_STEP_SARSA.name}.*Register a rule"):
+        a_sweep(study.folder, vary={"algorithm": [{"name": N_STEP_SARSA.name, "n": 2}, "q_learning"]})
+
+
+@pytest.mark.parametrize("variants", [[1], ["epsilon"], [[["epsilon", 0.1]]], [{"epsilon": {"kind": "x"}}]])
+def test_settings_of_a_study_that_are_none_are_named(tmp_path, variants):
+    a_sweep(tmp_path, vary={"epsilon": [0.1, 0.2]}).begin()
+    plan = json.loads((tmp_path / "study.json").read_bytes()) | {"variants": variants}
+    (tmp_path / "study.json").write_text(json.dumps(plan))
+    with pytest.raises(StudyError, match="damaged|is no schedule"):
+        Study(tmp_path)
 
 
 @pytest.mark.parametrize("tasks, is_alone", [("1", True), ("2", False)])

@@ -4,16 +4,21 @@ import json
 import math
 import re
 import sys
+from types import SimpleNamespace
 
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium.wrappers import TransformReward
 
 from dist_classicrl import Study, Sweep, TabularMDP
 from dist_classicrl.cli.live.study_view import StudyView
 from dist_classicrl.errors import MissingExtraError, StudyError
 from dist_classicrl.sweep import Range, SuccessiveHalving
+from dist_classicrl.sweep.arrivals import Arrivals
 from dist_classicrl.sweep.choosing.sampling import Told, proposed, values_of
 from dist_classicrl.sweep.folder import StudyFolder
+from dist_classicrl.sweep.plan import Plan
 from dist_classicrl.sweep.trial import Laboratory
 
 GARNET = TabularMDP.garnet(n_states=20, n_actions=3, branching=3, seed=1)
@@ -21,10 +26,10 @@ SPACE = {"learning_rate": Range(0.001, 1.0, log=True), "buffer_size": Range(1, 4
 TIMES = ("seconds", "train_seconds")
 
 
-def a_sweep(folder, **changes):
+def a_sweep(folder, env=GARNET, **changes):
     given = {"total_steps": 900, "seeds": 2, "points": 3, "eval_episodes": 2}
     given |= {"vary": SPACE, "search": "tpe", "n_variants": 14, "settings": {"replay_ratio": 0.5}}
-    return Sweep(GARNET, folder=folder, **{**given, **changes})
+    return Sweep(env, folder=folder, **{**given, **changes})
 
 
 def decided(folder):
@@ -141,6 +146,92 @@ def test_settings_that_are_proposed_twice_keep_names_of_their_own(tmp_path):
 def test_a_search_by_scores_that_cannot_be_is_refused(tmp_path, changes, error, word):
     with pytest.raises(error, match=word):
         a_sweep(tmp_path, **changes)
+
+
+# Scales of several environments
+
+
+MODELS = {"a": GARNET, "b": TabularMDP.garnet(8, 1, 2, seed=1)}  # of b all policies are worth the same
+
+
+@pytest.mark.parametrize(
+    "env, changes",
+    [
+        ({"a": GARNET, "b": TabularMDP.garnet(8, 2, 2, seed=1)}, {"vary": {"discount_factor": [0.8, 0.9]}}),
+        ({"a": GARNET, "b": "dist_classicrl/CartPole-v0"}, {}),
+        ({"a": GARNET, "b": lambda: TransformReward(gymnasium.make("FrozenLake-v1"), float)}, {}),
+    ],
+)
+def test_a_search_by_scores_of_several_scales_is_refused_where_that_is_known(tmp_path, env, changes):
+    folder = tmp_path / "study"
+    with pytest.raises(StudyError, match="proposes settings are returns, on a scale .* each of a, b.*Make a"):
+        a_sweep(folder, env, **changes)
+    assert not folder.exists()
+    vary = {"learning_rate": [0.1, 0.2]}
+    for allowed in ({"search": "random"}, {"search": "grid", "n_variants": None}):
+        a_sweep(folder, env, **{"vary": vary, **changes, **allowed})
+    a_sweep(folder, dict(sorted(env.items())[:1]), **changes)
+
+
+def test_a_search_that_an_earlier_version_began_on_several_scales_goes_on(tmp_path, monkeypatch):
+    env = {"a": GARNET, "b": TabularMDP.garnet(8, 2, 2, seed=1)}
+    given = {"vary": {"discount_factor": [0.8, 0.9]}, "n_variants": 3, "settings": {}}
+    with monkeypatch.context() as patched:
+        patched.setattr("dist_classicrl.sweep.sweep._check_scales", lambda *_: None)
+        a_sweep(tmp_path, env, **given).begin()
+    assert a_sweep(tmp_path, env, **given).run(1).done == 12
+    with pytest.raises(StudyError, match="on a scale of its own in each of a, b"):
+        a_sweep(tmp_path, env, **{**given, "n_variants": 4})
+
+
+@pytest.mark.parametrize("models", [MODELS, {**MODELS, "b": TabularMDP.garnet(8, 2, 2, seed=1)}])
+def test_what_a_search_is_told_adds_up_no_scores_of_several_scales(tmp_path, monkeypatch, models):
+    heard = []
+
+    def listening(vary, seed, number, told):
+        heard.append([each.score for each in told])
+        return proposed(vary, seed, number, told)
+
+    monkeypatch.setattr("dist_classicrl.sweep.sweep.proposed", listening)
+    study = a_sweep(tmp_path, models, n_variants=12).run(1)
+    scores = {}
+    for row in study.rows():
+        scores.setdefault((row["variant"], row["environment"]), []).append(row["score"])
+    found = [[np.mean(scores[variant, name]) for name in models] for variant in range(11)]
+    if study.bounds is None:
+
+        def share_below(one, place):
+            others = [each[place] for each in found]
+            return np.mean([(each < one[place]) + 0.5 * (each == one[place]) for each in others])
+
+        found = [[share_below(one, place) for place in range(2)] for one in found]
+    assert (study.bounds is None) == (models is MODELS) and len(set(map(tuple, found))) > 3
+    np.testing.assert_allclose(heard[-1], np.mean(found, axis=1), rtol=1e-12)
+
+
+def test_who_failed_or_is_under_way_has_no_place_among_scores_of_several_scales():
+    plan = Plan({"a": "", "b": ""}, [{}] * 5, (), (0, 1), 10, 1, 1)
+    scale = {"optimal_value": 2.0, "random_value": 1.0, "error": None}
+    returns = {**scale, "optimal_value": None, "exact_value": None}
+    of = {  # by environment; of four settings, as the fifth is under way
+        "a": [{**scale, "exact_value": 1.0 + place} for place in (0.2, 0.4, 0.6, 0.4)],
+        "b": [{**returns, "final_return": place} for place in (300.0, -5.0, 10.0, 300.0)],
+    }
+    of["b"][1] = {"error": "it failed"}
+    of["a"].append(of["a"][0])
+    made = {
+        trial.key: record
+        for name, those in of.items()
+        for variant, record in enumerate(those)
+        for trial in plan.trials(name, variant, 10)
+    }
+    folder = SimpleNamespace(records_read=made, withdrawn=0)
+    told = Arrivals(plan, None, folder, None, None).scores(range(5))
+    # Who failed in b has a place in a: the share there is of four, and in b of three.
+    assert list(told) == list(range(5)) and told[4] is None and math.isnan(told[1])
+    places_a, places_b = (0.5, 2.0, 3.5, 2.0), (2.0, None, 0.5, 2.0)
+    for one in (0, 2, 3):
+        assert told[one] == pytest.approx((places_a[one] / 4 + places_b[one] / 3) / 2)
 
 
 def test_without_optuna_it_says_what_to_install(tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from dist_classicrl._urls import without_password
 from dist_classicrl._words import counted
 from dist_classicrl.checks import is_real
 from dist_classicrl.report.page import Section
+from dist_classicrl.settings import Settings
 from dist_classicrl.sweep.comparison import (
     FEWEST,
     LEVEL,
@@ -27,7 +28,7 @@ from dist_classicrl.sweep.comparison import (
     interquartile_mean,
     undecidable,
 )
-from dist_classicrl.sweep.plan import cell, checked_settings
+from dist_classicrl.sweep.plan import cell, kept_value
 from dist_classicrl.sweep.study import Study, scale_changers
 from dist_classicrl.sweep.summaries import Band, curve_with_interval, performance_profile, sensitivity
 
@@ -409,11 +410,11 @@ def _how(study: Study) -> Section:
     ]
     if plan.search is not None:
         rows.append(("search", f"{plan.search['sampler']}, from seed {plan.search['seed']}"))
-    known: Mapping[str, Any] = next((settings for settings in plan.variants if settings is not None), {})
-    shared = checked_settings(known)
+    first_known = (settings for settings in plan.variants if settings is not None)
+    shared: Mapping[str, Any] = next(first_known, plan.search["shared"] if plan.search else {})
     rows += [
-        (each.name, without_password(str(cell(getattr(shared, each.name)))))
-        for each in fields(shared)
+        (each.name, without_password(str(cell(kept_value(shared, each.name)))))
+        for each in fields(Settings)
         if each.name not in plan.varied and each.name != "seed"
     ]
     return Section("How it was made").add_table((), rows)

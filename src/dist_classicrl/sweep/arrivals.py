@@ -8,13 +8,15 @@ made depends on the order in which the others ended.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
+
+import numpy as np
 
 from dist_classicrl.sweep.choosing.halving import SuccessiveHalving
 from dist_classicrl.sweep.folder import StudyFolder
 from dist_classicrl.sweep.plan import Plan, Trial
-from dist_classicrl.sweep.study import score_of
+from dist_classicrl.sweep.study import has_scale, score_of
 
 _Job = tuple[str, int, int]  # environment, settings, rung
 
@@ -37,6 +39,7 @@ class Arrivals:
         self._plan, self._stopping, self._folder = plan, stopping, folder
         self._propose, self._is_claimed = propose, is_claimed
         self._complete: dict[_Job, float] = {}  # with the mean score, of the runs that are all made
+        self._has_returns = False  # whether scores that are complete are
         self._withdrawn = 0
 
     def jobs(self) -> Iterator[list[Trial]]:
@@ -55,11 +58,20 @@ class Arrivals:
         for rung, environment, _, there in self._promotions():
             yield from self._left((environment, one, rung) for one in there)
 
-    def scores(self, variant: int) -> float | None:
-        """Return the mean score of the first rung in all environments; None while that is under way."""
-        found = [self._score((environment, variant, 0)) for environment in self._plan.environments]
-        known = [score for score in found if score is not None]
-        return math.fsum(known) / len(known) if len(known) == len(found) else None
+    def scores(self, variants: Iterable[int]) -> dict[int, float | None]:
+        """Return the mean scores of the first rung over all environments; None while that is under way.
+
+        Where scores of several environments are returns, each on a scale of its own, what counts of a score
+        is the share of the others of its environment that are below.
+        """
+        environments = self._plan.environments
+        found = {one: [self._score((each, one, 0)) for each in environments] for one in variants}
+        known = {one: np.array(scores, dtype=float) for one, scores in found.items() if None not in scores}
+        if known and len(environments) > 1 and self._has_returns:
+            columns = [_places(scores) for scores in np.transpose(list(known.values()))]
+            known = dict(zip(known, np.transpose(columns), strict=True))
+        means = {one: math.fsum(scores) / len(scores) for one, scores in known.items()}
+        return {one: means.get(one) for one in found}
 
     def _left(self, jobs: Any) -> Iterator[list[Trial]]:
         for job in jobs:
@@ -116,5 +128,15 @@ class Arrivals:
             made = [record for record in theirs if record is not None]
             if len(made) < len(theirs):
                 return None
-            self._complete[job] = math.fsum(score_of(each, self._plan.varied) for each in made) / len(made)
+            varied = self._plan.varied
+            self._complete[job] = math.fsum(score_of(each, varied) for each in made) / len(made)
+            well = [each for each in made if each["error"] is None]
+            self._has_returns |= not all(has_scale(each, varied) for each in well)
         return self._complete[job]
+
+
+def _places(scores: np.ndarray) -> np.ndarray:
+    """Return which share of these scores is below each, itself and equal ones counted half; NaN stays."""
+    well = np.sort(scores[~np.isnan(scores)])
+    places = np.searchsorted(well, scores, "left") + np.searchsorted(well, scores, "right")
+    return np.where(np.isnan(scores), np.nan, places / max(1, 2 * len(well)))

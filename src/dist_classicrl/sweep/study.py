@@ -8,7 +8,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -307,7 +307,7 @@ class Study:
     def bounds(self) -> dict[str, tuple[float, float]] | None:
         """What `compare` takes as bounds of `scores`: 0 and 1, or None where some scores are returns."""
         well = [row for row in self._rows() if row["error"] is None]
-        if not all(_has_scale(row, self.varied) for row in well):
+        if not all(has_scale(row, self.varied) for row in well):
             return None
         return dict.fromkeys(self.plan.environments, (0.0, 1.0))
 
@@ -394,11 +394,16 @@ def is_study(folder: str | os.PathLike[str]) -> bool:
 def check_one_scale(study: Study) -> None:
     """Raise StudyError where scores of several environments are returns, which cannot be added up."""
     if study.bounds is None and len(study.environments) > 1:
-        raise StudyError(
-            f"Scores of {study.folder} are returns, on a scale of its own in each of "
-            f"{', '.join(study.environments)}, so that settings cannot be compared by all of them. Make a "
-            "study of each, or vary neither discount_factor nor use_action_mask where the models are known."
-        )
+        raise of_several_scales(f"Scores of {study.folder}", study.environments)
+
+
+def of_several_scales(scores: str, environments: Iterable[str]) -> StudyError:
+    """Return the error that says that these scores cannot be added up."""
+    return StudyError(
+        f"{scores} are returns, on a scale of its own in each of {', '.join(environments)}, so that settings "
+        "cannot be compared by all of them. Make a study of each, or vary neither discount_factor nor "
+        "use_action_mask where the models are known."
+    )
 
 
 def score_of(record: Mapping[str, Any], varied: Sequence[str]) -> float:
@@ -411,7 +416,7 @@ def score_of(record: Mapping[str, Any], varied: Sequence[str]) -> float:
     if record["error"] is not None:
         return math.nan
     value, best, random = (record[name] for name in ("exact_value", "optimal_value", "random_value"))
-    if not _has_scale(record, varied):
+    if not has_scale(record, varied):
         return float(record["final_return"])
     if value is not None:
         return float((value - random) / (best - random))
@@ -419,7 +424,7 @@ def score_of(record: Mapping[str, Any], varied: Sequence[str]) -> float:
     return min(0.0, float((record["final_return"] - random) / (best - random)))
 
 
-def _has_scale(record: Mapping[str, Any], varied: Sequence[str]) -> bool:
+def has_scale(record: Mapping[str, Any], varied: Sequence[str]) -> bool:
     """Whether values of a random policy and a better best are known, and the same ones for all settings."""
     best, random = record["optimal_value"], record["random_value"]
     is_known = None not in (best, random) and not scale_changers(varied)

@@ -43,8 +43,8 @@ from dist_classicrl.sweep.plan import (
     described,
 )
 from dist_classicrl.sweep.progress import ShownSweep, SweepProgress, check_call
-from dist_classicrl.sweep.study import Study
-from dist_classicrl.sweep.trial import looked_at
+from dist_classicrl.sweep.study import Study, of_several_scales, scale_changers
+from dist_classicrl.sweep.trial import can_be_solved, looked_at
 
 if TYPE_CHECKING:
     from dist_classicrl.environments.resolve import EnvLike, Source
@@ -210,6 +210,8 @@ class Sweep:
         if place is None or not StudyFolder(place).holds(self.plan.to_dict()):  # what has begun goes on
             judged = [accepted(each) for each in made] if search == "grid" else possible(common, varied)
             self._told = check_part(judged, varied, looks.values())
+            if is_sampled:
+                _check_scales(looks, varied)
         if place is None:
             if is_one_of_several():
                 raise StudyError("Several ranks need one folder= for the study, which all of them see.")
@@ -399,11 +401,12 @@ class Sweep:
 
     def _propose(self, number: int, folder: StudyFolder, arrivals: Arrivals) -> None:
         assert self.plan.search is not None
-        before = [(one, folder.proposed(one)) for one in range(number)]
-        told = [Told(known["drawn"], arrivals.scores(one)) for one, known in before if known is not None]
+        before = {one: known for one in range(number) if (known := folder.proposed(one)) is not None}
+        scores = arrivals.scores(before)
+        told = [Told(known["drawn"], scores[one]) for one, known in before.items()]
         drawn = proposed(self._vary, self.plan.search["seed"], number, told)
         settings = described({**self._common, **values_of(self._vary, drawn)})
-        heard = [one for one, each in enumerate(told) if each.score is not None]
+        heard = [one for one, score in scores.items() if score is not None]
         folder.propose(number, {"settings": settings, "drawn": drawn, "told": heard})
 
 
@@ -418,6 +421,14 @@ def _out_of_collections() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+def _check_scales(looks: Mapping[str, Source], varied: Iterable[str]) -> None:
+    """Raise `StudyError` where scores by which a search goes will be returns of several environments."""
+    simulators = [look.simulator for look in looks.values()]
+    are_known = all(one is not None and can_be_solved(one.model) for one in simulators)
+    if len(looks) > 1 and (scale_changers(tuple(varied)) or not are_known):
+        raise of_several_scales("The scores by which a search proposes settings", looks)
 
 
 def _check_different(made: Sequence[Mapping[str, Any]], varied: Iterable[str]) -> None:

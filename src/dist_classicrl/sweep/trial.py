@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -238,6 +238,11 @@ def record_of(trial: Trial, make: Callable[[], dict[str, Any]]) -> dict[str, Any
     return record
 
 
+def can_be_solved(model: FiniteModel | None) -> TypeGuard[FiniteModel]:
+    """Whether a model is known, and not too large to be solved for each run."""
+    return model is not None and model.n_states * model.n_actions <= MOST_PAIRS
+
+
 def judged(
     q_table: Callable[[], np.ndarray], model: FiniteModel | None, discount: float
 ) -> dict[str, float | None]:
@@ -247,7 +252,7 @@ def judged(
     the table.
     """
     known: dict[str, float | None] = dict.fromkeys(("exact_value", "optimal_value", "random_value"))
-    if model is None or model.n_states * model.n_actions > MOST_PAIRS:
+    if not can_be_solved(model):
         return known
     with suppress(DistClassicRLError):
         known["exact_value"] = greedy_value(model, q_table(), discount)

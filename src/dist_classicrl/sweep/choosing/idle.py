@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from dist_classicrl.engines.engine import Layout, check_workers, engine_for
 from dist_classicrl.engines.idle import idle_in_study, told
-from dist_classicrl.environments.resolve import Source
-from dist_classicrl.errors import SettingsError, StudyError
+from dist_classicrl.environments.resolve import Source, with_exploring_starts
+from dist_classicrl.errors import DistClassicRLError, SettingsError, StudyError
+from dist_classicrl.learning.behavior_checks import check_behavior
+from dist_classicrl.learning.rules import check_settings, check_source
 from dist_classicrl.settings import Settings
 from dist_classicrl.sweep.choosing.search import ends_of
 from dist_classicrl.sweep.plan import checked_settings
@@ -42,8 +45,9 @@ def check_part(made: Sequence[Settings], varied: Iterable[str], looks: Collectio
     """Return, in sentences, which settings that all variants share were given and play no part in any.
 
     StudyError where a varied setting plays none, so that its runs would come to the same again and again, or
-    a variant cannot be trained by a process alone.
+    a variant cannot be trained: as its rule cannot, by a process alone, or in one of the environments.
     """
+    _check_possible(made, looks)
     layouts = [
         Layout(is_compiled=look.simulator is not None, is_keyed=look.keys is not None) for look in looks
     ]
@@ -68,3 +72,22 @@ def check_part(made: Sequence[Settings], varied: Iterable[str], looks: Collectio
                 "would come to the same."
             )
     return told(made[0], idle)
+
+
+def _check_possible(made: Sequence[Settings], looks: Collection[Source]) -> None:
+    """Raise StudyError where a rule cannot do what other settings ask for, or some cannot be in a problem."""
+    alike = {json.dumps((each.algorithm, each.behavior, each.initial_value)): each for each in made}
+    try:
+        for settings in made:
+            check_settings(settings)
+        for source in looks:
+            if any(settings.exploring_starts for settings in made):
+                with_exploring_starts(source)
+            for settings in alike.values():
+                check_source(settings, source)
+                check_behavior(source, settings, "local")
+    except DistClassicRLError as error:
+        advice = " Make a study of each part of the settings and problems that go together."
+        raise StudyError(
+            f"A variant cannot be trained: {error}{advice if len(made) * len(looks) > 1 else ''}"
+        ) from error
