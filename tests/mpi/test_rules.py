@@ -74,8 +74,8 @@ def test_a_policy_that_does_not_fit_on_one_rank_is_refused_on_all(world, make):
 
 
 def test_a_call_ends_after_so_many_episodes_of_all_ranks(world, make):
-    """What had been given out by then is made: no more than all ranks learn in a moment."""
+    """Ranks hold no more steps than the missing episodes take, by the length of those that have ended."""
     agent = make("q_learning", exploring_starts=True)
     result = agent.train(MODEL, total_steps=10**10, total_episodes=1_000)
-    assert result.episodes >= 1_000 and result.steps < 10**9
+    assert 1_000 <= result.episodes <= 1_200
     assert agent.steps == result.steps and len(set(world.allgather(result.steps))) == 1

@@ -5,6 +5,8 @@ from dataclasses import FrozenInstanceError
 import numpy as np
 import pytest
 
+from dist_classicrl.engines.outcome import Tally
+from dist_classicrl.engines.progress import Reporter
 from dist_classicrl.engines.server.leases import LeaseBook
 from dist_classicrl.errors import ProtocolError
 
@@ -427,3 +429,62 @@ def test_leases_do_not_dwindle_where_an_answer_takes_longer_than_a_lease_lasts(c
         book.report(1, [(lease.id, lease.steps)], lease.steps / pace)
     # A quarter of a second's work each, whatever the worker waited.
     assert granted[1:] == [pace // 4] * 29
+
+
+def play_episodes(rng, clock, episodes, length, rates, quantum):
+    """Let workers play episodes, of `length(step)` steps, until so many have ended; return how many did."""
+    tally = Tally(total_steps=10**12)
+    reporter = Reporter(tally, episodes=episodes)
+    reporter.begin(0.0, ())
+    book = LeaseBook(0, 10**12, list(rates), 20_000, clock, 0.5, reporter.steps_foreseen)
+    held = {worker: [] for worker in rates}
+    rest = dict.fromkeys(rates, 0)  # steps of the episode that is under way
+    for turn in range(1_000_000):
+        reporter.end_if_enough()
+        if reporter.wants_end:
+            break
+        worker = list(rates)[turn % len(rates)]
+        foreseen = reporter.steps_foreseen()
+        lease = book.grant(worker, quantum)
+        if lease is not None:
+            held[worker].append((lease.id, lease.steps))
+            assert sum(steps for leases in held.values() for _, steps in leases) < foreseen + quantum
+        clock.now += float(rng.exponential(0.002))
+        if held[worker]:
+            lease_id, steps = held[worker].pop(0)
+            made = min(steps, max(1, int(rates[worker] * 0.01)))
+            if made < steps:
+                held[worker].insert(0, (lease_id, steps - made))
+            book.report(worker, [(lease_id, made)], made / rates[worker])
+            ended, rest[worker] = divmod(rest[worker] + made, length(book.done))
+            tally.steps, tally.episodes = book.done, tally.episodes + ended
+            tally.lengths += ended * length(book.done)
+        if reporter.is_at_step:
+            reporter.report(clock.now, ())
+    return tally.episodes
+
+
+@pytest.mark.parametrize("quantum", [1, 16])
+@pytest.mark.parametrize("rates", [{1: 1e7}, {1: 1e7, 2: 1e7, 3: 1e6}, {1: 300.0, 2: 1_000.0}])
+@pytest.mark.parametrize("episodes", [1, 1_000])
+def test_workers_hold_no_more_steps_than_the_missing_episodes_take(clock, episodes, rates, quantum):
+    played = play_episodes(np.random.default_rng(1), clock, episodes, lambda step: 20, rates, quantum)
+    assert episodes <= played <= episodes + len(rates)
+
+
+def test_episodes_that_get_shorter_end_few_too_many(clock):
+    def shorter(step):
+        return max(10, 100 - step // 1_000)
+
+    played = play_episodes(np.random.default_rng(1), clock, 5_000, shorter, {1: 1e7, 2: 1e7}, 1)
+    assert 5_000 <= played <= 6_000
+
+
+def test_before_an_episode_has_ended_as_many_steps_are_given_out_as_episodes_are_missing(clock):
+    tally = Tally(total_steps=10**12)
+    reporter = Reporter(tally, episodes=1_000)
+    book = LeaseBook(0, 10**12, [1, 2], 20_000, clock, 0.0, reporter.steps_foreseen)
+    assert book.left == 1_000
+    assert 0 < book.grant(1, 1).steps + book.grant(2, 1).steps <= 1_000
+    tally.episodes = 1_000.0
+    assert book.left == 0 and book.grant(2, 1) is None

@@ -333,10 +333,10 @@ class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
             The sum itself, the same on every rank. Exactly one of the two is given, or `total_episodes`.
         total_episodes : int, optional
             The call ends, too, when so many episodes of all ranks have ended, at the first look after that:
-            alone with a few more, or about as many as are under way at a time, on many ranks with what they
-            make in up to a quarter of a second, and in the reproducible mode with a whole round. Where no
-            steps are given, they are as many as these episodes can take by the environment's time limit;
-            schedules that are a share of the call are one of those steps.
+            alone with a few more, or about as many as are under way at a time, on many ranks likewise, or
+            with a tenth more where episodes still get shorter, and in the reproducible mode with a whole
+            round. Where no steps are given, they are as many as these episodes can take by the environment's
+            time limit; schedules that are a share of the call are one of those steps.
         new_env : bool
             Whether `env` may be another process than the one that the table was learned in, as in a
             curriculum: with other transitions, rewards, wrappers or time limit. The table goes on as it is.

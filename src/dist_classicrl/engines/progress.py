@@ -226,16 +226,35 @@ class Reporter:
         own, must not show in where a reproducible run ends.
         """
         now = self.tally.looked
+        return now.steps + max(1, math.ceil(self._steps_of(1.0 / _LOOK_SHARE, now, most)))
+
+    def _steps_of(self, part: float, now: Counters, most: int) -> float:
+        """Return in how many steps from `now` on this part ends of what is missing of `most` episodes."""
         since = now.since(self.tally.looked_before)
         if since.steps <= 0:  # what is gone on from did not say
             since = now
         if since.episodes:
-            wanted = since.steps / since.episodes * max(1.0, (most - now.episodes)) / _LOOK_SHARE
+            wanted = since.steps / since.episodes * part * max(1.0, most - now.episodes)
         else:
             wanted = _LONGER * since.steps
         # How long they will be cannot be told for long.
-        foreseen = max(_LEAST_STEPS, now.steps / _LOOK_SHARE)
-        return now.steps + max(1, math.ceil(min(wanted, foreseen)))
+        return min(wanted, max(_LEAST_STEPS, now.steps / _LOOK_SHARE))
+
+    def steps_foreseen(self) -> float:
+        """Return how many steps of all ranks may be under way while `episodes` are missing; else infinity.
+
+        All that are missing end in them, by the length of the last ones. Each episode has a step at least, so
+        as many as are missing, of whatever length, are not too many.
+        """
+        if self.episodes is None:
+            return math.inf
+        missing = self.episodes - self.tally.episodes
+        return max(missing, self._steps_of(1.0, self.tally, self.episodes)) if missing > 0 else 0.0
+
+    def end_if_enough(self) -> None:
+        """End the run if so many `episodes` have ended, before the next look: where time decides anyway."""
+        if self.episodes is not None and self.tally.episodes >= self.episodes:
+            self.wants_end = True
 
     def begin(self, seconds: float, learning: Iterable[Learning]) -> None:
         """Count from now on, `seconds` after this process began, what was not in this call's last report."""

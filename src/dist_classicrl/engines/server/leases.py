@@ -5,6 +5,7 @@ So fast workers get more, and the run makes exactly the steps asked for.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
@@ -64,6 +65,9 @@ class LeaseBook:
 
     A worker gets `first_steps` before anything is known of its rate. `clock` gives the time in seconds.
 
+    A run that may end before all steps are made tells by `foreseen` how many steps may be under way now: all
+    together hold no more than that, but for a last quantum, and each gets less as if no more were left.
+
     What a worker learns of a table of which nobody knows anything yet helps the others little, and may spoil
     what they found. So a run begins with one worker, and for `ramp_seconds` at most (0: not at all) another
     may join when what all hold is 5 % or less of the steps made so far. Leases are of 1 ms, or `first_steps`,
@@ -79,10 +83,12 @@ class LeaseBook:
         first_steps: int,
         clock: Callable[[], float] = time.monotonic,
         ramp_seconds: float = 0.0,
+        foreseen: Callable[[], float] = lambda: math.inf,
     ) -> None:
         self.start = start
         self._first_steps = first_steps
         self._clock = clock
+        self._foreseen = foreseen
         # What nobody holds, as [begin, end), in ascending order and with gaps between them.
         self._free = [(start, start + steps)]
         self.pool = steps  # that nobody holds and nobody has made
@@ -119,9 +125,15 @@ class LeaseBook:
         return self._accounts[worker]
 
     @property
+    def left(self) -> int:
+        """Steps that may be given out now: of those that nobody holds, as many as are foreseen."""
+        held = self._total - self.done - self.pool
+        return int(min(self.pool, max(0.0, self._foreseen() - held)))
+
+    @property
     def seconds_left(self) -> float:
-        """How long what nobody holds will last; 0.0 before the workers' rates are known."""
-        return self.pool / self._total_rate if self._total_rate > 0.0 else 0.0
+        """How long what may be given out will last; 0.0 before the workers' rates are known."""
+        return self.left / self._total_rate if self._total_rate > 0.0 else 0.0
 
     @property
     def is_ramping(self) -> bool:
@@ -255,12 +267,13 @@ class LeaseBook:
         and multiples of `quantum` steps, except at the end of a free range: a lease is one range.
         """
         account = self.account(worker)
+        left = self.left
         rate, outstanding = account.rate, account.outstanding
         seconds = max(_AHEAD_SECONDS, _AHEAD_INTERVALS * interval_seconds)
         # Its rate counts the time in which it waited for work, too. By that alone, where answers take as long
         # as a lease, each lease would be smaller than the one before, down to a step for each answer.
         ahead = max(rate, account.pace) * seconds if rate > 0.0 else float(self._first_steps)
-        fair = self.pool * self._share(account) / _SHARES
+        fair = left * self._share(account) / _SHARES
         wanted = int(min(ahead, max(fair, rate * _LEAST_SECONDS, 1.0)))
         if self.is_ramping:
             others = sum(other.outstanding for other in self._accounts.values()) - outstanding
@@ -269,14 +282,14 @@ class LeaseBook:
                 wanted *= _ALONE
             elif others + outstanding + wanted > self._may_be_new(self.done):
                 return None
-        if self.pool == 0 or outstanding > wanted // 2:
+        if left == 0 or outstanding > wanted // 2:
             return None
         steps = -(-max(wanted, 1) // quantum) * quantum
-        if self._is_too_slow(account, steps, quantum):
+        if self._is_too_slow(account, steps, quantum, left):
             return None
         if outstanding == 0:
             account.heard = self._clock()  # it had to wait for this
-        begin, end = self._take(steps)
+        begin, end = self._take(min(steps, -(-left // quantum) * quantum))
         self._ids += 1
         lease = Lease(self._ids, begin, end - begin)
         account.leases[lease.id] = lease
@@ -288,8 +301,8 @@ class LeaseBook:
         average = self._total_rate / max(1, self._n_rated)
         return (account.rate / average if account.rate > 0.0 else 1.0) / len(self._accounts)
 
-    def _is_too_slow(self, account: Account, steps: int, quantum: int) -> bool:
-        """Tell whether others who are at work will have made all that is left before this one makes `steps`.
+    def _is_too_slow(self, account: Account, steps: int, quantum: int, left: int) -> bool:
+        """Tell whether others who are at work will have made all that is `left` before it makes `steps`.
 
         The last one at work, who has nobody to leave it to, never is. Neither is who has reported only once:
         a first report tells how long starting took.
@@ -301,7 +314,7 @@ class LeaseBook:
         for other in self._accounts.values():
             if other is not account and (held := other.outstanding) > 0:
                 made += max(0, self._expected(other, seconds) - held) // quantum * quantum
-        return made >= self.pool
+        return made >= left
 
     def _expected(self, account: Account, seconds: float) -> int:
         """Return how many steps a worker will have made in so many seconds, with those not reported yet."""

@@ -121,6 +121,7 @@ class Server(Serving[Client]):
         """
         self._report_at_step()  # who takes over may have pushed more than the lost one had reported
         while True:
+            self.reporter.end_if_enough()
             if self.reporter.wants_end and not self._awaits_maps and not self.leases.is_over:
                 self.leases.end()
                 self._ask_for_last_pushes()

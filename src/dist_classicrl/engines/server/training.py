@@ -118,7 +118,13 @@ class AsyncRoles(Roles[Worker, Server]):
             "reporter": run.reporter,
             "told": run.told,
             "leases": LeaseBook(
-                run.start, run.steps, group.view.workers, first, group.wire.now, self.ramp_seconds
+                run.start,
+                run.steps,
+                group.view.workers,
+                first,
+                group.wire.now,
+                self.ramp_seconds,
+                run.reporter.steps_foreseen,
             ),
             "saver": run.saver,
             "takes_over": takes_over,
