@@ -585,6 +585,7 @@ class Calls(Story):
         self.made: dict[int, _Made] = {}
         self.lives = [0] * size
         self.servers: dict[int, int] = {}
+        self.at_first: dict[int, tuple[int, ...]] = {}  # by number of the call: who was in it as it began
         self.runs: list[dict[int, tuple[Run, Outcome]]] = [{} for _ in range(self.calls)]
         self.records = [_Records(0 if call else self.earlier) for call in range(self.calls)]
 
@@ -654,6 +655,8 @@ class Calls(Story):
         """Note who serves."""
         server = self.servers.setdefault(group.view.term, group.rank)
         self.claim(server == group.rank, f"ranks {server} and {group.rank} both serve term {group.view.term}")
+        if not any(event["kind"] == "failover" for event in group.events.entries):
+            self.at_first[group.call - 1] = group.view.members
 
     def main(self, wire: SimWire) -> str:
         group = Group(wire, list(map(str, self.network.hosts)))
@@ -738,12 +741,26 @@ class Calls(Story):
                 self.claim(same or may_differ, f"ranks {rank} and {other} have different tables")
                 self.claim(result.steps == its_result.steps, f"{result.steps} and {its_result.steps} steps")
             self.claim(result.steps == self.steps, f"{result.steps} steps, not {self.steps}")
+            self._check_events(result, self.at_first.get(number, ()))
             right = self.episodes_of(number)
             self.claim(result.episodes == right, f"{result.episodes} episodes in {self.steps} steps")
             self._check_records(self.records[number], right)
         if self.runs[-1]:
             rank, (run, _) = min(self.runs[-1].items())
             self._check_table(*self.table_of(run))
+
+    def _check_events(self, result: Outcome, at_first: tuple[int, ...]) -> None:
+        """Whether there is an event of each loss, and one only, whoever was to tell it and was lost."""
+        lost: set[int] = set()
+        for event in result.events:
+            kind, rank = event["kind"], event["rank"]
+            if kind == "excluded":
+                self.claim(rank not in lost, f"rank {rank} is lost twice: {result.events}")
+                lost.add(rank)
+            elif kind == "readmitted":
+                lost.discard(rank)
+        untold = set(result.lost_workers).intersection(at_first) - lost
+        self.claim(not untold, f"the loss of {untold} is told nowhere: {result.events}")
 
     def table_of(self, run: Run) -> tuple[np.ndarray, np.ndarray]:
         """Return values and visits that a rank has in the end, flat."""

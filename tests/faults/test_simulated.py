@@ -14,7 +14,7 @@ import pytest
 import simulated
 import simulated_calls
 import simulated_rows
-from simulated_network import Plan
+from simulated_network import Killed, Plan
 
 from dist_classicrl import settings
 from dist_classicrl.comm.envelope import Kind
@@ -22,6 +22,7 @@ from dist_classicrl.engines import schedule
 from dist_classicrl.engines.decentralized.messages import Begin
 from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.engines.progress import Observer
+from dist_classicrl.engines.roles.participants import Participant
 from dist_classicrl.engines.rounds.messages import RoundOrder
 from dist_classicrl.engines.run import LossPolicy
 from dist_classicrl.engines.supersteps import training as superstep_training
@@ -190,6 +191,43 @@ def check_with_a_dying_server(monkeypatch, name, kind, count, taken):
     seed, wrong, _ = simulated.check_seeds(name, range(1, 31))
     assert not wrong, f"seed {seed}: " + "; ".join(wrong)
     assert any(earlier), "no run that had been resumed was taken over"
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("calls", Kind.REPLY),
+        ("rounds", Kind.MERGED),
+        ("trees", Kind.REPLY),
+        ("decentralized", Kind.ROUNDS_PLAY),
+    ],
+)
+def test_who_is_elected_and_dies_before_it_serves_leaves_no_loss_untold(name, kind, monkeypatch):
+    """All know by then that it was elected, and by a view without the rank that served before."""
+
+    def plan(network, *_):
+        network.hosts[:] = [0] * network.size
+        network.conditions.has_word = True
+        network.ranks[0].plan = Plan(kind, 9, after_sending=True)
+
+    def die(participant, worker):
+        group, network = participant.group, participant.group.wire.network
+        if sum(sim.died is not None for sim in network.ranks) == 1 and not group.joining:
+            network.kill(group.rank)
+            raise Killed
+        return take_over(participant, worker)
+
+    take_over = Participant._take_over
+    monkeypatch.setattr(Participant, "_take_over", die)
+    monkeypatch.setattr(simulated_calls, "plan_faults", plan)
+    ends = []
+    for seed in range(1, 7):
+        history = simulated.HISTORIES[name](seed)
+        wrong = history.check()
+        assert not wrong, f"seed {seed}: " + "; ".join(wrong)
+        ends.append(history.ends())
+    assert any(each.count("killed") == 2 and "done" in each for each in ends)
 
 
 @pytest.mark.parametrize("seed", [7, 17])

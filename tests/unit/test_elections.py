@@ -6,9 +6,11 @@ import pytest
 from timed_channel import TimedChannel, group_of, stop_clock
 
 from dist_classicrl.comm.envelope import Kind
-from dist_classicrl.comm.messages import decode_stamped
+from dist_classicrl.comm.messages import decode_stamped, encode
 from dist_classicrl.engines.outcome import Tally
+from dist_classicrl.engines.roles import members as members_module
 from dist_classicrl.engines.roles.members import Members
+from dist_classicrl.engines.roles.peers import PeerState
 from dist_classicrl.engines.roles.worker_base import Working
 from dist_classicrl.engines.run import LossPolicy
 from dist_classicrl.errors import CutOffError
@@ -196,10 +198,10 @@ def test_who_was_excluded_is_asked_while_it_may_take_part_in_an_election(monkeyp
     asked = {peer for peer, link in mine._links.items() if link.sent}
     assert asked == {0, 1, 3, 4}
     number = election._ballot.number
-    election._take_in(3, Promise(number, Base(0, 2), ALL, ()))
-    election._take_in(4, Refuse(number, 0, mine.view))
+    election._take_in(3, Promise(number, Base(0, 2), ALL, [], ()))
+    election._take_in(4, Refuse(number, 0, mine.view, []))
     assert election._coordinate() is None  # two of those five: somebody else may have three
-    election._take_in(1, Promise(number, Base(0, 9), ALL, ()))
+    election._take_in(1, Promise(number, Base(0, 9), ALL, [], ()))
     view = election._coordinate()
     assert (view.server, view.members) == (2, (2, 3))  # what the excluded one has was given to others
     assert set(view.before) == {tuple(range(5)), (0, 2, 3)}
@@ -210,7 +212,7 @@ def test_where_all_have_answered_and_are_too_few_the_election_is_over():
     mine.adopt(View(0, 1, 0, (0, 2, 3), (tuple(range(5)),)))
     election = Election(mine, Base(0, 3))
     election._coordinate()
-    election._take_in(3, Promise(election._ballot.number, Base(0, 2), ALL, (0, 1, 4)))
+    election._take_in(3, Promise(election._ballot.number, Base(0, 2), ALL, [], (0, 1, 4)))
     with pytest.raises(CutOffError):
         election._coordinate()
 
@@ -252,7 +254,7 @@ def test_who_is_lost_before_training_is_an_event_of_all_who_go_on(monkeypatch, l
     for election in ballots:
         election._coordinate()
         for rank in others:
-            election._take_in(rank, Promise(election._ballot.number, Base(), mine.view, ()))
+            election._take_in(rank, Promise(election._ballot.number, Base(), mine.view, [], ()))
         assert election._coordinate().members == (first, *others)
     told = {rank: mine._links[rank].sent[-1] for rank in others}
     for events in (mine.events.entries, *(each.events for each in told.values())):
@@ -266,7 +268,7 @@ def test_who_only_does_not_answer_yet_before_training_is_no_loss():
     election = Election(mine, Base(), noted.append)
     election._coordinate()
     for rank in (2, 3):
-        election._take_in(rank, Promise(election._ballot.number, Base(), mine.view, ()))
+        election._take_in(rank, Promise(election._ballot.number, Base(), mine.view, [], ()))
     mine.wire.now = lambda: 2.0 * SILENCE  # nobody waits for rank 4 any longer
     assert election._coordinate().members == (1, 2, 3)
     assert noted == [{0}]
@@ -278,8 +280,144 @@ def test_who_is_lost_while_others_train_is_an_event_of_who_serves_then():
     election = Election(mine, Base(), lambda lost: pytest.fail("who serves knows by its own view"))
     election._coordinate()
     for rank in (2, 3, 4):
-        election._take_in(rank, Promise(election._ballot.number, Base(0, 1), mine.view, ()))
+        election._take_in(rank, Promise(election._ballot.number, Base(0, 1), mine.view, [], ()))
     assert election._coordinate().server == 2
+
+
+# What is told of losses, and who is replaced, whoever dies meanwhile
+
+
+def event(kind, rank):
+    return {"kind": kind, "rank": rank, "seconds": 1.0, "steps_returned": 0, "detail": f"{kind} before"}
+
+
+class Wanted:
+    """In place of what starts replacements: it counts how many are wanted."""
+
+    def __init__(self, *_):
+        self.number = 0
+
+    def wanted(self, number):
+        self.number += number
+
+    def start(self, now):
+        return False
+
+    def poll(self):
+        return []
+
+
+def new_server(monkeypatch, told, others, policy):
+    """Return what rank 9 of ten has to do with its workers, when it begins to serve with them."""
+    stop_clock(monkeypatch)
+    monkeypatch.setattr(members_module, "Replacements", Wanted)
+    serving = group_of(9, [TimedChannel(rank) for rank in range(9)], INTERVAL, SILENCE, STUCK)
+    serving.events.take(told)
+    serving.adopt(View(0, 4, 0, (0, *others, 9)).followed_by(19, 9, (*others, 9)))
+    service = SimpleNamespace(
+        new_client=lambda _: None,
+        has_admitted=lambda _: None,
+        take_in=lambda *_: None,
+        counts_as_worker=False,
+    )
+    return Members(serving, None, policy, Tally(total_steps=1), {}, service)
+
+
+@pytest.mark.parametrize(
+    ("at_first", "told", "others", "lost", "wanted"),
+    [
+        ([0, 1, 2, 9], [], [1, 2], [0], 1),
+        # The server before was elected in place of 0, and died before it could say so.
+        ([0, 1, 2, 9], [], [2], [0, 1], 2),
+        # It died after it had said so, and started nobody.
+        ([0, 1, 2, 9], [("excluded", 0), ("failover", 1)], [2], [1], 2),
+        # A worker was lost shortly before the server.
+        ([0, 1, 2, 9], [("excluded", 1)], [2], [0], 2),
+        ([0, 1, 2, 9], [("excluded", 1), ("replaced", 10)], [2], [0], 1),
+        ([0, 1, 2, 9], [("excluded", 1), ("excluded", 2), ("replaced", 10)], [], [0], 2),
+        ([0, 1, 2, 9], [("excluded", 1), ("replaced", 10), ("excluded", 10)], [2], [0], 2),
+        # It is back, before and after somebody was started in its place.
+        ([0, 1, 2, 9], [("excluded", 1), ("readmitted", 1)], [1, 2], [0], 1),
+        ([0, 1, 2, 9], [("excluded", 1), ("replaced", 10), ("readmitted", 1)], [1, 2], [0], 1),
+        ([0, 1, 2, 9], [("excluded", 1), ("readmitted", 1)], [2], [0, 1], 2),
+        # It came late, and was lost with the server.
+        ([0, 2, 9], [("readmitted", 1)], [2], [0, 1], 2),
+        # It has left, or waits for the end after an error of its environment.
+        ([0, 1, 2, 9], [("left", 1)], [2], [0], 1),
+        ([0, 1, 2, 9], [("excluded", 1)], [1, 2], [0], 1),
+        ([0, 1, 2, 3, 9], [("excluded", 1), ("excluded", 3), ("replaced", 10)], [1, 2], [0], 1),
+    ],
+)
+def test_a_new_server_tells_each_loss_once_and_replaces_who_was_not_replaced(
+    monkeypatch, at_first, told, others, lost, wanted
+):
+    told = [event(*each) for each in told]
+    members = new_server(monkeypatch, told, others, LossPolicy("replace"))
+    members.begin_in_place_of(at_first)
+    new = members.group.events.entries[len(told) :]
+    assert [(each["kind"], each["rank"]) for each in new] == [
+        *(("excluded", rank) for rank in lost),
+        ("failover", 9),
+    ]
+    members.check_earlier_losses()
+    assert members._replacements.number == wanted
+    members.check_earlier_losses()
+    assert members._replacements.number == wanted
+
+
+def test_losses_that_nobody_replaces_are_those_of_the_election_alone(monkeypatch):
+    """Others that serve look for those among them that may still write: who was lost long ago does not."""
+    members = new_server(monkeypatch, [event("excluded", 1)], [2], LossPolicy("continue"))
+    members.begin_in_place_of([0, 1, 2, 9])
+    assert members.lost_before == [(0, "it had no part in the election")]
+
+
+def test_all_hear_that_somebody_was_replaced_as_soon_as_it_is(monkeypatch):
+    members = new_server(monkeypatch, [event("excluded", 1)], [2], LossPolicy("replace"))
+    told = []
+    monkeypatch.setattr(members.group, "send", lambda rank, control: told.append((rank, control)))
+    came = TimedChannel(10, (0.0, encode(Beat(1, (0, 0)))))
+    members._add(10, came, PeerState.EXPECTED, False)
+    members.look(members.group.wire.now())
+    ((rank, new),) = told
+    assert rank == 2 and new.view.members == (2, 9)
+    assert [(each["kind"], each["rank"]) for each in new.events] == [("excluded", 1), ("replaced", 10)]
+
+
+@pytest.mark.parametrize("kind", [Promise, Refuse])
+def test_with_a_view_of_which_a_vote_tells_comes_what_happened(kind):
+    """Who holds the vote had not heard that 3 has left."""
+    mine, newer = group(1), View(0, 1, 0, (0, 1, 2, 4), (tuple(range(5)),))
+    mine.note_death(0, "MPI says so")
+    election = Election(mine, Base(0, 3))
+    election._coordinate()
+    number, left = election._ballot.number, [event("left", 3)]
+    if kind is Refuse:
+        election._take_in(2, Refuse(number, 0, newer, left))
+    else:
+        for rank in (2, 3, 4):
+            election._take_in(rank, Promise(number, Base(0, 2), newer, left, ()))
+        assert election._coordinate().members == (1, 2, 4)
+        assert mine._links[2].sent[-1].events == left
+    assert mine.events.entries == left and mine.events.left == {3}
+
+
+def test_who_answers_a_vote_tells_what_happened_with_its_view():
+    mine = group(2)
+    mine.events.take([event("left", 3)])
+    for number, has_lost in ((6, True), (5, False)):
+        answer(mine, 1, Prepare(number, (0,) if has_lost else ()), Base(), lambda: False)
+    promise, refuse = mine._links[1].sent
+    assert isinstance(promise, Promise) and isinstance(refuse, Refuse)
+    assert promise.events == refuse.events == [event("left", 3)]
+
+
+def test_what_happened_is_what_came_with_the_newest_view():
+    """A server that nobody followed may have told more of what nobody else goes by."""
+    mine = group(2)
+    mine.events.take([event("excluded", 3), event("readmitted", 3)])
+    mine.accept(NewView(View(6, 0, 1, (1, 2, 4)), [event("excluded", 0)]))
+    assert mine.events.entries == [event("excluded", 0)]
 
 
 # Who has died, by the word of others
@@ -288,7 +426,7 @@ def test_who_is_lost_while_others_train_is_an_event_of_who_serves_then():
 def test_nobody_believes_that_it_has_died_itself():
     mine = group(1)
     election = Election(mine, Base(0, 5))
-    election._take_in(2, Promise(11, Base(0, 1), View(0, 0, 0, tuple(range(5))), (0, 1)))
+    election._take_in(2, Promise(11, Base(0, 1), View(0, 0, 0, tuple(range(5))), [], (0, 1)))
     assert mine.dead == {0}
     answer(mine, 3, Prepare(8, (1, 3)), Base(), lambda: True)
     assert mine.dead == {0, 3}

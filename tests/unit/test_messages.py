@@ -243,18 +243,18 @@ def test_parts_that_are_foreign_or_too_many_or_too_few_are_a_message_or_a_protoc
     read(envelope.encode(kind, *parts), cls)
 
 
-PROMISE = Promise(4, Base(1, 2), View(1, 0, 0, (0, 1, 2)), (2,))
+PROMISE = Promise(4, Base(1, 2), View(1, 0, 0, (0, 1, 2)), [], (2,))
 
 
 def test_what_is_wrong_is_said():
-    ints = to_parts(PROMISE)[0]
+    ints, *texts = to_parts(PROMISE)
     one = np.array([1])
     for parts, match in (
         ([], "damaged message of kind Promise came: its fields cannot be read"),
-        ([ints, one], "Promise came: it has more than belongs to it"),
-        ([np.append(ints, 7)], "it has more than belongs to it"),
-        ([ints[:-1]], "its fields cannot be read .*0 where 1 belong"),
-        ([ints.astype(float)], "float64 where int64 belongs"),
+        ([ints, *texts, one], "Promise came: it has more than belongs to it"),
+        ([np.append(ints, 7), *texts], "it has more than belongs to it"),
+        ([ints[:-1], *texts], "its fields cannot be read .*0 where 1 belong"),
+        ([ints.astype(float), *texts], "float64 where int64 belongs"),
     ):
         with pytest.raises(ProtocolError, match=match):
             messages.decode(envelope.encode(Kind.PROMISE, *parts))
@@ -262,10 +262,10 @@ def test_what_is_wrong_is_said():
 
 @pytest.mark.parametrize("count", [-1, 4, 2**62])
 def test_more_or_less_is_claimed_than_there_is(count):
-    ints = to_parts(PROMISE)[0]
+    ints, *texts = to_parts(PROMISE)
     ints[ints.tolist().index(len(PROMISE.view.members))] = count
     with pytest.raises(ProtocolError, match="kind Promise came"):
-        messages.decode(envelope.encode(Kind.PROMISE, ints))
+        messages.decode(envelope.encode(Kind.PROMISE, ints, *texts))
 
 
 def test_a_message_without_a_stamp_has_none():

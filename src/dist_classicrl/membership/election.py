@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from dist_classicrl._words import START_AGAIN
 from dist_classicrl.comm.envelope import Kind
@@ -69,6 +70,7 @@ class Promise:
     number: int
     base: Base
     view: View
+    events: list[dict[str, Any]]  # that came with the view
     dead: tuple[int, ...]
 
 
@@ -80,6 +82,7 @@ class Refuse:
     number: int
     promised: int
     view: View
+    events: list[dict[str, Any]]  # that came with the view
 
 
 class Deposed(Exception):
@@ -163,13 +166,13 @@ class Election:
                 if answer(group, sender, control, self._base, lambda: True):
                     self._promised_at = group.wire.now()
             case Promise():
-                self._adopt_if_newer(control.view)
+                self._adopt_if_newer(control.view, control.events)
                 group.hear_of_deaths(control.dead)
                 if ballot is not None and control.number == ballot.number:
                     ballot.bases[sender] = control.base
             case Refuse():
                 self._highest = max(self._highest, control.promised)
-                self._adopt_if_newer(control.view)
+                self._adopt_if_newer(control.view, control.events)
                 if sender not in group.view.members:
                     return None  # it is asked because it may vote elsewhere, and does not have to agree
                 if control.promised < control.number:
@@ -183,9 +186,10 @@ class Election:
                     raise ended_without(group.rank)
         return None
 
-    def _adopt_if_newer(self, theirs: View) -> None:
+    def _adopt_if_newer(self, theirs: View, events: list[dict[str, Any]]) -> None:
         if theirs.key > self._group.view.key:
             self._group.adopt(theirs)
+            self._group.events.take(events)
 
     def _coordinate(self) -> View | None:
         """Hold a vote if that is this rank's part. Return the view that comes of it, once it does."""
@@ -301,8 +305,9 @@ def answer(
     no_server = sender == group.view.server or group.view.server in group.dead
     is_due = sender in group.view.members and (no_server or has_lost_server())
     if prepare.number <= group.promised or not is_due:
-        group.send(sender, Refuse(prepare.number, group.promised, group.view))
+        group.send(sender, Refuse(prepare.number, group.promised, group.view, group.events.entries))
         return False
     group.promised = prepare.number
-    group.send(sender, Promise(prepare.number, base, group.view, tuple(sorted(group.dead))))
+    dead = tuple(sorted(group.dead))
+    group.send(sender, Promise(prepare.number, base, group.view, group.events.entries, dead))
     return True

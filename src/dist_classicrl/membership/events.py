@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,27 @@ class EventLog:
                 gone.discard(event["rank"])
         return gone
 
-    def take(self, entries: list[dict[str, Any]]) -> None:
-        """Take over what another rank knows, where it is more than what is known here."""
-        if len(entries) >= len(self.entries):
-            self.entries[:] = entries
+    def missing(self, at_first: Iterable[int], present: Collection[int]) -> list[int]:
+        """Return who is to be there, and is not among those `present`, of whom nothing says why.
+
+        `at_first` are those that were there as training began.
+        """
+        back = {event["rank"] for event in self.entries if event["kind"] == "readmitted"}
+        return sorted({*at_first, *back} - {*self.lost, *present})
+
+    def unreplaced(self, present: Collection[int]) -> list[tuple[int, str]]:
+        """Return the lost ranks in whose place nobody was started, and why; those `present` only wait."""
+        lost: dict[int, str] = {}
+        for event in self.entries:
+            match event["kind"]:
+                case "excluded" if event["rank"] not in present:
+                    lost[event["rank"]] = event["detail"]
+                case "readmitted":
+                    lost.pop(event["rank"], None)
+                case "replaced" if lost:
+                    del lost[next(iter(lost))]
+        return list(lost.items())
+
+    def take(self, entries: Iterable[dict[str, Any]]) -> None:
+        """Take over what came with a newer view: it is what all who follow that go by."""
+        self.entries[:] = entries

@@ -303,14 +303,19 @@ class Members(Generic[Client]):
             self._check_policy(rank, why)
         self.lost_before.clear()
 
-    def begin_in_place_of(self, before: Collection[int]) -> None:
-        """Tell all that this rank serves now, and which of the members `before` had no part in that."""
+    def begin_in_place_of(self, at_first: Collection[int]) -> None:
+        """Tell all that this rank serves now, and who had no part in that, of those there `at_first`.
+
+        It goes by what was told, not by the view that was: who was elected before may have died untold.
+        """
         group = self.group
         why = "it had no part in the election"
-        missing = sorted(set(before) - set(group.view.members))
+        missing = group.events.missing(at_first, group.view.members)
         for rank in missing:
             self.note("excluded", rank, detail=why)
         self.lost_before += [(rank, why) for rank in missing]
+        if self._replacements is not None:  # what the servers before this one still wanted as well
+            self.lost_before = group.events.unreplaced(group.view.members)
         self._joining.update(group.joining)
         self.is_backed = False
         self.note("failover", group.rank, detail=f"term {group.view.term}")
@@ -374,6 +379,7 @@ class Members(Generic[Client]):
                 self.peers.note(peer, PeerEvent.SPOKE)
                 self.service.has_admitted(peer.rank)
                 self.note("replaced", peer.rank)
+                self._change_members(set(group.view.members))  # else a new server fills that place again
                 self.service.take_in(peer, message)
             elif peer.channel.lost is not None or now - peer.channel.last_sent > _REPLACEMENT_SECONDS:
                 self.peers.note(peer, PeerEvent.LOST)

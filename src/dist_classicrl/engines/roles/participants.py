@@ -161,7 +161,7 @@ class Participant(Generic[W, S]):
         self._worker: W | None = None
         self._server: S | None = None
         self._compile_seconds = 0.0
-        self._members: tuple[int, ...] = ()  # of the view that was
+        self._at_first: tuple[int, ...] = ()  # the members as training began, or as this rank joined
         self._begun = group.wire.now()
         self._earlier = run.tally.earlier_seconds
         self._final: Final | None = None  # of a server that was lost at the very end
@@ -212,6 +212,7 @@ class Participant(Generic[W, S]):
         """
         group = self.group
         self._begun = group.wire.now()
+        self._at_first = group.view.members
         self.run.begin()
         while True:
             try:
@@ -242,7 +243,6 @@ class Participant(Generic[W, S]):
 
     def _leave_old_view(self) -> None:
         """Leave the old view: as its server, or as one of its workers."""
-        self._members = self.group.view.members
         if self._server is not None:
             self._server.close(0.0)
             self._server = None
@@ -260,7 +260,7 @@ class Participant(Generic[W, S]):
         elif view.server == self.group.rank:
             self._server = self._noted(self._take_over(self.at_work))
             self._worker = None
-            self._server.members.begin_in_place_of(self._members)
+            self._server.members.begin_in_place_of(self._at_first)
         else:
             self.at_work.hand_in(FIRST_ADMISSION)
 
