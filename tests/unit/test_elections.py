@@ -10,6 +10,7 @@ from dist_classicrl.comm.messages import decode_stamped, encode
 from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.engines.roles import members as members_module
 from dist_classicrl.engines.roles.members import Members
+from dist_classicrl.engines.roles.messages import Leave
 from dist_classicrl.engines.roles.peers import PeerState
 from dist_classicrl.engines.roles.worker_base import Working
 from dist_classicrl.engines.run import LossPolicy
@@ -345,6 +346,8 @@ def new_server(monkeypatch, told, others, policy):
         # It has left, or waits for the end after an error of its environment.
         ([0, 1, 2, 9], [("left", 1)], [2], [0], 1),
         ([0, 1, 2, 9], [("excluded", 1)], [1, 2], [0], 1),
+        ([0, 1, 2, 9], [("excluded", 1), ("left", 1)], [2], [0], 1),
+        ([0, 1, 2, 3, 9], [("excluded", 1), ("left", 1), ("excluded", 3), ("replaced", 10)], [2], [0], 1),
         ([0, 1, 2, 3, 9], [("excluded", 1), ("excluded", 3), ("replaced", 10)], [1, 2], [0], 1),
     ],
 )
@@ -370,6 +373,19 @@ def test_losses_that_nobody_replaces_are_those_of_the_election_alone(monkeypatch
     members = new_server(monkeypatch, [event("excluded", 1)], [2], LossPolicy("continue"))
     members.begin_in_place_of([0, 1, 2, 9])
     assert members.lost_before == [(0, "it had no part in the election")]
+
+
+@pytest.mark.parametrize("told", [[], ["excluded"], ["excluded", "readmitted"]])
+def test_who_waits_after_an_error_of_its_environment_is_told_once(monkeypatch, told):
+    """It says so to each new server."""
+    told = [event(kind, 1) for kind in told]
+    members = new_server(monkeypatch, told, [1, 2], LossPolicy("continue"))
+    members.service.has_lost = lambda rank: 0
+    for rank in (1, 2):
+        members._add(rank, TimedChannel(rank), PeerState.LEARNING, True)
+    members.let_go(members.peers.present[1], Leave("excluded", "ValueError: odd", waits=True))
+    new = [each["kind"] for each in members.group.events.entries[len(told) :]]
+    assert new == ([] if len(told) == 1 else ["excluded"])
 
 
 def test_all_hear_that_somebody_was_replaced_as_soon_as_it_is(monkeypatch):

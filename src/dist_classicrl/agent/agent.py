@@ -334,7 +334,7 @@ class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
         total_episodes : int, optional
             The call ends, too, when so many episodes of all ranks have ended, at the first look after that:
             alone with a few more, or about as many as are under way at a time, on many ranks likewise, or
-            with a tenth more where episodes still get shorter, and in the reproducible mode with a whole
+            up to a third more where episodes still get shorter, and in the reproducible mode with a whole
             round. Where no steps are given, they are as many as these episodes can take by the environment's
             time limit; schedules that are a share of the call are one of those steps.
         new_env : bool

@@ -95,7 +95,7 @@ class EventLog:
             match event["kind"]:
                 case "excluded" if event["rank"] not in present:
                     lost[event["rank"]] = event["detail"]
-                case "readmitted":
+                case "readmitted" | "left":
                     lost.pop(event["rank"], None)
                 case "replaced" if lost:
                     del lost[next(iter(lost))]

@@ -340,7 +340,8 @@ class Members(Generic[Client]):
         """Do without a worker that says so itself: it leaves the job, or only waits for the end."""
         returned = self._do_without(peer)
         self.peers.note(peer, PeerEvent.RETIRED if leave.waits else PeerEvent.LEFT)
-        self.note(leave.event, peer.rank, returned, leave.why)
+        if not leave.waits or peer.rank not in self.group.events.lost:  # else the server before has told it
+            self.note(leave.event, peer.rank, returned, leave.why)
         if not leave.waits:
             peer.channel.send(encode(Release()))
             self._change_members(set(self.group.view.members) - {peer.rank})
