@@ -18,6 +18,7 @@ from dist_classicrl.rules import TD, Boltzmann, DynaQ, PrioritizedSweeping, QLam
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
 from dist_classicrl.sweep import Range, Study, Sweep
+from dist_classicrl.sweep.choosing import idle
 from dist_classicrl.sweep.choosing.idle import possible
 from dist_classicrl.sweep.folder import PLAN
 
@@ -223,13 +224,34 @@ IMPOSSIBLE = [  # a problem, settings, those that vary, and why some of them can
 
 @pytest.mark.parametrize(("env", "settings", "vary", "why"), IMPOSSIBLE)
 def test_settings_that_cannot_be_trained_are_refused_before_any_run(env, settings, vary, why, tmp_path):
-    for search in ("grid", "random"):
-        more = {} if search == "grid" else {"n_variants": 1}
-        with pytest.raises(StudyError, match="A variant cannot be trained: .*" + re.escape(why)) as caught:
-            Sweep(env, 1_000, 2, settings, vary, search, folder=tmp_path / "study", **more)
-        is_one = not vary and env == LAKE
-        assert ("Make a study of each part" in str(caught.value)) != is_one
+    with pytest.raises(StudyError, match="A variant cannot be trained: .*" + re.escape(why)) as caught:
+        Sweep(env, 1_000, 2, settings, vary, folder=tmp_path / "study")
+    assert ("Make a study of each part" in str(caught.value)) != (not vary and env == LAKE)
+    if vary:  # a search may come to what can be trained
+        Sweep(env, 1_000, 2, settings, vary, "random", 1, folder=tmp_path / "study")
+        return
+    with pytest.raises(StudyError, match="A variant cannot be trained: .*" + re.escape(why)):
+        Sweep(env, 1_000, 2, settings, vary, "random", 1, folder=tmp_path / "study")
     assert not (tmp_path / "study").exists()
+
+
+def refuses_closed(parameters, source):
+    if source.stepped is not None:
+        source.stepped.reset(0)
+
+
+@pytest.mark.parametrize("check", [refuses_closed, lambda *_: 1 // 0])
+def test_what_a_rule_of_ones_own_raises_by_mistake_is_left_to_its_runs(check, monkeypatch, tmp_path):
+    monkeypatch.setattr(idle, "check_source", check)
+    Sweep({"stepped": stepped_lake}, 1_000, 2, folder=tmp_path / "study")
+
+
+def test_what_is_legal_is_judged_where_all_runs_mask_actions_alike(tmp_path):
+    policy = np.full((338, 9), 1.0 / 9.0)  # also where an action is illegal
+    with pytest.raises(StudyError, match="where it is illegal"):
+        Sweep("tictactoe", 1_000, 2, {"behavior": policy}, folder=tmp_path / "refused")
+    varied = {"use_action_mask": [False]}
+    Sweep("tictactoe", 1_000, 2, {"behavior": policy}, varied, folder=tmp_path / "study")
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ down which records count no longer.
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import secrets
@@ -169,6 +170,12 @@ class StudyFolder:
     def longest_seconds(self) -> float:
         """Return for how many seconds the longest run was under way that `records` has found."""
         return max((each.get("seconds", 0.0) for each in self._records.values()), default=0.0)
+
+    def excuse(self, pid: int) -> None:
+        """Let a process of this host that was ended count as one that left: its runs have ended nobody."""
+        members = self.path / "members"
+        for path in members.glob(f"{glob.escape(socket.gethostname())}.{pid}.*"):
+            path.unlink(missing_ok=True)
 
     def forget_failed(self, name: str, lives: Callable[[str], bool]) -> bool:
         """Let runs that have failed count as not made, so that they are made again; return whether any has.

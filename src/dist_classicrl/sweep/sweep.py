@@ -209,7 +209,7 @@ class Sweep:
         self._told = ""
         if place is None or not StudyFolder(place).holds(self.plan.to_dict()):  # what has begun goes on
             judged = [accepted(each) for each in made] if search == "grid" else possible(common, varied)
-            self._told = check_part(judged, varied, looks.values())
+            self._told = check_part(judged, varied, looks.values(), search != "grid")
             if is_sampled:
                 _check_scales(looks, varied)
         if place is None:
@@ -388,7 +388,8 @@ class Sweep:
 
                 def tick() -> None:
                     watch.check()
-                    those.kill_idle(folder.longest_seconds)
+                    for child in those.kill_idle(folder.longest_seconds):
+                        folder.excuse(child)
                     if lost := those.lost():
                         logger.warning(
                             "%d helper process(es) of the sweep were lost: others make their runs.", lost

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -41,13 +41,16 @@ def possible(common: Mapping[str, Any], vary: Mapping[str, Any]) -> list[Setting
     return found or [accepted(given[0])]
 
 
-def check_part(made: Sequence[Settings], varied: Iterable[str], looks: Collection[Source]) -> str:
+def check_part(
+    made: Sequence[Settings], varied: Collection[str], looks: Collection[Source], is_search: bool = False
+) -> str:
     """Return, in sentences, which settings that all variants share were given and play no part in any.
 
     StudyError where a varied setting plays none, so that its runs would come to the same again and again, or
-    a variant cannot be trained: as its rule cannot, by a process alone, or in one of the environments.
+    a variant cannot be trained: as its rule cannot, by a process alone, or in one of the environments. Those
+    of a search, of which `made` has the ends, are refused for the rule where it can come to no other.
     """
-    _check_possible(made, looks)
+    _check_possible(made, varied, looks, is_search)
     layouts = [
         Layout(is_compiled=look.simulator is not None, is_keyed=look.keys is not None) for look in looks
     ]
@@ -74,20 +77,49 @@ def check_part(made: Sequence[Settings], varied: Iterable[str], looks: Collectio
     return told(made[0], idle)
 
 
-def _check_possible(made: Sequence[Settings], looks: Collection[Source]) -> None:
-    """Raise StudyError where a rule cannot do what other settings ask for, or some cannot be in a problem."""
-    alike = {json.dumps((each.algorithm, each.behavior, each.initial_value)): each for each in made}
-    try:
-        for settings in made:
-            check_settings(settings)
-        for source in looks:
-            if any(settings.exploring_starts for settings in made):
-                with_exploring_starts(source)
-            for settings in alike.values():
-                check_source(settings, source)
-                check_behavior(source, settings, "local")
-    except DistClassicRLError as error:
+def _check_possible(
+    made: Sequence[Settings], varied: Collection[str], looks: Collection[Source], is_search: bool
+) -> None:
+    """Raise StudyError where a rule cannot do what other settings ask for, or some cannot be in a problem.
+
+    What a search may come to is refused where it can come to nothing else.
+    """
+    known: dict[str, DistClassicRLError | None] = {}
+    first: DistClassicRLError | None = None
+    for settings in made:
+        text = json.dumps(
+            (settings.algorithm, settings.behavior, settings.initial_value, settings.exploring_starts)
+        )
+        error = _refusal(check_settings, settings)
+        if error is None and text not in known:
+            known[text] = next(
+                filter(None, (_refusal(_check_in, settings, varied, source) for source in looks)), None
+            )
+        error = error or known.get(text)
+        first = first or error
+        if error is None and is_search:
+            return
+    if first is not None:
         advice = " Make a study of each part of the settings and problems that go together."
         raise StudyError(
-            f"A variant cannot be trained: {error}{advice if len(made) * len(looks) > 1 else ''}"
-        ) from error
+            f"A variant cannot be trained: {first}{advice if len(made) * len(looks) > 1 else ''}"
+        ) from first
+
+
+def _check_in(settings: Settings, varied: Collection[str], source: Source) -> None:
+    if settings.exploring_starts:
+        with_exploring_starts(source)
+    check_source(settings, source)
+    if "use_action_mask" not in varied:  # which says what is legal
+        check_behavior(source, settings, "local")
+
+
+def _refusal(check: Callable[..., None], *given: Any) -> DistClassicRLError | None:
+    """Return the error of this package that a check raises."""
+    try:
+        check(*given)
+    except DistClassicRLError as error:
+        return error
+    except Exception:  # of a rule of one's own, maybe as this environment is closed: its runs will tell
+        return None
+    return None

@@ -28,7 +28,8 @@ _POLL_SECONDS = 0.02
 # of a library, which a forked process has not.
 _IDLE_SECONDS = 300.0
 _IDLE_RUNS = 20.0  # or as long as so many runs take, where these may wait for something themselves
-_LOOK_SECONDS = 1.0  # after longer, one of both processes may have been stopped: that time does not count
+_LOOK_SECONDS = 0.1
+_LONG_SECONDS = 1.0  # after longer, one of both processes may have been stopped: that time does not count
 
 
 class Helpers:
@@ -85,7 +86,7 @@ class Helpers:
                 statuses.append(os.waitstatus_to_exitcode(status))
         return statuses
 
-    def kill_idle(self, longest: Callable[[], float]) -> int:
+    def kill_idle(self, longest: Callable[[], float]) -> list[int]:
         """Kill those that have not been at work for long, by what was seen each time that this was asked.
 
         Parameters
@@ -95,18 +96,21 @@ class Helpers:
 
         Returns
         -------
-        int
-            How many were killed, which `ended` will tell.
+        list of int
+            The ids of those that were killed, which `ended` will tell.
         """
         now = time.monotonic()
-        passed, self._looked = now - self._looked, now
+        passed = now - self._looked
+        if passed < _LOOK_SECONDS:
+            return []
+        self._looked = now
         for child in self._running:
             ticks = self.busy_ticks(child)
             is_idle = bool(ticks) and ticks == self._ticks.get(child)
             self._ticks[child] = ticks
             if not is_idle:
                 self._idle[child] = 0.0
-            elif passed < _LOOK_SECONDS:
+            elif passed < _LONG_SECONDS:
                 self._idle[child] += passed
         idle = [child for child in self._running if self._idle[child] > _IDLE_SECONDS]
         if idle:
@@ -117,13 +121,14 @@ class Helpers:
             )
             os.kill(child, signal.SIGKILL)
             self._idle[child] = 0.0
-        return len(idle)
+        return idle
 
     @staticmethod
     def busy_ticks(child: int) -> list[str]:
-        """Return for how long the main thread of one was on a core, where the system tells."""
+        """Return for how long the main thread of one was on a core, where the system tells; [] if stopped."""
         with suppress(OSError), open(f"/proc/{child}/task/{child}/stat") as file:
-            return file.read().rpartition(")")[2].split()[11:13]  # utime and stime of proc(5)
+            state, *fields = file.read().rpartition(")")[2].split()
+            return [] if state in "Tt" else fields[10:12]  # utime and stime of proc(5)
         return []
 
     def lost(self) -> int:
