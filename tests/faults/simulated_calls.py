@@ -750,12 +750,14 @@ class Calls(Story):
             self._check_table(*self.table_of(run))
 
     def _check_events(self, result: Outcome, at_first: tuple[int, ...]) -> None:
-        """Whether there is an event of each loss, and one only, whoever was to tell it and was lost."""
+        """Whether there is one event of each loss, or of leaving, whoever was to tell it and was lost."""
         lost: set[int] = set()
         for event in result.events:
             kind, rank = event["kind"], event["rank"]
             if kind == "excluded":
                 self.claim(rank not in lost, f"rank {rank} is lost twice: {result.events}")
+                lost.add(rank)
+            elif kind == "left":
                 lost.add(rank)
             elif kind == "readmitted":
                 lost.discard(rank)
