@@ -34,9 +34,6 @@ ROUND_UPDATES = 32
 LOGICAL_WORKERS = 16
 """By default, in the reproducible mode."""
 
-SCHEDULES = ("learning_rate", "epsilon")
-"""Settings that are schedules, as which they are also kept."""
-
 TEMPERATURE = "temperature"
 """What `Settings.schedules` calls that of the behavior."""
 
@@ -52,6 +49,7 @@ MERGINGS = ("affine", "order_free", "staleness_weighted", "reject_stale")
 BY_STALENESS = ("staleness_weighted", "reject_stale")
 """Those for which it matters how old the base of a push is, so that several cannot come as one."""
 
+_SCHEDULES = ("learning_rate", "epsilon")
 _MOST_OF_FLOAT32 = 3.4e38
 _MOST_ENVS = 2**16
 
@@ -484,7 +482,7 @@ class Settings(Checked):
         data = self.arguments()
         if self.placement == "auto":
             del data["placement"]
-        data.update({name: schedules.to_dict(getattr(self, name)) for name in SCHEDULES})
+        data.update({name: schedules.to_dict(getattr(self, name)) for name in _SCHEDULES})
         return data
 
     @property
@@ -495,14 +493,14 @@ class Settings(Checked):
     @property
     def schedules(self) -> dict[str, Schedule]:
         """Those of the settings that are schedules, by name, and the temperature of the behavior."""
-        found = {name: getattr(self, name) for name in SCHEDULES}
+        found = {name: getattr(self, name) for name in _SCHEDULES}
         temperature = behaviors.temperature_of(self.behavior)
         return found if temperature is None else {**found, TEMPERATURE: temperature}
 
     @staticmethod
     def of_schedules(found: Mapping[str, Schedule]) -> dict[str, Any]:
         """Return the settings by name that have these `schedules`."""
-        given: dict[str, Any] = {name: found[name] for name in SCHEDULES if name in found}
+        given: dict[str, Any] = {name: found[name] for name in _SCHEDULES if name in found}
         if TEMPERATURE in found:
             given["behavior"] = behaviors.with_temperature(found[TEMPERATURE])
         return given
@@ -522,8 +520,9 @@ class Settings(Checked):
                 for name in unknown
             )
             raise SettingsError(f"unknown settings {', '.join(told)}; known are {', '.join(known)}.")
-        arguments = dict(data)
-        for name in SCHEDULES:
-            if isinstance(arguments.get(name), dict):
-                arguments[name] = schedules.from_dict(arguments[name])
-        return cls(**arguments)
+        return cls(**{name: value_of_data(name, value) for name, value in data.items()})
+
+
+def value_of_data(name: str, value: Any) -> Any:
+    """Return a setting as `Settings` has it, of what `Settings.to_dict` made of it."""
+    return schedules.from_dict(value) if name in _SCHEDULES and isinstance(value, dict) else value

@@ -11,11 +11,10 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
-from dist_classicrl import schedules
 from dist_classicrl.checks import is_whole
 from dist_classicrl.errors import SettingsError, StudyError
 from dist_classicrl.rules.behaviors import POLICY
-from dist_classicrl.settings import SCHEDULES, Settings
+from dist_classicrl.settings import Settings, value_of_data
 from dist_classicrl.sweep.choosing.halving import SuccessiveHalving
 
 # What a process takes at a time: so many steps take half a second, writing down that it takes them little.
@@ -257,9 +256,7 @@ def kept_value(settings: Mapping[str, Any], name: str) -> Any:
     It is not checked: who reads a study need not know its rules, and a later version may refuse what was run.
     """
     known = {**settings}  # TypeError where these are none
-    value = known[name] if name in known else getattr(Settings, name)
-    is_schedule = name in SCHEDULES and isinstance(value, Mapping)
-    return schedules.from_dict(dict(value)) if is_schedule else value
+    return value_of_data(name, known[name]) if name in known else getattr(Settings, name)
 
 
 def cell(value: Any) -> Any:

@@ -84,26 +84,22 @@ def _check_possible(
 
     What a search may come to is refused where it can come to nothing else.
     """
-    known: dict[str, DistClassicRLError | None] = {}
-    first: DistClassicRLError | None = None
+    in_problems: dict[str, DistClassicRLError | None] = {}
+    refusals = []
     for settings in made:
-        text = json.dumps(
+        alike = json.dumps(
             (settings.algorithm, settings.behavior, settings.initial_value, settings.exploring_starts)
         )
-        error = _refusal(check_settings, settings)
-        if error is None and text not in known:
-            known[text] = next(
-                filter(None, (_refusal(_check_in, settings, varied, source) for source in looks)), None
-            )
-        error = error or known.get(text)
-        first = first or error
-        if error is None and is_search:
-            return
-    if first is not None:
+        if alike not in in_problems:
+            errors = (_refusal(_check_in, settings, varied, source) for source in looks)
+            in_problems[alike] = next(filter(None, errors), None)
+        if error := _refusal(check_settings, settings) or in_problems[alike]:
+            refusals.append(error)
+    if refusals and not (is_search and len(refusals) < len(made)):
         advice = " Make a study of each part of the settings and problems that go together."
         raise StudyError(
-            f"A variant cannot be trained: {first}{advice if len(made) * len(looks) > 1 else ''}"
-        ) from first
+            f"A variant cannot be trained: {refusals[0]}{advice if len(made) * len(looks) > 1 else ''}"
+        ) from refusals[0]
 
 
 def _check_in(settings: Settings, varied: Collection[str], source: Source) -> None:

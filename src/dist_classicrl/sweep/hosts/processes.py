@@ -37,8 +37,7 @@ class Helpers:
 
     def __init__(self) -> None:
         self._running: set[int] = set()
-        self._ticks: dict[int, list[str]] = {}
-        self._idle: dict[int, float] = {}
+        self._seen: dict[int, tuple[list[str], float]] = {}  # ticks, and for how long they are the same
         self._looked = 0.0
 
     def start(self, work: Callable[[], None]) -> None:
@@ -104,24 +103,21 @@ class Helpers:
         if passed < _LOOK_SECONDS:
             return []
         self._looked = now
+        killed = []
         for child in self._running:
             ticks = self.busy_ticks(child)
-            is_idle = bool(ticks) and ticks == self._ticks.get(child)
-            self._ticks[child] = ticks
-            if not is_idle:
-                self._idle[child] = 0.0
+            before, idle = self._seen.get(child, ([], 0.0))
+            if not ticks or ticks != before:
+                idle = 0.0
             elif passed < _LONG_SECONDS:
-                self._idle[child] += passed
-        idle = [child for child in self._running if self._idle[child] > _IDLE_SECONDS]
-        if idle:
-            idle = [child for child in idle if self._idle[child] > _IDLE_RUNS * longest()]
-        for child in idle:
-            logger.warning(
-                "A forked process has done nothing for %.0f seconds: it is ended.", self._idle[child]
-            )
-            os.kill(child, signal.SIGKILL)
-            self._idle[child] = 0.0
-        return idle
+                idle += passed
+            if idle > _IDLE_SECONDS and idle > _IDLE_RUNS * longest():
+                logger.warning("A forked process has done nothing for %.0f seconds: it is ended.", idle)
+                os.kill(child, signal.SIGKILL)
+                killed.append(child)
+                idle = 0.0
+            self._seen[child] = ticks, idle
+        return killed
 
     @staticmethod
     def busy_ticks(child: int) -> list[str]:
