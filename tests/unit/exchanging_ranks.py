@@ -39,8 +39,11 @@ class Wire:
         return [(each, queue.popleft()) for each, queue in queues if queue]
 
 
-def rank_of(rank, ranks, pattern, on_their_way, codec):
-    """Return the part of one of so many ranks, which learns that each entry in turn is worth 1."""
+def rank_of(rank, ranks, pattern, on_their_way, codec, start=0):
+    """Return the part of one of so many ranks, which learns that each entry in turn is worth 1.
+
+    `start`: the steps of calls before, after which rounds grow by themselves.
+    """
     table = LocalTable(_STATES, _ACTIONS, np.dtype("f8"))
 
     def learn(walker, stream, steps):
@@ -54,10 +57,10 @@ def rank_of(rank, ranks, pattern, on_their_way, codec):
             table.weight[entry], table.shift[entry] = 0.5, 0.5
         stream.used += steps
 
-    settings = Settings(sync_frequency=1)
+    settings = Settings(sync_frequency="auto" if start else 1)
     size = table.q.size
     run = SimpleNamespace(
-        values=np.zeros(size), counts=np.zeros(size, np.int64), settings=settings, seed=1, start=0,
+        values=np.zeros(size), counts=np.zeros(size, np.int64), settings=settings, seed=1, start=start,
         generation=0,
     )  # fmt: skip
     group = SimpleNamespace(
@@ -74,10 +77,10 @@ def rank_of(rank, ranks, pattern, on_their_way, codec):
     return part
 
 
-def play(pattern, ranks, rounds=2, codec=Codec):
+def play(pattern, ranks, rounds=2, codec=Codec, start=0):
     """Let so many ranks learn and exchange some rounds by a pattern; return their parts."""
     on_their_way = {}
-    parts = [rank_of(rank, ranks, pattern, on_their_way, codec()) for rank in range(ranks)]
+    parts = [rank_of(rank, ranks, pattern, on_their_way, codec(), start) for rank in range(ranks)]
     for _ in range(rounds):
         steps = 32 * ranks
         for part in parts:

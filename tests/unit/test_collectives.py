@@ -45,18 +45,6 @@ def test_what_was_given_up_is_not_freed_before_mpi_ends():
     assert ended.stdout == "given up, given up, "
 
 
-@pytest.mark.parametrize("size", [0, 2])
-def test_asking_for_deaths_leaves_no_group_behind(size):
-    groups = []
-
-    def get_failed():
-        groups.append(SimpleNamespace(Get_size=lambda: size, Free=lambda: groups.pop()))
-        return groups[-1]
-
-    assert collectives._has_deaths(SimpleNamespace(Get_failed=get_failed)) is (size > 0)
-    assert groups == []
-
-
 @pytest.mark.parametrize(
     "name, said",
     [

@@ -184,6 +184,11 @@ def test_a_round_grows_while_it_learns_as_much_and_is_longer_where_ranks_would_w
     assert Stride.first(Settings(sync_frequency=7), True).after(9, 9.0, 0.9, values, settings, 4).updates == 7
 
 
+def test_rounds_go_by_the_steps_of_calls_before_too():
+    alone, later = (play(PATTERNS["tree"](), 2, rounds=1, start=start)[0].stride for start in (1, 10**6))
+    assert alone.updates == 1 and later.updates > 16
+
+
 def test_auto_takes_two_levels():
     assert pattern_for("auto")[0] == "two_level"
     assert pattern_for("tree")[0] == "tree"

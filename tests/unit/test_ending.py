@@ -4,13 +4,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dist_classicrl.comm.remote_errors import without_exit
 from dist_classicrl.errors import ExitCalledError, LauncherError
 from dist_classicrl.launch import program
-from dist_classicrl.process.exit import fault_tolerant, survival_advice
+from dist_classicrl.process.exit import fault_tolerant, has_deaths, survival_advice
 from dist_classicrl.process.exit_record import ExitRecord
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -296,6 +297,29 @@ def test_where_a_death_would_end_the_job_the_others_are_waited_for(run):
 def test_without_losses_mpi_is_ended_in_order(run):
     text = LOSSES.replace("process_exit.note_losses()", "")
     assert "finalized" in run(text, env={"OMPI_MCA_mpi_ft_enable": "1"}).stderr
+
+
+@pytest.mark.parametrize("size", [0, 2])
+def test_asking_for_deaths_leaves_no_group_behind(size):
+    groups = []
+
+    def get_failed():
+        groups.append(SimpleNamespace(Get_size=lambda: size, Free=lambda: groups.pop()))
+        return groups[-1]
+
+    assert has_deaths(SimpleNamespace(Get_failed=get_failed)) is (size > 0)
+    assert groups == []
+
+
+@pytest.mark.parametrize("deaths, waits", [(0, True), (1, False)])
+def test_nobody_waits_for_the_dead_of_another_part_of_the_job(run, deaths, waits):
+    world = (
+        "import types\ngroup = types.SimpleNamespace(Get_size=lambda: " + str(deaths) + ", Free=lambda: None)\n"
+        "sys.modules['mpi4py.MPI'].COMM_WORLD = types.SimpleNamespace(Get_failed=lambda: group)"
+    )
+    text = LOSSES.replace("process_exit.note_losses()", world)
+    finished = run(text, env={"OMPI_MCA_mpi_ft_enable": "1"})
+    assert (finished.returncode, "finalized" in finished.stderr) == (0, waits)
 
 
 @pytest.mark.parametrize("words, launched", [((), False), (PROGRAM, True)])

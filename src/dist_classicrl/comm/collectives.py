@@ -13,6 +13,7 @@ from typing import Any
 
 from dist_classicrl.comm.transport import Backoff, Channel, leave_to_mpi, wait_until
 from dist_classicrl.errors import RankLostError, SettingsError
+from dist_classicrl.process.exit import has_deaths
 
 _TESTS_AT_ONCE = 100
 _NAME_BYTES = 64
@@ -142,8 +143,8 @@ def finish(
     from mpi4py import MPI
 
     try:
-        wait_until(lambda: request.Test() or _has_deaths(comm), seconds, what, waited)
-        if _has_deaths(comm):
+        wait_until(lambda: request.Test() or has_deaths(comm), seconds, what, waited)
+        if has_deaths(comm):
             raise _death(what, remedy)
     except BaseException as error:
         leave_to_mpi(request, *in_use)
@@ -282,14 +283,3 @@ def _failure(error: Any, what: str, remedy: str) -> RankLostError:
         f"MPI failed while this rank waited for {what}, and names no rank that died: {said}. {_MAY_BE_FULL} "
         f"Otherwise a rank may have died all the same. {remedy}"
     )
-
-
-def _has_deaths(comm: Any) -> bool:
-    """Whether MPI says that a rank has died; False where it cannot say."""
-    try:
-        failed = comm.Get_failed()
-    except (AttributeError, NotImplementedError):
-        return False
-    has_deaths: bool = failed.Get_size() > 0
-    failed.Free()
-    return has_deaths

@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from dist_classicrl._hints import local_rank_of_environment, promised_size, rank_of_environment
 from dist_classicrl._words import error_told
@@ -107,6 +107,17 @@ def note_hanging(
 def note_aside() -> None:
     """Note that the job goes on without this rank, however this rank ends."""
     _process.is_aside, _process.heads = True, {0: False}
+
+
+def has_deaths(comm: Any) -> bool:
+    """Whether MPI says that a rank of a communicator has died; False where it cannot say."""
+    try:
+        failed = comm.Get_failed()
+    except (AttributeError, NotImplementedError):
+        return False
+    are_there: bool = failed.Get_size() > 0
+    failed.Free()
+    return are_there
 
 
 def announce(code: int, reason: str) -> None:
@@ -246,7 +257,8 @@ def _end() -> None:
         if _process.await_others is not None:
             _process.await_others(_OTHERS_SECONDS)
         _process.abort((0 if ending is None else ending.code) or DONE_BUT_HANGING)
-    if _process.has_losses:
+    # MPI_Finalize waits for those too who died in a part of the job that this rank does not train with.
+    if _process.has_losses or (fault_tolerant() and has_deaths(sys.modules["mpi4py.MPI"].COMM_WORLD)):
         if fault_tolerant() and (ending is not None or not headed):
             _flush()
             code = _likely_code() if ending is None else ending.code

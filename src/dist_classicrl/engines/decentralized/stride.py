@@ -31,9 +31,9 @@ class Stride:
     With a number as ``sync_frequency`` it is that. With "auto" rounds grow from 32 updates, or from one where
     the environment is stepped, as long as N k a, which is taken from the merged maps, stays below
     `MOVING_LOAD`, and below `SETTLED_LOAD` once the table's mean changes by less than 3 % while a quarter
-    more steps are made. A round at most doubles, and has at most a 32nd of the steps made before. But rounds
-    are longer than all this allows where ranks would wait for each other for more than half of the time while
-    values move, and for a 20th afterwards.
+    more steps are made. A round at most doubles, and has at most a 32nd of the steps made before, in calls
+    before this one too. But rounds are longer than all this allows where ranks would wait for each other for
+    more than half of the time while values move, and for a 20th afterwards.
     """
 
     updates: int
@@ -55,7 +55,7 @@ class Stride:
     def after(
         self, made: int, load: float, waited: float, values: np.ndarray, settings: Settings, ranks: int
     ) -> Stride:
-        """Return the stride after a round that `values` contain, and with it `made` steps of the call.
+        """Return the stride after a round that `values` contain, and with it `made` steps of all calls.
 
         Its N k a was `load`, and all ranks together have `waited` for so much of their time.
         """
