@@ -600,7 +600,7 @@ class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
         FileNotFoundError
             If there is no such file or folder.
         ModelFileError
-            If it is truncated, damaged, or anything but a model file.
+            If it is truncated, damaged, anything but a model file, or of a rule that is not registered here.
         CheckpointError
             If there is no checkpoint in the folder, none that can be used, or more than one agent.
         EnvError
