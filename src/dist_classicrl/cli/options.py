@@ -128,7 +128,8 @@ OF_TRAIN = [
         "progress_interval",
         RealOrAuto(),
         "auto",
-        "Seconds between two records, besides 200 a run; auto: 1, or none with --no-async-updates.",
+        "Seconds without a record until there is one, besides up to 200 a run; auto: 1, or none with "
+        "--no-async-updates.",
         SHOWING,
     ),
 ]
