@@ -152,14 +152,53 @@ _NOT_OF_AGENT = {
 }
 """What agents of other libraries have, and what to do here."""
 
+_EPISODES = "of episodes, read .mean_return and .reports of what train(env) returns."
+_KEPT_ELSEWHERE = {
+    **dict.fromkeys(("get_vec_normalize_env", "render", "step"), _NO_ENVIRONMENT),
+    **dict.fromkeys(
+        ("action_space", "nA", "nS", "observation_space"),
+        "spaces are those of the environment, env.observation_space and env.action_space; "
+        "agent.q_table.shape says how many states and actions there are.",
+    ),
+    **dict.fromkeys(
+        ("ep_info_buffer", "episode_rewards", "history", "rewards", "training_history"), _EPISODES
+    ),
+    "callback": "callbacks are given to train(env, callbacks=...).",
+    "replay_buffer": "with replay_ratio above 0 each worker has one of its own, of buffer_size transitions.",
+    "reset": "train(env) goes on where it stopped, and another agent begins anew.",
+    "set_random_seed": "it is given to DistAsyncQLearning(seed=...), and stays.",
+}
+"""Likewise; but an attribute of one's own may be called so."""
+
 OF_RESULT = {
     name: f"agent.{ours}, of the agent that was trained"
     for ours, others in _ATTRIBUTES.items()
     for name in (ours.partition("(")[0], *others.split())
-} | dict.fromkeys(_ATTRIBUTES["steps"].split(), "result.steps, of this call, or agent.steps, of all calls")
-"""What to write for what an agent has, and the result of its training has not."""
+} | {
+    **dict.fromkeys(
+        [*_ATTRIBUTES["steps"].split(), "timesteps"],
+        "result.steps, of this call, or agent.steps, of all calls",
+    ),
+    **dict.fromkeys(("ep_rew_mean", "mean_reward"), "result.mean_return"),
+    **dict.fromkeys(
+        ("episode_rewards", "returns", "rewards"),
+        "result.mean_return, of all its episodes, or that of each report: single ones are not kept",
+    ),
+    "history": "result.reports",
+}
+"""What to write for what an agent has, or a result elsewhere, and the result of its training has not."""
+
+OF_EVALUATION = {
+    "episode_lengths": "result.lengths",
+    "episode_rewards": "result.returns",
+    "mean_reward": "result.mean_return",
+    "rewards": "result.returns",
+    "std_reward": "result.std_return",
+}
+"""What to write for what evaluations of other libraries have."""
 
 OF_POLICY = {
+    "act": "policy(observation)",
     "forward": "policy(observation)",
     "predict": "policy(observation)",
     "predict_values": "policy.values, which has that of each state, or agent.state_values(observation)",
@@ -289,8 +328,8 @@ def unknown_attribute(owner: object, name: str) -> UnknownAttributeError:
         )
     if name in OF_AGENT:
         return UnknownAttributeError(f"{no_such}: it is called {OF_AGENT[name]} here.")
-    if name in _NOT_OF_AGENT:
-        return UnknownAttributeError(f"{no_such}: {_NOT_OF_AGENT[name]}")
+    if advice := _NOT_OF_AGENT.get(name) or _KEPT_ELSEWHERE.get(name):
+        return UnknownAttributeError(f"{no_such}: {advice}")
     ours = OURS.get(name, name)
     if ours in _takes.get("DistAsyncQLearning", ()) and ours not in dir(type(owner)):
         stays = f"{no_such}: {ours} is given to DistAsyncQLearning(...), and stays."

@@ -224,7 +224,7 @@ class ExportError(DistClassicRLError, ValueError):
 
 
 class ModelFileError(DistClassicRLError, ValueError):
-    """A saved model is truncated, damaged, foreign, or of another kind."""
+    """A saved model is truncated, damaged, foreign, of another kind, or of a rule that is not registered."""
 
 
 class NotTrainedError(DistClassicRLError, RuntimeError):

@@ -128,7 +128,7 @@ class _FromTo:
             raise SettingsError(
                 f"{kind} takes steps, a number of global steps, or fraction, a share of the call of train, "
                 f"exactly one of them; got steps={self.steps!r} and fraction={self.fraction!r}. Write for "
-                f"instance {kind}(1.0, 0.1, fraction=0.5)."
+                "instance fraction=0.5."
             )
         if self.steps is not None:
             object.__setattr__(self, "steps", _check_steps(kind, self.steps))
@@ -289,7 +289,7 @@ class PerVisit:
         if not 0.0 < exponent <= 1.0:
             raise SettingsError(
                 f"PerVisit: exponent must be above 0 and at most 1, got {exponent!r}. Write for instance "
-                "PerVisit(0.7)."
+                "exponent=0.7."
             )
         if not 0.0 < scale <= 1.0:
             raise SettingsError(f"PerVisit: scale must be above 0 and at most 1, got {scale!r}.")

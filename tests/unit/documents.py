@@ -15,6 +15,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+REFERENCE = ROOT / "docs" / "reference" / "index.md"
+#: By the module that they are imported from, the names that the reference calls public.
+PUBLIC = {
+    module: set(re.findall(r"`(\w+)`", what))
+    for module, what in re.findall(
+        r"^\| `([\w.]+)` \| (.*) \|$", REFERENCE.read_text().split("| import from |")[1], re.MULTILINE
+    )
+}
 _FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
 

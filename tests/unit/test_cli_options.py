@@ -1,5 +1,6 @@
 import dataclasses
 import inspect
+import re
 
 import pytest
 
@@ -193,6 +194,24 @@ def test_words_that_mean_nothing_are_refused(kind, text, match):
     with pytest.raises(ValueError) as caught:
         kind.of_text(text)
     assert match in kind.complaint(text, caught.value)
+
+
+@pytest.mark.parametrize("name", ["epsilon", "learning_rate"])
+@pytest.mark.parametrize(
+    "text", ["linear:1:0.1", "linear", "exponential:1:0", "per_visit:2", "perhaps", "linaer:1:0.1:100"]
+)
+def test_schedules_are_offered_as_they_are_written_and_where_they_may_be(name, text):
+    """A chance cannot follow visits, and nobody types Linear(...) on the command line."""
+    kind = OPTIONS[name].kind
+    with pytest.raises(ValueError) as caught:
+        kind.of_text(text)
+    said = kind.complaint(text, caught.value).removeprefix(repr(text))
+    assert "linear:1.0:0.05:fraction=0.5" in said and "exponential:1.0:0.05:1e6" in said
+    assert ("per_visit:0.7" in said) == (name == "learning_rate")
+    assert not re.search(r"\b(Linear|Exponential|PerVisit)\(", said)
+    with pytest.raises(ValueError, match="The kinds are constant, linear, exponential") as caught:
+        kind.of_data({"initial": 1.0})
+    assert ("per_visit" in str(caught.value)) == (name == "learning_rate")
 
 
 @pytest.mark.parametrize(

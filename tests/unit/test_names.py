@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from dist_classicrl import DistAsyncQLearning, Policy, Sweep, TrainingResult
+from dist_classicrl import DistAsyncQLearning, EvaluationResult, Policy, Sweep, TrainingResult
 from dist_classicrl._arguments import OURS
 from dist_classicrl.callbacks import EvalCallback
 from dist_classicrl.environments import TabularMDP
@@ -26,6 +26,7 @@ from dist_classicrl.sweep.comparison import compare
 
 AGENT = DistAsyncQLearning(state_size=16, action_size=4)
 ENV = "FrozenLake-v1"
+EVALUATION = EvaluationResult(np.ones(3), np.ones(3, int))
 POLICY = Policy(np.zeros((16, 4)), np.zeros((16, 4), int))
 
 
@@ -160,6 +161,14 @@ def test_an_argument_by_another_name(call, words):
         ("logger", r'logging\.getLogger\("dist_classicrl"\).* record\(name, value\)'),
         ("verbose", r"given to train\(env, verbose=1\)"),
         ("learning_starts", "begins with the first step"),
+        ("observation_space", r"agent\.q_table\.shape"),
+        ("action_space", r"env\.action_space"),
+        ("replay_buffer", r"of buffer_size transitions"),
+        ("ep_info_buffer", r"read \.mean_return and \.reports of what train\(env\) returns"),
+        ("set_random_seed", r"given to DistAsyncQLearning\(seed=\.\.\.\)"),
+        ("callback", r"given to train\(env, callbacks=\.\.\.\)"),
+        ("reset", r"another agent begins anew"),
+        ("step", r"given to train\(env\)"),
         ("q_tabel", "Did you mean 'q_table'"),
         ("_nothing", "no attribute '_nothing'"),
     ],
@@ -175,6 +184,14 @@ def test_an_attribute_by_another_name(name, words):
     [
         (POLICY, "predict", r"policy\(observation\)\.$"),
         (POLICY, "predict_values", r"policy\.values, .* or agent\.state_values\(observation\)"),
+        (POLICY, "act", r"policy\(observation\)\.$"),
+        (EVALUATION, "mean_reward", r"result\.mean_return\.$"),
+        (EVALUATION, "std_reward", r"result\.std_return\.$"),
+        (EVALUATION, "rewards", r"result\.returns\.$"),
+        (EVALUATION, "episode_lengths", r"result\.lengths\.$"),
+        (TrainingResult(), "rewards", r"result\.mean_return, .* each report"),
+        (TrainingResult(), "mean_reward", r"result\.mean_return\.$"),
+        (TrainingResult(), "history", r"result\.reports"),
         (TrainingResult(), "predict", r"agent\.predict\(observation\), of the agent that was trained"),
         (TrainingResult(), "save_model", r"agent\.save_model\(path\)"),
         (TrainingResult(), "save", r"agent\.save_model\(path\)"),
@@ -320,7 +337,18 @@ def test_attributes_of_ones_own_are_set():
 
     mine, agent = Mine(), DistAsyncQLearning()
     assert mine.epsilons == [0.5]
-    for name in ("note", "step", "best_return", "history", "_cache", "env_id", "timer", "count"):
+    for name in (
+        "note",
+        "step",
+        "reset",
+        "callback",
+        "best_return",
+        "history",
+        "_cache",
+        "env_id",
+        "timer",
+        "count",
+    ):
         setattr(agent, name, 1)
         assert getattr(agent, name) == 1
 

@@ -1,6 +1,7 @@
 """What an agent says and holds of a learning rule from outside the package."""
 
 import json
+import re
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ import own_rules
 import pytest
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP, rules
+from dist_classicrl.cli.main import main
 from dist_classicrl.errors import (
     CheckpointError,
     CheckpointMismatchError,
@@ -103,12 +105,21 @@ def test_all_tables_are_in_a_model_file(trained, tmp_path):
     assert loaded.steps == 2_100
 
 
-def test_a_model_file_of_a_rule_that_is_not_known(trained, tmp_path):
-    path = trained.save_model(tmp_path / "model.npz")
+def test_what_was_saved_of_a_rule_that_is_not_known_asks_for_the_rule(tmp_path, capsys):
+    agent = agent_of(own_rules.DOUBLE_Q)
+    agent.train(MODEL, total_steps=1_000, checkpoint_dir=tmp_path / "saved")
+    path = agent.save_model(tmp_path / "model.npz")
     unregister(own_rules.DOUBLE_Q)
     try:
-        with pytest.raises(ModelFileError, match="Register a rule of your own|algorithm must be one of"):
-            DistAsyncQLearning.load_model(path)
+        for error, where in ((ModelFileError, path), (CheckpointError, tmp_path / "saved")):
+            with pytest.raises(error) as caught:
+                DistAsyncQLearning.load_model(where)
+            assert re.fullmatch(
+                rf"{where}\S* cannot be loaded: its learning rule, 'own_double_q', is not known here\. "
+                r"Register it first, on every rank, .*; the command line knows the package's own rules only.",
+                str(caught.value),
+            )
+            assert main(["show", str(where)]) == 2 and str(caught.value) in capsys.readouterr().err
     finally:
         register(own_rules.DOUBLE_Q)
 

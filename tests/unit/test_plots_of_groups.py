@@ -1,5 +1,7 @@
 """Runs in groups, evaluations, the best policy, and what is left out: what is drawn, not how it looks."""
 
+import re
+
 import gymnasium
 import hand_made_metrics as hand_made
 import numpy as np
@@ -402,6 +404,31 @@ def test_different_environments_are_warned_of(drawn, tmp_path, capsys):
     _, err = plot(capsys, *make_runs(tmp_path / "maps", *arguments))
     assert "FrozenLake-v1 (map_name=4x4): 1, FrozenLake-v1 (map_name=8x8): 1" in err
     assert plot(capsys, *runs[:2])[1] == ""
+
+
+def test_the_warning_of_different_environments_says_how_to_draw_them_apart(drawn, tmp_path, capsys):
+    """And nothing of it where each group has one environment."""
+
+    def advice_of(runs, *words):
+        _, err = plot(capsys, *runs, *words)
+        assert "different environments" in err
+        return re.findall(r"Draw .*", err)
+
+    maps = [{"environment_arguments": {"map_name": name}} for name in ("4x4", "8x8") * 2]
+    lakes = make_runs(tmp_path / "maps", *maps)
+    by_map = ["--group-by", "map_name"]
+    assert advice_of(lakes) == advice_of(lakes, *by_map) == []
+    for asked in (["--group-by", "none"], ["--group-by", "environment"], ["--group-by", "ranks"]):
+        (advice,) = advice_of(lakes, *asked)
+        words = re.findall(r"with (--group-by .*)\.$", advice)[0].split()
+        assert words == ([] if "none" in asked else asked) + by_map
+        assert advice_of(lakes, *words) == []
+        assert [line for line in legend_of(drawn[-1]) if "map_name=4x4 (2 runs)" in line]
+    both = [*lakes, *make_runs(tmp_path / "cliff", {"environment": "CliffWalking-v1"})]
+    assert advice_of(both) == []
+    assert advice_of(both, "--group-by", "none") == [
+        "Draw each by itself, or with --group-by environment --group-by map_name."
+    ]
 
 
 def test_rates_of_different_environments_are_warned_of(tmp_path, capsys):

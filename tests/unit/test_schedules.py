@@ -118,7 +118,7 @@ def test_what_schedules_refuse():
         (lambda: Linear(1.0, 0.1, fraction=0.5, call=(-1, 9)), "call must be"),
         (
             lambda: PerVisit(0.0),
-            "PerVisit: exponent must be above 0 and at most 1, got 0.0.*PerVisit\\(0.7\\)",
+            "PerVisit: exponent must be above 0 and at most 1, got 0.0.*exponent=0.7",
         ),
         (lambda: PerVisit(1.1), "exponent must be above 0 and at most 1, got 1.1"),
         (lambda: PerVisit(math.nan), "exponent must be finite"),

@@ -341,8 +341,9 @@ class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
             Whether `env` may be another process than the one that the table was learned in, as in a
             curriculum: with other transitions, rewards, wrappers or time limit. The table goes on as it is.
         progress : callable, optional
-            Called on rank 0 with a `Progress` 200 times, evenly spread over the steps of the call, besides
-            every `progress_interval` seconds, at each checkpoint, and at the end.
+            Called on rank 0 with a `Progress` at 200 points that are evenly spread over the steps of the
+            call, or fewer where one push or round goes beyond several of them; besides after
+            `progress_interval` seconds without a report, at each checkpoint, and at the end.
         progress_interval : float or "auto"
             In seconds. The server waits while the callback runs, so it should be quick. "auto" is 1 second.
             In the reproducible mode it is no time at all, and checkpoints are not reported either: so what
@@ -600,7 +601,7 @@ class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
         FileNotFoundError
             If there is no such file or folder.
         ModelFileError
-            If it is truncated, damaged, or anything but a model file.
+            If it is truncated, damaged, anything but a model file, or of a rule that is not registered here.
         CheckpointError
             If there is no checkpoint in the folder, none that can be used, or more than one agent.
         EnvError

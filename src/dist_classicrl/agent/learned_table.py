@@ -192,7 +192,8 @@ class LearnedTable:
             By default the agent's.
         max_steps : int
             An episode that is longer is cut off there, as in an environment without a time limit one need
-            not come to an end. How many were is in the result's `cut_off`.
+            not come to an end. How many were, or ran into the environment's own limit, is in the result's
+            `cut_off`.
         stops_with_training : bool
             In a callback, and an environment that is stepped: whether to end when the training is to stop,
             since a signal came or a time limit is near. No stop, and no checkpoint, comes before the end of a

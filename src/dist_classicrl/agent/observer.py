@@ -15,7 +15,7 @@ from dist_classicrl.monitoring.reports import ReportHistory
 
 _LOST = ("excluded", "left")
 _JOINED = ("readmitted", "replaced")
-_POINTS = 200  # reports of a call at least, spread evenly over its steps
+_POINTS = 200  # of a call, spread evenly over its steps, at each of which a report is asked for
 
 
 class CallbackObserver(Observer):

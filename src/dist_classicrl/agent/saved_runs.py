@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 
+from dist_classicrl import rules
 from dist_classicrl.agent.checkpoint_body import checkpoint_fault, refused
 from dist_classicrl.checkpoint.folder import CheckpointFolder, Saved
 from dist_classicrl.checkpoint.local import LocalStorage
@@ -31,6 +32,8 @@ def saved_model_of(path: str | os.PathLike[str]) -> SavedModel:
     settings = saved.body["settings"] if fault is None else {}
     if unknown := sorted(set(settings).difference(Settings.__dataclass_fields__)):
         raise of_another_version(saved.url, saved.body, f"it has no settings {', '.join(unknown)}")
+    if advice := rules.to_register(settings):
+        raise CheckpointError(f"{saved.url} cannot be loaded: {advice}")
     try:
         if fault is not None:
             raise ValueError(fault)

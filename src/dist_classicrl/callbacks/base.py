@@ -26,8 +26,9 @@ _OF_OTHERS = {
 class BaseCallback:
     """Follows a training on the rank that serves. Override the methods that begin with an underscore.
 
-    ``_on_step`` is called at each report: 200 times in a call of `train`, evenly spread over its steps, at
-    the steps that any callback asks for by ``_next_step``, every `progress_interval` seconds, at each
+    ``_on_step`` is called at each report: at 200 points that are evenly spread over the steps of a call of
+    `train`, at the steps that any callback asks for by ``_next_step`` (several of these are one report where
+    a push or a round goes beyond them), after `progress_interval` seconds without a report, at each
     checkpoint and at the end, unless the last report has all of it. What it does, the server does not,
     so it should be quick. An exception ends the training on all ranks, and reaches the caller of `train`
     unchanged on this one.

@@ -53,7 +53,7 @@ def _log(line: str) -> None:
 
 
 class Recently:
-    """Makes of a report one with the mean return of about the last 100 episodes, and not of its own few."""
+    """Makes of a report one with the mean return of the last 100 episodes at least, and not of its few."""
 
     def __init__(self) -> None:
         self._recent = RecentEpisodes()

@@ -148,7 +148,8 @@ class StopTrainingOnReturn(_OfOwnEpisodes):
     threshold : float
         Of the mean over the episodes that ended last.
     episodes : int
-        How many these are, at least. After a restart they are collected anew.
+        How many these are, at least: those of the last reports, as few reports as have so many. After a
+        restart they are collected anew.
     verbose : int
     """
 
@@ -175,8 +176,8 @@ class StopTrainingOnNoReturnImprovement(_OfOwnEpisodes):
     min_steps : int
         The training does not end before.
     episodes : int
-        The mean is over so many episodes, those that ended last, or a few more. After a restart they are
-        collected anew, and the steps are counted anew.
+        The mean is over so many at least: those of the last reports, as few reports as have so many. After a
+        restart they are collected anew, and the steps are counted anew.
     verbose : int
 
     Attributes

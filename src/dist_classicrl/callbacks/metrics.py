@@ -24,9 +24,9 @@ class MetricsCallback(BaseCallback):
     "time": ..., "recent_return": ...}`` with all of `Progress`, or ``{"kind": "event", "run": ...,
     "step": ..., "time": ..., "event": {...}}`` with one of `TrainingResult.events`, or of the kind
     "checkpoint", whose "detail" says where it is. null stands for NaN. "run" is the agent's `run_id`. "step"
-    and "time" count over all calls of `train`, "recent_return" is the mean over about the last 100 episodes.
-    ``metrics.csv`` has the numbers of the progress lines.
-    `dist_classicrl.monitoring.read_metrics` reads the first back.
+    and "time" count over all calls of `train`, "recent_return" is the mean over the episodes of the last
+    reports, as few reports as have 100 episodes at least. ``metrics.csv`` has the numbers of the progress
+    lines, and no text such as "run". `dist_classicrl.monitoring.read_metrics` reads the first back.
 
     A run that goes on from a checkpoint appends to what is there: lines of later steps, whose learning was
     lost, are moved to ``metrics.lost.jsonl``, and half a line at the end is cut off, so there is neither a

@@ -18,10 +18,10 @@ class TensorBoardCallback(ScalarsCallback):
     """Writes the numbers of each report as scalars, at `num_timesteps`, and what callbacks `record`.
 
     Names are those of Stable-Baselines3 where it has them: ``rollout/ep_rew_mean`` and
-    ``rollout/ep_len_mean`` over about the last 100 episodes, ``rollout/exploration_rate``, ``time/fps``,
-    ``time/time_elapsed``, ``train/learning_rate``; besides ``rollout/episodes``, ``train/td_error`` and,
-    under ``workers/``, number, communication_fraction, staleness, pushes, bytes_pushed, bytes_pulled and
-    bytes_saved of each report.
+    ``rollout/ep_len_mean`` over the episodes of the last reports, as few reports as have 100 episodes at
+    least, ``rollout/exploration_rate``, ``time/fps``, ``time/time_elapsed``,
+    ``train/learning_rate``; besides ``rollout/episodes``, ``train/td_error`` and, under ``workers/``, number,
+    communication_fraction, staleness, pushes, bytes_pushed, bytes_pulled and bytes_saved of each report.
 
     A run that goes on from a checkpoint writes another file to the same folder and tells TensorBoard to pass
     over what older ones say of later steps.

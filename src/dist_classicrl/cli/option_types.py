@@ -329,15 +329,18 @@ SCHEDULES = {
 
 
 class Schedule(Kind):
-    """A number, or a schedule of `dist_classicrl.schedules`."""
+    """A number, or a schedule of `dist_classicrl.schedules`; one of visits is offered where it may be."""
 
     name = "number|schedule"
-    allowed = (
-        "a number, or a schedule such as linear:1.0:0.05:1e6 (from, to, steps), "
-        "linear:1.0:0.05:fraction=0.5 (of the steps first asked for), exponential:1.0:0.05:1e6 or "
-        "per_visit:0.7; in a file also a table such as "
-        '{ kind = "linear", initial = 1.0, final = 0.05, fraction = 0.5 }'
-    )
+
+    def __init__(self, of_visits: bool = True) -> None:
+        self._offered = [name for name in SCHEDULES if of_visits or name != "per_visit"]
+        last = ", exponential:1.0:0.05:1e6 or per_visit:0.7" if of_visits else " or exponential:1.0:0.05:1e6"
+        self.allowed = (
+            "a number, or a schedule such as linear:1.0:0.05:1e6 (from, to, steps), "
+            f"linear:1.0:0.05:fraction=0.5 (of the steps first asked for){last}; in a file also a table such "
+            'as { kind = "linear", initial = 1.0, final = 0.05, fraction = 0.5 }'
+        )
 
     def of_text(self, text: str) -> Any:
         """Read a number, or the name of a schedule and its arguments, by place or as name=value."""
@@ -346,8 +349,8 @@ class Schedule(Kind):
             try:
                 return _number(text)
             except ValueError:
-                raise ValueError(nearest(name, SCHEDULES)) from None
-        kind, named = _schedule(name), [word.partition("=") for word in words if "=" in word]
+                raise ValueError(nearest(name, self._offered)) from None
+        kind, named = self._schedule(name), [word.partition("=") for word in words if "=" in word]
         values = [_number(word) for word in words if "=" not in word]
         return _made(kind, values, {key: _number(value) for key, _, value in named})
 
@@ -356,7 +359,7 @@ class Schedule(Kind):
         if not isinstance(data, Mapping):
             return self.of_text(data) if isinstance(data, str) else Real().of_data(data)
         arguments = dict(data)
-        return _made(_schedule(str(arguments.pop("kind", ""))), [], arguments)
+        return _made(self._schedule(str(arguments.pop("kind", ""))), [], arguments)
 
     def to_data(self, value: Any) -> Any:
         """Return a number, or the text that means the schedule."""
@@ -370,15 +373,14 @@ class Schedule(Kind):
         words += [f"{name}={each}" if name == "fraction" else str(each) for name, each in given.items()]
         return ":".join(words)
 
+    def _schedule(self, name: str) -> Any:
+        from dist_classicrl import schedules
 
-def _schedule(name: str) -> Any:
-    from dist_classicrl import schedules
-
-    by_class = {full: full for full in SCHEDULES.values()}
-    known = {**SCHEDULES, **by_class}
-    if name not in known:
-        raise ValueError(nearest(name, SCHEDULES) or f"The kinds are {', '.join(SCHEDULES)}.")
-    return getattr(schedules, known[name])
+        by_class = {full: full for full in SCHEDULES.values()}
+        known = {**SCHEDULES, **by_class}
+        if name not in known:
+            raise ValueError(nearest(name, self._offered) or f"The kinds are {', '.join(self._offered)}.")
+        return getattr(schedules, known[name])
 
 
 def _made(kind: Any, values: list[float], named: dict[str, Any]) -> Any:

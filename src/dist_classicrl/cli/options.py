@@ -6,7 +6,9 @@ the fields of `Settings` and of `CheckpointPlan`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from inspect import isfunction
 from typing import Any
 
@@ -77,10 +79,10 @@ def kind_of(check: Any) -> Kind:
     return _KINDS[check if isfunction(check) else type(check)]()
 
 
-_KINDS: dict[Any, type[Kind]] = {
+_KINDS: dict[Any, Callable[[], Kind]] = {
     RealNumber: Real,
     YesOrNo: Flag,
-    checked_chance: Schedule,
+    checked_chance: partial(Schedule, of_visits=False),
     checked_location: Folder,
     checked_step_size: Schedule,
     plan.checked_interval: StepsOrTime,
@@ -126,7 +128,8 @@ OF_TRAIN = [
         "progress_interval",
         RealOrAuto(),
         "auto",
-        "Seconds between two records, besides 200 a run; auto: 1, or none with --no-async-updates.",
+        "Seconds without a record until there is one, besides up to 200 a run; auto: 1, or none with "
+        "--no-async-updates.",
         SHOWING,
     ),
 ]

@@ -139,7 +139,8 @@ def _with_parameters(path: Path, name: str, data: dict[str, Any]) -> Any:
         if name == "algorithm":
             return rules.to_data(find(data)[1])
         if "temperature" in data:
-            data = {**data, "temperature": _value(path, "temperature", Schedule(), data["temperature"])}
+            kind = Schedule(of_visits=False)
+            data = {**data, "temperature": _value(path, "temperature", kind, data["temperature"])}
         return behaviors.to_data(data)
     except SettingsError as error:
         raise StudyError(f"{path}: {error} A table is written as {name} = {_TABLES[name]}.") from error

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dist_classicrl._arguments import OF_EVALUATION, other_names
 from dist_classicrl._jit import jit_for
 from dist_classicrl._random import fresh_seed, stream_key
 from dist_classicrl._words import counted
@@ -38,6 +39,7 @@ def _never() -> bool:
     return False
 
 
+@other_names(OF_EVALUATION)
 @dataclass(frozen=True, repr=False, eq=False)
 class EvaluationResult:
     """Episodes under the greedy policy; DivergenceError where a return is beyond all numbers.

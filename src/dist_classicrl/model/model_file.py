@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dist_classicrl import rules
 from dist_classicrl._files import open_regular, whole_file
 from dist_classicrl._version import __version__
 from dist_classicrl.checks import is_whole
@@ -100,7 +101,8 @@ def write(
 def read(path: str | os.PathLike[str]) -> SavedModel:
     """Return the model in the file at `path`; FileNotFoundError where there is none.
 
-    ModelFileError where it is truncated, damaged or no model file. Nothing in it is ever run.
+    ModelFileError where it is truncated, damaged, no model file, or of a rule that is not registered. Nothing
+    in it is ever run.
     """
     target = Path(path)
     try:
@@ -164,6 +166,9 @@ def _check_about(target: Path, about: Any, names: list[str]) -> None:
         raise _refused(target, "it has no checksums")
     if set(sums) != set(names):
         raise _refused(target, f"it should hold the arrays {', '.join(sorted(map(str, sums)))}")
+    settings = about.get("settings")
+    if isinstance(settings, dict) and (advice := rules.to_register(settings)):
+        raise ModelFileError(f"{target} cannot be loaded: {advice}")
 
 
 def _settings_of(about: Mapping[str, Any]) -> Settings:

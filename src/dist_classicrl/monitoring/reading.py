@@ -67,7 +67,8 @@ class Metrics:
         int64 where numbers are whole, else float64, with NaN where there was nothing to measure. "step" and
         "time" (in seconds) count over all calls of `train`, "step" always rises, and "time" never falls:
         where the clock of who took over from a lost server was behind, it is that of the report before.
-        "recent_return" is the mean over about the last 100 episodes. The others are as in `Progress`.
+        "recent_return" is the mean over the episodes of the last reports, as few reports as have 100 episodes
+        at least: where each has more it is "mean_return". The others are as in `Progress`.
     events : list of dict
         What happened to ranks, as in `TrainingResult.events`, each with the "step" of the report before it
         and the "time".

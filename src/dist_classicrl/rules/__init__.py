@@ -552,6 +552,18 @@ def to_data(algorithm: Any) -> str | dict[str, Any]:
     return {"name": rule.name, **given} if given else rule.name
 
 
+def to_register(settings: Mapping[str, Any]) -> str | None:
+    """Return what to do before settings that were saved can be used, if their rule is not known, or None."""
+    algorithm = settings.get("algorithm")
+    name = algorithm.get("name") if isinstance(algorithm, dict) else algorithm
+    if not isinstance(name, str) or name in names():
+        return None
+    return (
+        f"its learning rule, {name[:100]!r}, is not known here. Register it first, on every rank, as the "
+        "program does that learned with it; the command line knows the package's own rules only."
+    )
+
+
 def checked(rule: LearningRule, parameters: Any) -> Any:
     """Return a rule's hyper-parameters with numbers of the types of their defaults.
 

@@ -104,14 +104,17 @@ def grouped(runs: Sequence[Run], by: Sequence[str]) -> tuple[dict[str, list[RunR
     `by` names the settings; by default those in which the runs differ, but for the seed. Runs that differ in
     nothing are one group, or where they are but two, two.
     """
-    names = checked(runs, by) if by else _differing(runs)
+    names = checked(runs, by) if by else _differing(runs, _KEPT)
     groups: dict[str, list[RunRecords]] = {}
     for run in runs:
-        label = ", ".join(f"{name}={run.said(name)}" for name in names)
-        groups.setdefault(label, []).append(run.records)
+        groups.setdefault(_label(run, names), []).append(run.records)
     if not names and len(runs) == 2:
         return {f"{number}: {run.records.name}": [run.records] for number, run in enumerate(runs, 1)}, ()
     return dict(sorted(groups.items(), key=lambda group: _order(group[0]))), names
+
+
+def _label(run: Run, names: Iterable[str]) -> str:
+    return ", ".join(f"{name}={run.said(name)}" for name in names)
 
 
 def _order(label: str) -> list[tuple[int, float, str]]:
@@ -148,10 +151,10 @@ def checked(runs: Sequence[Run], by: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _differing(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Return the settings that make another experiment in which runs differ, of those that tell them."""
+def _differing(runs: Sequence[Run], settings: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return which of these settings, and what of the environment, differs in the runs that tell theirs."""
     told = [run for run in runs if run.settings]
-    names = dict.fromkeys([ENVIRONMENT, *(name for run in told for name in run.arguments), *_KEPT])
+    names = dict.fromkeys([ENVIRONMENT, *(name for run in told for name in run.arguments), *settings])
     return tuple(name for name in names if len({run.said(name) for run in told}) > 1)
 
 
@@ -171,9 +174,17 @@ def warn_of_environments(runs: Sequence[Run], by: Sequence[str]) -> None:
     """Say on standard error if the runs are of different environments, so that returns are not comparable."""
     told = _environments((run.settings, run.arguments) for run in runs)
     if told is not None:
-        advice = "" if ENVIRONMENT in by else " Draw each by itself, or with --group-by environment."
         what = f"these runs are of different environments ({told}), so their returns cannot be compared."
-        click.echo(f"Warning: {what}{advice}", err=True)
+        click.echo(f"Warning: {what}{_how_to_draw_apart(runs, by)}", err=True)
+
+
+def _how_to_draw_apart(runs: Sequence[Run], by: Sequence[str]) -> str:
+    """Return what to write where one group has several environments; nothing where each has one."""
+    told = [run for run in runs if run.settings]
+    names = dict.fromkeys([*by, *_differing(runs)])
+    if len({_label(run, names) for run in told}) == len({_label(run, by) for run in told}):
+        return ""
+    return f" Draw each by itself, or with {' '.join(f'--group-by {name}' for name in names)}."
 
 
 def warn_of_rates(runs: Sequence[str]) -> None:
