@@ -15,11 +15,22 @@ import pytest
 
 pytest.importorskip("numba_cuda", reason="the extra gpu is not installed")
 
+import card_games
 import gymnasium
 import numba
-from card_twin import MODEL, NO_CARD, OnCore, OneOnCore, RowsOnCore, learned, made, run_in_simulator
+from card_twin import (
+    MODEL,
+    NO_CARD,
+    OnCore,
+    OneOnCore,
+    RowsOnCore,
+    begin_at_0,
+    learned,
+    made,
+    run_in_simulator,
+)
 
-from dist_classicrl import TabularMDP
+from dist_classicrl import CompiledSimulator, TabularMDP
 from dist_classicrl.errors import (
     DeviceError,
     DeviceMemoryError,
@@ -214,6 +225,54 @@ def test_kernels_of_rows_compile_to_ptx_that_loads_a_row_at_once(dtype, n_action
             # Longer rows are searched in blocks that may begin anywhere.
             vector = "ld.global.v4.f32" if dtype is np.float32 else "ld.global.v2.f64"
             assert (vector in text) == (n_actions <= 16)
+
+
+def _compile_walk(monkeypatch, step, data):
+    """Compile a game's steps in one table for a card that need not be there, as a learner does."""
+    from numba import cuda
+    from numba.cuda import dispatcher
+
+    hopper = type("Device", (), {"compute_capability": (9, 0)})
+    monkeypatch.setattr(dispatcher, "get_current_device", lambda: hopper)
+    game = CompiledSimulator.game("Four", 4, 2, data, begin_at_0, step)
+    learner = made(_UnlaunchedStep, game, Settings(learning_rate=0.1))
+    with launching.compiling(learner._problem):
+        learner._compile(0)
+        signature = numba.types.void(*map(numba.typeof, learner.called["walk"]))
+        with launching.exact_arithmetic():
+            return cuda.compile_ptx(kernels.python_of_walk(), signature, cc=(9, 0))[0]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not _can_compile(), reason="NVVM and NVRTC are not installed: pip install 'numba-cuda[cu13]'"
+)
+@pytest.mark.parametrize(
+    ("step", "says"),
+    [
+        (card_games.raising_rarely, r"raising_rarely \(card_games.py, line \d+\) raises ValueError"),
+        (card_games.asserting, r"asserting \(card_games.py, line \d+\) raises AssertionError"),
+        (card_games.calling, r"counted \(card_games.py, line \d+\) raises RuntimeError"),
+        (card_games.raising_with_numbers, "AttributeError: .*exc"),
+        (card_games.catching, "AttributeError: .*try"),
+        (card_games.drawing, "RecursionError"),
+    ],
+)
+def test_what_a_card_cannot_do_is_refused_where_it_is_compiled(monkeypatch, step, says):
+    """A thread that raised would leave its kernel, and tables would be wrong without a word."""
+    for _ in range(2):  # what was compiled before is refused, too
+        with pytest.raises(DeviceError, match=f"Four .* cannot be compiled for a card.*says: {says}"):
+            _compile_walk(monkeypatch, step, card_games.Data(np.ones(4)))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not _can_compile(), reason="NVVM and NVRTC are not installed: pip install 'numba-cuda[cu13]'"
+)
+def test_what_nobody_comes_to_is_compiled(monkeypatch):
+    assert ".target sm_90" in _compile_walk(
+        monkeypatch, card_games.never_raising, card_games.Data(np.ones(4))
+    )
 
 
 def ptx_of_runs(monkeypatch, **settings):
@@ -529,9 +588,19 @@ BROKEN = "[700] Call to cuMemcpyDtoH results in CUDA_ERROR_ILLEGAL_ADDRESS"
         (CudaAPIError(FULL), DeviceMemoryError, "The memory of numba's CUDA simulator is full"),
         (CudaAPIError(BROKEN), DeviceError, "A call to numba's CUDA simulator failed: .*ILLEGAL_ADDRESS"),
         (KeyError(np.exp), DeviceError, r"a function calls np\.exp, which .* Write math\.exp in place of it"),
-        (numba.core.errors.TypingError("no"), DeviceError, "cannot be compiled for a card.*It says: .*no"),
-        (KeyError("exp"), KeyError, "exp"),
-        (ZeroDivisionError("by nothing"), ZeroDivisionError, "by nothing"),
+        (
+            numba.core.errors.TypingError("no"),
+            DeviceError,
+            "cannot be compiled for a card.*says: TypingError.*no",
+        ),
+        (KeyError("exp"), DeviceError, "cannot be compiled for a card.*says: KeyError: .exp"),
+        (
+            NotImplementedError("(unicode_type, 'abc')"),
+            DeviceError,
+            "have arrays, numbers and flags for data",
+        ),
+        (MemoryError("of the host"), MemoryError, "of the host"),
+        (SettingsError("of ours"), SettingsError, "of ours"),
     ],
 )
 def test_what_a_card_and_a_compiler_raise_is_told_apart(raised, told, match):
