@@ -77,7 +77,8 @@ class _Unlaunched:
 class _UnlaunchedRound(_Unlaunched, OnCore):
     def arguments(self):
         there, rule = self._crew_there(0), self._problem.parameters
-        parts = there.parts._replace(step_sizes=self._step_sizes_for(1))
+        sizes = self._step_sizes_for(1)
+        parts = there.parts._replace(step_sizes=sizes, block_sizes=sizes)
         moment = self._moment(Stream(np.uint64(3), 0), 0, Round(4, 2), Units.for_bound(2.0**20, 4))
         return rule, there.simulation, there.walkers, parts, *self._there(), self._moments([moment]), 0
 

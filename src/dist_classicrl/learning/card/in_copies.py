@@ -143,7 +143,8 @@ class InCopies(CardLearner):
         self, blocks: int, moving: Moving, arrays: Arrays, copies: Copies, there: Moments
     ) -> tuple[launching.Launcher, launching.Launcher]:
         """Return what plays a round where so many blocks move, and what merges them."""
-        parts = moving.parts._replace(step_sizes=self._step_sizes_for(blocks))
+        sizes = self._step_sizes_for(1), self._step_sizes_for(blocks)
+        parts = moving.parts._replace(step_sizes=sizes[0], block_sizes=sizes[1])
         given = moving.simulation, moving.walkers, parts, arrays, copies, there
         play = launching.launcher(self._round, self._problem.parameters, *given)
         return play, launching.launcher(self._merge, arrays, parts.step_sizes is not None)

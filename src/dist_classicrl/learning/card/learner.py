@@ -259,6 +259,7 @@ class CardLearner(ABC):
         shape = table.shape
         parts = Parts(
             None,
+            None,
             context.discount,
             behavior,
             whole,
