@@ -185,6 +185,10 @@ def test_a_state_that_is_put_back_goes_on_to_the_same_bits():
         other.restore(0, broken)
     with pytest.raises(CheckpointError, match="bound is missing"):
         other.restore(0, {name: array for name, array in one.state(0).items() if name != "bound"})
+    for bound in (np.nan, np.inf, -1.0, 0.0, 1e300):
+        with pytest.raises(CheckpointError, match=r"bound goes from .*, allowed is from 1\.0 to 1"):
+            other.restore(0, {**one.state(0), "bound": np.array([bound])})
+    assert other.state(0)["bound"] == one.state(0)["bound"]
 
 
 def merged(blocks, coming, step_size, visits, k, before, target, real):

@@ -120,7 +120,8 @@ def test_environments_that_python_steps_and_games_with_checks_or_keys_are_refuse
     checked = CompiledSimulator.game("checked", 2, 2, Nothing(), _reset, _step, check=True)
     assert "check=True" in why_not(source_of(checked), Settings(), "local")
     keyed = CompiledSimulator.game("keyed", None, 2, Other(), _reset, _step, keyed=True)
-    assert "are keys" in why_not(source_of(keyed), Settings(), "local")
+    for engine in ("local", "sharded"):  # that of several ranks, which have no other one for keys
+        assert "are keys" in why_not(source_of(keyed), Settings(), engine)
 
 
 def test_without_numba_cuda_the_error_says_what_to_install(monkeypatch):
