@@ -4,6 +4,8 @@ import importlib
 import logging
 import math
 import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import gymnasium
@@ -132,6 +134,26 @@ def test_without_numba_cuda_the_error_says_what_to_install(monkeypatch):
     with pytest.raises(MissingExtraError, match="needs numba-cuda"):
         DistAsyncQLearning(device="cuda").train(env=MODEL, steps=10)
     _cards.numba_cuda.cache_clear()
+
+
+@pytest.mark.slow
+def test_numba_cuda_is_found_where_python_runs_no_pth_files():
+    """As where PYTHONPATH leads to what pip --target installed."""
+    pytest.importorskip("numba_cuda", reason="the extra gpu is not installed")
+    program = "from dist_classicrl.learning.card import cards; print(cards.numba_cuda().implementation)"
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-S", "-c", program], env=environ, capture_output=True, text=True)
+    assert done.stdout == "NVIDIA\n", done.stderr
+
+
+def test_numbas_own_cuda_is_not_taken_for_that_of_numba_cuda(library, monkeypatch):
+    library()
+    monkeypatch.setattr(_Library, "implementation", "Built-in", raising=False)
+    monkeypatch.setattr(_Library, "__file__", "/packages/numba/cuda/__init__.py", raising=False)
+    with pytest.raises(
+        DeviceError, match=r"numba's own numba\.cuda, /packages/numba.*write import _numba_cuda_redirector"
+    ):
+        _cards.cards()
 
 
 class _Library:

@@ -6,6 +6,7 @@ numba-cuda is imported when a card is asked for, and not before: it takes a seco
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -71,20 +72,31 @@ class Card:
 def numba_cuda() -> Any:
     """Return the module `numba.cuda` of numba-cuda; MissingExtraError where that is not installed.
 
-    DeviceError where it is and cannot be imported.
+    DeviceError where it is and cannot be imported, or numba's own has been imported in its place.
     """
     if find_spec("numba_cuda") is None:
         raise MissingExtraError(NO_NUMBA_CUDA)
     if not hasattr(np, "row_stack"):  # gone from NumPy 2.5, and numba-cuda 0.30 still names it
         np.row_stack = np.vstack  # noqa: NPY201
+    with suppress(ImportError):  # what its .pth file does, which Python runs in its own site-packages alone
+        import_module("_numba_cuda_redirector")
     try:
-        return import_module("numba.cuda")
+        cuda: Any = import_module("numba.cuda")
     except Exception as error:  # what is missing may be a library that it loads
         raise DeviceError(
             f"numba-cuda is installed, but cannot be imported: {error}. Install it anew with the libraries "
             f'of your driver, pip install --force-reinstall "numba-cuda[cu13]" (below driver 580, '
             f'"numba-cuda[cu12]"). {_ON_CORES}'
         ) from error
+    if getattr(cuda, "implementation", "") == "Built-in":
+        raise DeviceError(
+            "numba-cuda is installed, but this process has imported numba's own numba.cuda, "
+            f"{cuda.__file__}, which knows no cards of today. Python puts the one in the place of the other "
+            "by a .pth file, which it runs in site-packages, and not where PYTHONPATH or pip --target leads "
+            "it: install numba-cuda in a virtual environment, or write import _numba_cuda_redirector before "
+            f"whatever imports numba.cuda. {_ON_CORES}"
+        )
+    return cuda
 
 
 def is_simulated() -> bool:
