@@ -46,7 +46,7 @@ from dist_classicrl.learning.card.in_rows import InRows
 from dist_classicrl.learning.card.plan import Round, Shape, Units
 from dist_classicrl.learning.card.runs import learn_runs
 from dist_classicrl.learning.learner import Stream
-from dist_classicrl.rules import BUILT_IN, DynaQ, UCBQLearning
+from dist_classicrl.rules import BUILT_IN, DynaQ, NStepSarsa, UCBQLearning
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
 
@@ -719,6 +719,16 @@ def test_rows_on_a_card_come_to_the_truth_where_many_walk(states, least):
     error = (found["q"] - model.solve(0.9).q.ravel())[often]
     assert np.sqrt(np.mean(error**2)) < 0.1 and often.mean() > 0.5  # of values around 8
     assert least < found["updates"].sum() / (100_000 * states) <= 1.0
+
+
+@pytest.mark.card
+@pytest.mark.skipif(not _has_card(), reason="there is no CUDA card")
+@pytest.mark.parametrize("waits", [1, 16, 256])
+def test_a_thread_on_a_card_has_no_larger_stack_than_was_counted(waits):
+    learner = made(InCopies, MODEL, Settings(algorithm=NStepSarsa(n=waits)), card=cards.cards()[0])
+    with launching.used(learner.card):
+        stack = learner._round._kernel.get_local_mem_per_thread()
+    assert 16 * learner._letters <= stack <= plan.bytes_of_stacks(learner._letters, 1)
 
 
 @pytest.mark.slow

@@ -203,7 +203,7 @@ class _Context:
 
 class _Gpu:
     name, compute_capability, MULTIPROCESSOR_COUNT, id = b"NVIDIA H100", (9, 0), 132, 0
-    MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 232_448
+    MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, MAX_THREADS_PER_MULTIPROCESSOR = 232_448, 2048
     begun = 0
 
     def __enter__(self):
@@ -293,6 +293,7 @@ def test_cards_are_listed_with_what_they_are_and_not_begun_to_be_used(library):
     assert _Gpu.begun == 0  # a card may let only one process do so
     assert (first.number, second.number, first.name) == (0, 1, "NVIDIA H100")
     assert str(second) == ("card 1, NVIDIA H100 (compute capability 9.0, 80 GiB, 132 multiprocessors)")
+    assert second.threads == 132 * 2048
     assert second.shared_bytes == 232_448 and CARDS[0].shared_bytes == 48 << 10
     assert _cards.free_memory(second) == 70 << 30
 

@@ -48,6 +48,8 @@ class Card:
         Shared memory that a block may have.
     is_simulated : bool
         Whether numba's CUDA simulator runs kernels as Python threads instead (NUMBA_ENABLE_CUDASIM=1).
+    threads : int
+        That it can have under way at once, for each of which the driver keeps a stack; 0 if simulated.
     """
 
     number: int
@@ -57,6 +59,7 @@ class Card:
     multiprocessors: int
     shared_bytes: int = USUAL_SHARED_BYTES
     is_simulated: bool = False
+    threads: int = 0
 
     def __str__(self) -> str:
         if self.is_simulated:
@@ -198,7 +201,9 @@ def _card(number: int, each: Any) -> Card:
     name = device.name.decode() if isinstance(device.name, bytes) else str(device.name)
     major, minor = device.compute_capability[:2]
     shared = max(int(device.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN), USUAL_SHARED_BYTES)
-    return Card(number, name, (int(major), int(minor)), memory, int(device.MULTIPROCESSOR_COUNT), shared)
+    processors = int(device.MULTIPROCESSOR_COUNT)
+    threads = processors * int(device.MAX_THREADS_PER_MULTIPROCESSOR)
+    return Card(number, name, (int(major), int(minor)), memory, processors, shared, threads=threads)
 
 
 def place_on_host() -> tuple[int, int]:

@@ -15,6 +15,7 @@ from dist_classicrl.learning.card.plan import (
     Units,
     blocks_of,
     bytes_of_arrays,
+    bytes_of_stacks,
     bytes_with_copies,
     halves,
 )
@@ -66,6 +67,7 @@ class InCopies(CardLearner):
     def _bytes(self, crew: int, constant: int) -> int:
         # Each number of blocks has a clock of its own.
         constant += (self.shape.blocks.bit_length() - 1) * bytes_of_arrays(self._problem.rates.table)
+        constant += bytes_of_stacks(self._letters, self.card.threads)
         return bytes_with_copies(
             self.table.q.size, self._itemsize, self._shared_bytes > 0, self.shape, crew, constant
         )
