@@ -159,7 +159,7 @@ def test_numbas_own_cuda_is_not_taken_for_that_of_numba_cuda(library, monkeypatc
 class _Library:
     """numba.cuda, as far as cards are looked for there."""
 
-    def __init__(self, driver, toolkit, gpus):
+    def __init__(self, driver, toolkit, gpus, linker):
         self.gpus = gpus
         self.context = _Context()
 
@@ -173,6 +173,7 @@ class _Library:
                 driver=SimpleNamespace(get_version=driver, cuDeviceTotalMem=total)
             ),
             "numba.cuda.cudadrv.nvrtc": SimpleNamespace(get_lowest_supported_cc=lambda: (7, 5)),
+            "cuda.bindings.nvjitlink": SimpleNamespace(version=linker),
             "numba.cuda.cudadrv.nvvm": SimpleNamespace(NVVM=lambda: None),
             "numba.cuda.cudadrv.runtime": SimpleNamespace(get_version=lambda: toolkit),
         }
@@ -216,14 +217,14 @@ class _Gpu:
 
 @pytest.fixture
 def library(monkeypatch):
-    def use(driver=(13, 0), toolkit=(13, 1), gpus=()):
+    def use(driver=(13, 0), toolkit=(13, 1), gpus=(), linker=lambda: (13, 1)):
         def version():
             if driver is None:
                 raise ImportError("Error at driver init: \n\nCUDA driver library cannot be found.\n:")
             return driver
 
         _cards.numba_cuda.cache_clear()
-        monkeypatch.setattr(_cards, "import_module", _Library(version, toolkit, list(gpus)))
+        monkeypatch.setattr(_cards, "import_module", _Library(version, toolkit, list(gpus), linker))
         monkeypatch.setattr(_cards, "find_spec", lambda name: object())
 
     yield use
@@ -271,6 +272,20 @@ def test_cards_that_cannot_be_had_leave_the_others_alone(library):
         match=r"card 0, Tesla P100 \(.*too old for CUDA 13\.1.*numba-cuda\[cu12\]; card 1 does not answer",
     ):
         _cards.cards()
+
+
+def test_a_missing_linker_is_named_where_the_driver_is_older_than_the_compiler(library):
+    def missing():
+        raise RuntimeError("Failure finding libnvJitLink.so.13")
+
+    library(gpus=[_Gpu()], linker=missing)
+    with pytest.raises(
+        DeviceError,
+        match=r'nvJitLink is not found: .* CUDA 13\.1, .* 13\.0, .*pip install "numba-cuda\[cu13\]"',
+    ):
+        _cards.cards()
+    library(driver=(13, 1), gpus=[_Gpu()], linker=missing)
+    assert len(_cards.cards()) == 1
 
 
 def test_a_card_that_fails_when_its_memory_is_asked_for_is_named(library):

@@ -6,6 +6,7 @@ numba-cuda is imported when a card is asked for, and not before: it takes a seco
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -166,6 +167,8 @@ def cards() -> list[Card]:
             f"with CUDA {needs[0]}.{needs[1]}. Install a newer driver, or the libraries of its CUDA: pip "
             f'install "numba-cuda[cu{has[0]}]". {_ON_CORES}'
         )
+    if has < needs:
+        _check_linker(has, needs)
     try:
         listed, least = list(cuda.gpus), _least_capability()
     except Exception as error:
@@ -185,6 +188,21 @@ def cards() -> list[Card]:
         why = f": {'; '.join(left_out)}" if left_out else ""
         raise DeviceError(f"There is a driver, but no card that works {_among_visible()}{why}. {_ON_CORES}")
     return found
+
+
+def _check_linker(has: tuple[int, int], needs: tuple[int, int]) -> None:
+    """Raise DeviceError without nvJitLink: a driver itself links nothing that a newer CUDA has compiled.
+
+    cuda.core would let it try.
+    """
+    try:
+        import_module("cuda.bindings.nvjitlink").version()
+    except Exception as error:  # of the library's own kinds
+        raise DeviceError(
+            f"nvJitLink is not found: kernels are compiled with CUDA {needs[0]}.{needs[1]}, and the driver, "
+            f"of CUDA {has[0]}.{has[1]}, takes them only from that. Install it: pip install "
+            f'"numba-cuda[cu{needs[0]}]". {_ON_CORES}'
+        ) from error
 
 
 def _least_capability() -> tuple[int, int]:
@@ -261,6 +279,12 @@ def trouble(card: Card, error: BaseException) -> DeviceError:
         return DeviceMemoryError(
             f"The memory of {card} is full: {error}. End what else uses the card, take a larger one "
             f'({VISIBLE}), or write device="cpu".'
+        )
+    if re.search(r"UNSUPPORTED_PTX_VERSION|Unsupported \.version", str(error)):
+        return DeviceError(
+            f"{card} cannot have what kernels are compiled to: {error}. What compiles them, NVVM, is of a "
+            "newer CUDA than the driver and what links them, nvJitLink: install libraries of one version, "
+            'pip install --upgrade nvidia-nvvm nvidia-nvjitlink, or a newer driver, or write device="cpu".'
         )
     return DeviceError(
         f"A call to {card} failed: {error}. After that nothing more can be done with a card in this process: "

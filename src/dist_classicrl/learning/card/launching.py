@@ -58,7 +58,8 @@ def exact_arithmetic() -> Iterator[None]:
     if is_simulated():
         yield
         return
-    nvvm, lower = import_module("numba.cuda.cudadrv.nvvm"), import_module("numba.cuda.lowering").Lower
+    nvvm: Any = import_module("numba.cuda.cudadrv.nvvm")
+    lower: Any = import_module("numba.cuda.lowering").Lower
     compile_ir, lower_raise = nvvm.compile_ir, lower.lower_static_raise
     nvvm.compile_ir = partial(_exactly, compile_ir)
     lower.lower_static_raise = partialmethod(_marked, lower_raise)
