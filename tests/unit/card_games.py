@@ -13,6 +13,11 @@ class Data(NamedTuple):
     rewards: np.ndarray
 
 
+class Named(NamedTuple):
+    rewards: np.ndarray
+    name: str
+
+
 @numba.njit
 def counted(number):
     if number > 2:

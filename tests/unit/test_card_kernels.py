@@ -30,7 +30,7 @@ from card_twin import (
     run_in_simulator,
 )
 
-from dist_classicrl import CompiledSimulator, TabularMDP
+from dist_classicrl import CompiledSimulator, DistAsyncQLearning, TabularMDP
 from dist_classicrl.errors import (
     DeviceError,
     DeviceMemoryError,
@@ -722,6 +722,22 @@ def test_rows_on_a_card_come_to_the_truth_where_many_walk(states, least):
     error = (found["q"] - model.solve(0.9).q.ravel())[often]
     assert np.sqrt(np.mean(error**2)) < 0.1 and often.mean() > 0.5  # of values around 8
     assert least < found["updates"].sum() / (100_000 * states) <= 1.0
+
+
+@pytest.mark.card
+@pytest.mark.skipif(not _has_card(), reason="there is no CUDA card")
+@pytest.mark.parametrize(
+    ("step", "data", "says"),
+    [
+        (card_games.raising_rarely, card_games.Data(np.ones(4)), "raising_rarely .* raises ValueError"),
+        (card_games.never_raising, card_games.Named(np.ones(4), "four"), "NotImplementedError: .*four"),
+    ],
+)
+def test_a_game_that_a_card_cannot_play_is_refused_by_its_name(step, data, says):
+    game = CompiledSimulator.game("Four", 4, 2, data, begin_at_0, step)
+    assert DistAsyncQLearning(seed=1).train(env=game, steps=1000).steps == 1000
+    with pytest.raises(DeviceError, match=f"Four .* cannot be compiled for a card.*says: {says}"):
+        DistAsyncQLearning(device="cuda", seed=1).train(env=game, steps=1000)
 
 
 @pytest.mark.card
