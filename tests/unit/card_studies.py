@@ -76,10 +76,10 @@ def slices_make_the_tables_of_a_core():
         Settings(learning_rate=0.2, discount_factor=0.7, initial_value=2.0),
     ]
     asked = [(both[seed % 2], seed) for seed in range(5)]
-    before = card_runs._SLICE_STEPS, card_runs._THREADS
-    card_runs._SLICE_STEPS, card_runs._THREADS = 70, 2
+    before = card_runs._FIRST_SLICE, card_runs._THREADS
+    card_runs._FIRST_SLICE, card_runs._THREADS = 70, 2
     (made,) = CardRuns(resolve(MODEL, 1, None), cards()[0]).learn(asked, [100, 150, 333])
-    card_runs._SLICE_STEPS, card_runs._THREADS = before
+    card_runs._FIRST_SLICE, card_runs._THREADS = before
     for run, (settings, seed) in enumerate(asked):
         agent = DistAsyncQLearning(**{**settings.arguments(), "seed": seed})
         result = agent.train(env=MODEL, total_steps=333)

@@ -15,11 +15,22 @@ import pytest
 
 pytest.importorskip("numba_cuda", reason="the extra gpu is not installed")
 
+import card_games
 import gymnasium
 import numba
-from card_twin import MODEL, NO_CARD, OnCore, OneOnCore, RowsOnCore, learned, made, run_in_simulator
+from card_twin import (
+    MODEL,
+    NO_CARD,
+    OnCore,
+    OneOnCore,
+    RowsOnCore,
+    begin_at_0,
+    learned,
+    made,
+    run_in_simulator,
+)
 
-from dist_classicrl import TabularMDP
+from dist_classicrl import CompiledSimulator, DistAsyncQLearning, TabularMDP
 from dist_classicrl.errors import (
     DeviceError,
     DeviceMemoryError,
@@ -35,7 +46,7 @@ from dist_classicrl.learning.card.in_rows import InRows
 from dist_classicrl.learning.card.plan import Round, Shape, Units
 from dist_classicrl.learning.card.runs import learn_runs
 from dist_classicrl.learning.learner import Stream
-from dist_classicrl.rules import BUILT_IN, DynaQ, UCBQLearning
+from dist_classicrl.rules import BUILT_IN, DynaQ, NStepSarsa, UCBQLearning
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
 
@@ -66,7 +77,8 @@ class _Unlaunched:
 class _UnlaunchedRound(_Unlaunched, OnCore):
     def arguments(self):
         there, rule = self._crew_there(0), self._problem.parameters
-        parts = there.parts._replace(step_sizes=self._step_sizes_for(1))
+        sizes = self._step_sizes_for(1)
+        parts = there.parts._replace(step_sizes=sizes, block_sizes=sizes)
         moment = self._moment(Stream(np.uint64(3), 0), 0, Round(4, 2), Units.for_bound(2.0**20, 4))
         return rule, there.simulation, there.walkers, parts, *self._there(), self._moments([moment]), 0
 
@@ -214,6 +226,54 @@ def test_kernels_of_rows_compile_to_ptx_that_loads_a_row_at_once(dtype, n_action
             # Longer rows are searched in blocks that may begin anywhere.
             vector = "ld.global.v4.f32" if dtype is np.float32 else "ld.global.v2.f64"
             assert (vector in text) == (n_actions <= 16)
+
+
+def _compile_walk(monkeypatch, step, data):
+    """Compile a game's steps in one table for a card that need not be there, as a learner does."""
+    from numba import cuda
+    from numba.cuda import dispatcher
+
+    hopper = type("Device", (), {"compute_capability": (9, 0)})
+    monkeypatch.setattr(dispatcher, "get_current_device", lambda: hopper)
+    game = CompiledSimulator.game("Four", 4, 2, data, begin_at_0, step)
+    learner = made(_UnlaunchedStep, game, Settings(learning_rate=0.1))
+    with launching.compiling(learner._problem):
+        learner._compile(0)
+        signature = numba.types.void(*map(numba.typeof, learner.called["walk"]))
+        with launching.exact_arithmetic():
+            return cuda.compile_ptx(kernels.python_of_walk(), signature, cc=(9, 0))[0]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not _can_compile(), reason="NVVM and NVRTC are not installed: pip install 'numba-cuda[cu13]'"
+)
+@pytest.mark.parametrize(
+    ("step", "says"),
+    [
+        (card_games.raising_rarely, r"raising_rarely \(card_games.py, line \d+\) raises ValueError"),
+        (card_games.asserting, r"asserting \(card_games.py, line \d+\) raises AssertionError"),
+        (card_games.calling, r"counted \(card_games.py, line \d+\) raises RuntimeError"),
+        (card_games.raising_with_numbers, "AttributeError: .*exc"),
+        (card_games.catching, "AttributeError: .*try"),
+        (card_games.drawing, "RecursionError"),
+    ],
+)
+def test_what_a_card_cannot_do_is_refused_where_it_is_compiled(monkeypatch, step, says):
+    """A thread that raised would leave its kernel, and tables would be wrong without a word."""
+    for _ in range(2):  # what was compiled before is refused, too
+        with pytest.raises(DeviceError, match=f"Four .* cannot be compiled for a card.*says: {says}"):
+            _compile_walk(monkeypatch, step, card_games.Data(np.ones(4)))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not _can_compile(), reason="NVVM and NVRTC are not installed: pip install 'numba-cuda[cu13]'"
+)
+def test_what_nobody_comes_to_is_compiled(monkeypatch):
+    assert ".target sm_90" in _compile_walk(
+        monkeypatch, card_games.never_raising, card_games.Data(np.ones(4))
+    )
 
 
 def ptx_of_runs(monkeypatch, **settings):
@@ -520,6 +580,7 @@ class CudaAPIError(Exception):
 
 
 FULL = "[2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY"
+NEWER = "[222] Call to cuModuleLoadDataEx results in CUDA_ERROR_UNSUPPORTED_PTX_VERSION"
 BROKEN = "[700] Call to cuMemcpyDtoH results in CUDA_ERROR_ILLEGAL_ADDRESS"
 
 
@@ -528,10 +589,22 @@ BROKEN = "[700] Call to cuMemcpyDtoH results in CUDA_ERROR_ILLEGAL_ADDRESS"
     [
         (CudaAPIError(FULL), DeviceMemoryError, "The memory of numba's CUDA simulator is full"),
         (CudaAPIError(BROKEN), DeviceError, "A call to numba's CUDA simulator failed: .*ILLEGAL_ADDRESS"),
+        (CudaAPIError(NEWER), DeviceError, r"newer CUDA.*pip install --upgrade nvidia-nvvm nvidia-nvjitlink"),
+        (CudaAPIError("Unsupported .version 9.5"), DeviceError, "cannot have what kernels are compiled to"),
         (KeyError(np.exp), DeviceError, r"a function calls np\.exp, which .* Write math\.exp in place of it"),
-        (numba.core.errors.TypingError("no"), DeviceError, "cannot be compiled for a card.*It says: .*no"),
-        (KeyError("exp"), KeyError, "exp"),
-        (ZeroDivisionError("by nothing"), ZeroDivisionError, "by nothing"),
+        (
+            numba.core.errors.TypingError("no"),
+            DeviceError,
+            "cannot be compiled for a card.*says: TypingError.*no",
+        ),
+        (KeyError("exp"), DeviceError, "cannot be compiled for a card.*says: KeyError: .exp"),
+        (
+            NotImplementedError("(unicode_type, 'abc')"),
+            DeviceError,
+            "have arrays, numbers and flags for data",
+        ),
+        (MemoryError("of the host"), MemoryError, "of the host"),
+        (SettingsError("of ours"), SettingsError, "of ours"),
     ],
 )
 def test_what_a_card_and_a_compiler_raise_is_told_apart(raised, told, match):
@@ -649,6 +722,32 @@ def test_rows_on_a_card_come_to_the_truth_where_many_walk(states, least):
     error = (found["q"] - model.solve(0.9).q.ravel())[often]
     assert np.sqrt(np.mean(error**2)) < 0.1 and often.mean() > 0.5  # of values around 8
     assert least < found["updates"].sum() / (100_000 * states) <= 1.0
+
+
+@pytest.mark.card
+@pytest.mark.skipif(not _has_card(), reason="there is no CUDA card")
+@pytest.mark.parametrize(
+    ("step", "data", "says"),
+    [
+        (card_games.raising_rarely, card_games.Data(np.ones(4)), "raising_rarely .* raises ValueError"),
+        (card_games.never_raising, card_games.Named(np.ones(4), "four"), "NotImplementedError: .*four"),
+    ],
+)
+def test_a_game_that_a_card_cannot_play_is_refused_by_its_name(step, data, says):
+    game = CompiledSimulator.game("Four", 4, 2, data, begin_at_0, step)
+    assert DistAsyncQLearning(seed=1).train(env=game, steps=1000).steps == 1000
+    with pytest.raises(DeviceError, match=f"Four .* cannot be compiled for a card.*says: {says}"):
+        DistAsyncQLearning(device="cuda", seed=1).train(env=game, steps=1000)
+
+
+@pytest.mark.card
+@pytest.mark.skipif(not _has_card(), reason="there is no CUDA card")
+@pytest.mark.parametrize("waits", [1, 16, 256])
+def test_a_thread_on_a_card_has_no_larger_stack_than_was_counted(waits):
+    learner = made(InCopies, MODEL, Settings(algorithm=NStepSarsa(n=waits)), card=cards.cards()[0])
+    with launching.used(learner.card):
+        stack = learner._round._kernel.get_local_mem_per_thread()
+    assert 16 * learner._letters <= stack <= plan.bytes_of_stacks(learner._letters, 1)
 
 
 @pytest.mark.slow

@@ -12,7 +12,9 @@ from card_plain import OneTableTwin
 from card_twin import (
     MASKED,
     MODEL,
+    NO_CARD,
     SETTINGS,
+    SMALL,
     SMALL_WALK,
     CoreMemory,
     Data,
@@ -198,6 +200,23 @@ def test_what_it_takes_of_the_card_is_known_before(kind, dtype, settings, monkey
     monkeypatch.setattr(plan, "free_memory", lambda card: in_use // 2)
     with pytest.raises(DeviceMemoryError, match="A table of .* entries with 128 walkers needs .* too few"):
         learner._check_memory(*learner._crews[0])
+
+
+@pytest.mark.parametrize(("waits", "stack"), [(16, 576), (256, 8256)])
+def test_the_stacks_of_all_threads_that_a_card_can_have_are_counted(waits, stack, monkeypatch):
+    """Of so many bytes each, as ptxas says."""
+    card = dataclasses.replace(NO_CARD, threads=132 * 2048)
+    settings = Settings(algorithm=NStepSarsa(n=waits))
+    monkeypatch.setattr(plan, "free_memory", lambda card: 1 << 28)
+    told = []
+    with monkeypatch.context() as patch:
+        patch.setattr(learners, "check_memory", lambda needed, card, what: told.append(needed))
+        for each in (NO_CARD, card):
+            made(OnCore, MODEL, settings, SMALL, card=each)
+    assert told[1] - told[0] == 132 * 2048 * stack
+    if waits == 256:
+        with pytest.raises(DeviceMemoryError, match=r"needs 2\.08 GiB .* 1\.83 GiB too few"):
+            made(OnCore, MODEL, settings, SMALL, card=card)
 
 
 @pytest.mark.parametrize("kind", [OneOnCore, RowsOnCore])

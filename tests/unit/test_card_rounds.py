@@ -32,12 +32,13 @@ from dist_classicrl.learning.card.plan import ON_CARD, Round, Shape, halves, nex
 from dist_classicrl.learning.card.steps import Arrays, Moment, give_map, merge_blocks, merge_step, take_copy
 from dist_classicrl.learning.kinds import LearnerKind, register, unregister
 from dist_classicrl.learning.learner import Stream
-from dist_classicrl.learning.rules.kernel import best_value, rule_function, update
+from dist_classicrl.learning.rules.kernel import best_value, rule_function, step_size, update
 from dist_classicrl.rules import LearningRule, Shared
 from dist_classicrl.rules import register as register_rule
 from dist_classicrl.rules import unregister as unregister_rule
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
+from dist_classicrl.tables.rows import visits_of
 
 pytestmark = pytest.mark.slow  # each kernel here takes long to compile
 
@@ -45,7 +46,7 @@ pytestmark = pytest.mark.slow  # each kernel here takes long to compile
 class SimpleParts(NamedTuple):
     """What of the parts of a round an entry needs to move."""
 
-    step_sizes: object
+    block_sizes: object
 
 
 WIDE = Shape(16, 64, 32)
@@ -184,6 +185,10 @@ def test_a_state_that_is_put_back_goes_on_to_the_same_bits():
         other.restore(0, broken)
     with pytest.raises(CheckpointError, match="bound is missing"):
         other.restore(0, {name: array for name, array in one.state(0).items() if name != "bound"})
+    for bound in (np.nan, np.inf, -1.0, 0.0, 1e300):
+        with pytest.raises(CheckpointError, match=r"bound goes from .*, allowed is from 1\.0 to 1"):
+            other.restore(0, {**one.state(0), "bound": np.array([bound])})
+    assert other.state(0)["bound"] == one.state(0)["bound"]
 
 
 def merged(blocks, coming, step_size, visits, k, before, target, real):
@@ -365,5 +370,44 @@ def test_numbers_that_each_walker_has_of_its_own_are_kept_on_a_card(kind):
         two.restore(0, state)
         learned(two, 64, start=640)
         assert two.state(0)["rule_owned"][:, 0].sum() == 704
+    finally:
+        unregister_rule(rule)
+
+
+class Sizing(NamedTuple):
+    """Q-learning whose walkers note the step sizes that they are told, and those of one learner."""
+
+
+@rule_function
+def learn_and_size(rule, context, now, step, learned):
+    own = context.owned[now.walker]
+    own[0] += step_size(context, now, step.state, step.action)
+    own[1] += (visits_of(context.table, step.state, step.action) + 1.0) ** -0.7
+    target = step.reward
+    if not step.terminated:
+        target += context.discount * best_value(context, step)
+    return update(context, now, step.state, step.action, target, learned)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "given"),
+    [
+        (OnCore, Shape(1, 4, 8), {}),
+        (OnCore, Shape(64, 1, 8), {}),
+        (OneOnCore, Shape(1, 4, 1), {}),
+        (RowsOnCore, Shape(1, 4, 8), {"is_alone": True}),
+    ],
+)
+def test_a_rule_is_told_the_step_size_of_one_learner_however_many_blocks_there_are(kind, shape, given):
+    rule = LearningRule(
+        "sizing", Sizing, learn_and_size, can_travel=True, shared=(Shared("sizes", "owner", 2),)
+    )
+    register_rule(rule)
+    try:
+        learner = made(kind, MODEL, dataclasses.replace(SETTINGS, algorithm="sizing"), shape, **given)
+        learned(learner, 2000, start=1_000_000)
+        told, due = learner.state(0)["rule_owned"].sum(axis=0)
+        assert 50.0 < due < 1500.0
+        assert abs(told / due - 1.0) < 0.02
     finally:
         unregister_rule(rule)

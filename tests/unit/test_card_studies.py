@@ -1,6 +1,7 @@
 """Studies that ask for a card: in the CUDA simulator, with a core in its place, and without one."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numba
@@ -9,12 +10,13 @@ import pytest
 
 pytest.importorskip("numba_cuda", reason="the extra gpu is not installed")
 
-from card_twin import make_runs_on_a_core, run_in_simulator
+from card_twin import NO_CARD, make_runs_on_a_core, run_in_simulator
 
-from dist_classicrl import Sweep, TabularMDP
+from dist_classicrl import DistAsyncQLearning, Sweep, TabularMDP
 from dist_classicrl.environments import trial
 from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.errors import DeviceError
+from dist_classicrl.learning.card import kernels, runs
 from dist_classicrl.learning.rules.kernel import Learned, bits, rule_function, update
 from dist_classicrl.rules import LearningRule, register, unregister
 from dist_classicrl.schedules import PerVisit
@@ -109,6 +111,32 @@ def test_a_run_fails_in_the_words_of_a_core(tmp_path, monkeypatch, make, word):
     here, there = (a_study(tmp_path, device, make()) for device in ("cpu", "cuda"))
     assert tables(there) == tables(here) and there.failed > 0
     assert all(row["error"] is None or row["error"].startswith(word) for row in there.rows())
+
+
+@pytest.mark.parametrize(
+    ("steps_a_second", "launched"),
+    [(2.0**20, [16_384, 32_768, 65_536, 131_072, 154_240]), (2.0**14, [16_384] + [8192] * 46 + [6784])],
+)
+def test_launches_take_half_a_second_and_change_no_bit(monkeypatch, steps_a_second, launched):
+    make_runs_on_a_core(monkeypatch)
+    made, now = [], [0.0]
+
+    class Kernel(kernels.runs_kernel):
+        def __call__(self, *arguments):
+            super().__call__(*arguments)
+            if lines := int(arguments[4].steps[0].sum()):
+                made.append(lines)
+            now[0] += lines / steps_a_second
+
+    monkeypatch.setattr(kernels, "runs_kernel", Kernel)
+    monkeypatch.setattr(runs, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    found = runs.learn_runs(MODEL, [3, 4], 400_000, None, NO_CARD)
+    assert made == launched
+    for place, seed in enumerate((3, 4)):
+        agent = DistAsyncQLearning(seed=seed)
+        agent.train(env=MODEL, total_steps=400_000)
+        assert np.array_equal(found.q_tables[place], agent.q_table)
+        assert np.array_equal(found.visits[place], agent.visits)
 
 
 def test_without_a_card_each_run_tells_why(tmp_path, monkeypatch):

@@ -4,6 +4,8 @@ import importlib
 import logging
 import math
 import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import gymnasium
@@ -120,7 +122,8 @@ def test_environments_that_python_steps_and_games_with_checks_or_keys_are_refuse
     checked = CompiledSimulator.game("checked", 2, 2, Nothing(), _reset, _step, check=True)
     assert "check=True" in why_not(source_of(checked), Settings(), "local")
     keyed = CompiledSimulator.game("keyed", None, 2, Other(), _reset, _step, keyed=True)
-    assert "are keys" in why_not(source_of(keyed), Settings(), "local")
+    for engine in ("local", "sharded"):  # that of several ranks, which have no other one for keys
+        assert "are keys" in why_not(source_of(keyed), Settings(), engine)
 
 
 def test_without_numba_cuda_the_error_says_what_to_install(monkeypatch):
@@ -133,10 +136,30 @@ def test_without_numba_cuda_the_error_says_what_to_install(monkeypatch):
     _cards.numba_cuda.cache_clear()
 
 
+@pytest.mark.slow
+def test_numba_cuda_is_found_where_python_runs_no_pth_files():
+    """As where PYTHONPATH leads to what pip --target installed."""
+    pytest.importorskip("numba_cuda", reason="the extra gpu is not installed")
+    program = "from dist_classicrl.learning.card import cards; print(cards.numba_cuda().implementation)"
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-S", "-c", program], env=environ, capture_output=True, text=True)
+    assert done.stdout == "NVIDIA\n", done.stderr
+
+
+def test_numbas_own_cuda_is_not_taken_for_that_of_numba_cuda(library, monkeypatch):
+    library()
+    monkeypatch.setattr(_Library, "implementation", "Built-in", raising=False)
+    monkeypatch.setattr(_Library, "__file__", "/packages/numba/cuda/__init__.py", raising=False)
+    with pytest.raises(
+        DeviceError, match=r"numba's own numba\.cuda, /packages/numba.*write import _numba_cuda_redirector"
+    ):
+        _cards.cards()
+
+
 class _Library:
     """numba.cuda, as far as cards are looked for there."""
 
-    def __init__(self, driver, toolkit, gpus):
+    def __init__(self, driver, toolkit, gpus, linker):
         self.gpus = gpus
         self.context = _Context()
 
@@ -150,6 +173,7 @@ class _Library:
                 driver=SimpleNamespace(get_version=driver, cuDeviceTotalMem=total)
             ),
             "numba.cuda.cudadrv.nvrtc": SimpleNamespace(get_lowest_supported_cc=lambda: (7, 5)),
+            "cuda.bindings.nvjitlink": SimpleNamespace(version=linker),
             "numba.cuda.cudadrv.nvvm": SimpleNamespace(NVVM=lambda: None),
             "numba.cuda.cudadrv.runtime": SimpleNamespace(get_version=lambda: toolkit),
         }
@@ -180,7 +204,7 @@ class _Context:
 
 class _Gpu:
     name, compute_capability, MULTIPROCESSOR_COUNT, id = b"NVIDIA H100", (9, 0), 132, 0
-    MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 232_448
+    MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, MAX_THREADS_PER_MULTIPROCESSOR = 232_448, 2048
     begun = 0
 
     def __enter__(self):
@@ -193,14 +217,14 @@ class _Gpu:
 
 @pytest.fixture
 def library(monkeypatch):
-    def use(driver=(13, 0), toolkit=(13, 1), gpus=()):
+    def use(driver=(13, 0), toolkit=(13, 1), gpus=(), linker=lambda: (13, 1)):
         def version():
             if driver is None:
                 raise ImportError("Error at driver init: \n\nCUDA driver library cannot be found.\n:")
             return driver
 
         _cards.numba_cuda.cache_clear()
-        monkeypatch.setattr(_cards, "import_module", _Library(version, toolkit, list(gpus)))
+        monkeypatch.setattr(_cards, "import_module", _Library(version, toolkit, list(gpus), linker))
         monkeypatch.setattr(_cards, "find_spec", lambda name: object())
 
     yield use
@@ -250,6 +274,20 @@ def test_cards_that_cannot_be_had_leave_the_others_alone(library):
         _cards.cards()
 
 
+def test_a_missing_linker_is_named_where_the_driver_is_older_than_the_compiler(library):
+    def missing():
+        raise RuntimeError("Failure finding libnvJitLink.so.13")
+
+    library(gpus=[_Gpu()], linker=missing)
+    with pytest.raises(
+        DeviceError,
+        match=r'nvJitLink is not found: .* CUDA 13\.1, .* 13\.0, .*pip install "numba-cuda\[cu13\]"',
+    ):
+        _cards.cards()
+    library(driver=(13, 1), gpus=[_Gpu()], linker=missing)
+    assert len(_cards.cards()) == 1
+
+
 def test_a_card_that_fails_when_its_memory_is_asked_for_is_named(library):
     class CudaAPIError(Exception):  # by its name it is told
         pass
@@ -270,6 +308,7 @@ def test_cards_are_listed_with_what_they_are_and_not_begun_to_be_used(library):
     assert _Gpu.begun == 0  # a card may let only one process do so
     assert (first.number, second.number, first.name) == (0, 1, "NVIDIA H100")
     assert str(second) == ("card 1, NVIDIA H100 (compute capability 9.0, 80 GiB, 132 multiprocessors)")
+    assert second.threads == 132 * 2048
     assert second.shared_bytes == 232_448 and CARDS[0].shared_bytes == 48 << 10
     assert _cards.free_memory(second) == 70 << 30
 

@@ -6,6 +6,8 @@ numba-cuda is imported when a card is asked for, and not before: it takes a seco
 from __future__ import annotations
 
 import os
+import re
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -47,6 +49,8 @@ class Card:
         Shared memory that a block may have.
     is_simulated : bool
         Whether numba's CUDA simulator runs kernels as Python threads instead (NUMBA_ENABLE_CUDASIM=1).
+    threads : int
+        That it can have under way at once, for each of which the driver keeps a stack; 0 if simulated.
     """
 
     number: int
@@ -56,6 +60,7 @@ class Card:
     multiprocessors: int
     shared_bytes: int = USUAL_SHARED_BYTES
     is_simulated: bool = False
+    threads: int = 0
 
     def __str__(self) -> str:
         if self.is_simulated:
@@ -71,20 +76,31 @@ class Card:
 def numba_cuda() -> Any:
     """Return the module `numba.cuda` of numba-cuda; MissingExtraError where that is not installed.
 
-    DeviceError where it is and cannot be imported.
+    DeviceError where it is and cannot be imported, or numba's own has been imported in its place.
     """
     if find_spec("numba_cuda") is None:
         raise MissingExtraError(NO_NUMBA_CUDA)
     if not hasattr(np, "row_stack"):  # gone from NumPy 2.5, and numba-cuda 0.30 still names it
         np.row_stack = np.vstack  # noqa: NPY201
+    with suppress(ImportError):  # what its .pth file does, which Python runs in its own site-packages alone
+        import_module("_numba_cuda_redirector")
     try:
-        return import_module("numba.cuda")
+        cuda: Any = import_module("numba.cuda")
     except Exception as error:  # what is missing may be a library that it loads
         raise DeviceError(
             f"numba-cuda is installed, but cannot be imported: {error}. Install it anew with the libraries "
             f'of your driver, pip install --force-reinstall "numba-cuda[cu13]" (below driver 580, '
             f'"numba-cuda[cu12]"). {_ON_CORES}'
         ) from error
+    if getattr(cuda, "implementation", "") == "Built-in":
+        raise DeviceError(
+            "numba-cuda is installed, but this process has imported numba's own numba.cuda, "
+            f"{cuda.__file__}, which knows no cards of today. Python puts the one in the place of the other "
+            "by a .pth file, which it runs in site-packages, and not where PYTHONPATH or pip --target leads "
+            "it: install numba-cuda in a virtual environment, or write import _numba_cuda_redirector before "
+            f"whatever imports numba.cuda. {_ON_CORES}"
+        )
+    return cuda
 
 
 def is_simulated() -> bool:
@@ -151,6 +167,8 @@ def cards() -> list[Card]:
             f"with CUDA {needs[0]}.{needs[1]}. Install a newer driver, or the libraries of its CUDA: pip "
             f'install "numba-cuda[cu{has[0]}]". {_ON_CORES}'
         )
+    if has < needs:
+        _check_linker(has, needs)
     try:
         listed, least = list(cuda.gpus), _least_capability()
     except Exception as error:
@@ -172,6 +190,21 @@ def cards() -> list[Card]:
     return found
 
 
+def _check_linker(has: tuple[int, int], needs: tuple[int, int]) -> None:
+    """Raise DeviceError without nvJitLink: a driver itself links nothing that a newer CUDA has compiled.
+
+    cuda.core would let it try.
+    """
+    try:
+        import_module("cuda.bindings.nvjitlink").version()
+    except Exception as error:  # of the library's own kinds
+        raise DeviceError(
+            f"nvJitLink is not found: kernels are compiled with CUDA {needs[0]}.{needs[1]}, and the driver, "
+            f"of CUDA {has[0]}.{has[1]}, takes them only from that. Install it: pip install "
+            f'"numba-cuda[cu{needs[0]}]". {_ON_CORES}'
+        ) from error
+
+
 def _least_capability() -> tuple[int, int]:
     """Return the lowest compute capability for which kernels can be compiled."""
     major, minor = import_module("numba.cuda.cudadrv.nvrtc").get_lowest_supported_cc()[:2]
@@ -186,7 +219,9 @@ def _card(number: int, each: Any) -> Card:
     name = device.name.decode() if isinstance(device.name, bytes) else str(device.name)
     major, minor = device.compute_capability[:2]
     shared = max(int(device.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN), USUAL_SHARED_BYTES)
-    return Card(number, name, (int(major), int(minor)), memory, int(device.MULTIPROCESSOR_COUNT), shared)
+    processors = int(device.MULTIPROCESSOR_COUNT)
+    threads = processors * int(device.MAX_THREADS_PER_MULTIPROCESSOR)
+    return Card(number, name, (int(major), int(minor)), memory, processors, shared, threads=threads)
 
 
 def place_on_host() -> tuple[int, int]:
@@ -244,6 +279,12 @@ def trouble(card: Card, error: BaseException) -> DeviceError:
         return DeviceMemoryError(
             f"The memory of {card} is full: {error}. End what else uses the card, take a larger one "
             f'({VISIBLE}), or write device="cpu".'
+        )
+    if re.search(r"UNSUPPORTED_PTX_VERSION|Unsupported \.version", str(error)):
+        return DeviceError(
+            f"{card} cannot have what kernels are compiled to: {error}. What compiles them, NVVM, is of a "
+            "newer CUDA than the driver and what links them, nvJitLink: install libraries of one version, "
+            'pip install --upgrade nvidia-nvvm nvidia-nvjitlink, or a newer driver, or write device="cpu".'
         )
     return DeviceError(
         f"A call to {card} failed: {error}. After that nothing more can be done with a card in this process: "

@@ -41,6 +41,9 @@ def why_not(source: Source, settings: Settings, engine: str) -> str | None:
 
     It goes on from "a training on a card cannot be had: ".
     """
+    # First, since the engine goes by it: keys on several ranks have no other one.
+    if (why := why_not_simulated(source, settings)) is not None:
+        return why
     if engine in ("sharded", "supersteps"):
         return (
             f"ranks learn in rows that they share or own (the engine {engine!r}), which lie in main memory. "
@@ -53,8 +56,6 @@ def why_not(source: Source, settings: Settings, engine: str) -> str | None:
         )
     if engine not in ("local", "server", "rounds"):
         return f"the engine {engine!r} is none that knows of cards. Take one of the library's"
-    if (why := why_not_simulated(source, settings)) is not None:
-        return why
     rule, parameters = find(settings.algorithm)
     if (why := _why_not_rule(rule, parameters)) is not None:
         return f"the rule {rule.name!r} {why}. Take another, such as 'q_learning' or 'sarsa'"

@@ -15,6 +15,7 @@ from dist_classicrl.learning.card.plan import (
     Units,
     blocks_of,
     bytes_of_arrays,
+    bytes_of_stacks,
     bytes_with_copies,
     halves,
 )
@@ -66,6 +67,7 @@ class InCopies(CardLearner):
     def _bytes(self, crew: int, constant: int) -> int:
         # Each number of blocks has a clock of its own.
         constant += (self.shape.blocks.bit_length() - 1) * bytes_of_arrays(self._problem.rates.table)
+        constant += bytes_of_stacks(self._letters, self.card.threads)
         return bytes_with_copies(
             self.table.q.size, self._itemsize, self._shared_bytes > 0, self.shape, crew, constant
         )
@@ -143,7 +145,8 @@ class InCopies(CardLearner):
         self, blocks: int, moving: Moving, arrays: Arrays, copies: Copies, there: Moments
     ) -> tuple[launching.Launcher, launching.Launcher]:
         """Return what plays a round where so many blocks move, and what merges them."""
-        parts = moving.parts._replace(step_sizes=self._step_sizes_for(blocks))
+        sizes = self._step_sizes_for(1), self._step_sizes_for(blocks)
+        parts = moving.parts._replace(step_sizes=sizes[0], block_sizes=sizes[1])
         given = moving.simulation, moving.walkers, parts, arrays, copies, there
         play = launching.launcher(self._round, self._problem.parameters, *given)
         return play, launching.launcher(self._merge, arrays, parts.step_sizes is not None)

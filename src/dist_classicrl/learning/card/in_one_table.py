@@ -107,7 +107,8 @@ class InOneTable(CardLearner):
 
     def _steps(self, moving: Moving, table: OneTable, there: Moments) -> _Steps:
         """Return what makes steps, each as the moment of its number says that is `there`."""
-        walk = self._problem.parameters, moving.simulation, moving.walkers, moving.parts, table, there
+        parts = moving.parts._replace(step_sizes=table.step_sizes)
+        walk = self._problem.parameters, moving.simulation, moving.walkers, parts, table, there
         return _Steps(
             self.shape,
             launching.launcher(self._kernels.walk, *walk),

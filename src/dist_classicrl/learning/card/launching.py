@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cache, partial
+from functools import cache, partial, partialmethod
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from llvmlite.ir import FunctionType, VoidType
 from numba import types
 
-from dist_classicrl.errors import DeviceError
+from dist_classicrl.errors import DeviceError, DistClassicRLError
 from dist_classicrl.learning.card.cards import (
     USUAL_SHARED_BYTES,
     Card,
@@ -40,23 +43,53 @@ class NoneArguments:
         return (types.uint64, 0) if isinstance(kind, types.NoneType) else (kind, value)
 
 
+_MARK = "// raises "
+
+
 @contextmanager
 def exact_arithmetic() -> Iterator[None]:
     """Let kernels that are compiled meanwhile round each product and each sum, as a core does.
 
-    NVVM would else contract a product and a sum to one instruction that rounds once. numba-cuda has no option
-    for that, and hands what it has to `nvvm.compile_ir`.
+    NVVM would else contract a product and a sum to one instruction that rounds once. And where a function
+    raises, numba-cuda would let that thread leave its kernel, and nobody would hear of it: such a kernel is
+    not compiled, unless NVVM finds that nobody comes there. numba-cuda has no options for these. It hands
+    what it has to `nvvm.compile_ir`, and calls `lower_static_raise` where a function raises or asserts.
     """
     if is_simulated():
         yield
         return
     nvvm: Any = import_module("numba.cuda.cudadrv.nvvm")
-    usual = nvvm.compile_ir
-    nvvm.compile_ir = partial(usual, fma=False)
+    lower: Any = import_module("numba.cuda.lowering").Lower
+    compile_ir, lower_raise = nvvm.compile_ir, lower.lower_static_raise
+    nvvm.compile_ir = partial(_exactly, compile_ir)
+    lower.lower_static_raise = partialmethod(_marked, lower_raise)
     try:
         yield
     finally:
-        nvvm.compile_ir = usual
+        nvvm.compile_ir, lower.lower_static_raise = compile_ir, lower_raise
+
+
+class _RaisesError(Exception):
+    """A function in a kernel may raise something."""
+
+
+def _exactly(compile_ir: Any, *given: Any, **options: Any) -> bytes:
+    """Compile for a card exactly, and raise where a mark is left: a thread may come there."""
+    text: bytes = compile_ir(*given, **{"fma": False, **options})
+    if found := set(re.findall(_MARK.encode() + rb"([0-9a-f]+)", text)):
+        raise _RaisesError(" and ".join(sorted(bytes.fromhex(each.decode()).decode() for each in found)))
+    return text
+
+
+def _marked(lower: Any, usual: Any, inst: Any) -> None:
+    """Compile what raises, with a mark that stays in a kernel's text; what numba itself raises has none."""
+    own = [str(Path(import_module(name).__file__ or "").parent) for name in ("numba", "numba_cuda")]
+    if not inst.loc.filename.startswith(tuple(own)):
+        line = f"{Path(inst.loc.filename).name}, line {inst.loc.line}"
+        told = f"{lower.func_ir.func_id.func_name} ({line}) raises {getattr(inst.exc_class, '__name__', '')}"
+        nothing = FunctionType(VoidType(), [])
+        lower.builder.asm(nothing, _MARK + told.encode().hex(), "", [], side_effect=True)
+    usual(lower, inst)
 
 
 @contextmanager
@@ -97,14 +130,13 @@ def compiling(problem: Problem) -> Iterator[None]:
             check_exact()
         yield
     except Exception as error:
-        if is_of_card(error):  # that is no matter of what is compiled: see `used`
+        # These are no matter of what is compiled: see `used`.
+        if is_of_card(error) or isinstance(error, DistClassicRLError | MemoryError):
             raise
         if isinstance(error, KeyError) and error.args and isinstance(error.args[0], np.ufunc):
             raise _not_known(problem, error.args[0].__name__) from error
-        # numba-cuda has errors of its own beside numba's.
-        if type(error).__module__.startswith("numba"):
-            raise _not_compiled(problem, error) from error
-        raise
+        # Of many kinds: numba-cuda does not expect all that a core takes.
+        raise _not_compiled(problem, error) from error
 
 
 def _not_known(problem: Problem, name: str) -> DeviceError:
@@ -118,11 +150,13 @@ def _not_known(problem: Problem, name: str) -> DeviceError:
 
 
 def _not_compiled(problem: Problem, error: Exception) -> DeviceError:
-    """Return the error for functions that numba-cuda cannot compile."""
+    """Return the error for functions that numba-cuda cannot compile, or data that it cannot take."""
+    told = str(error) if isinstance(error, _RaisesError) else f"{type(error).__name__}: {error}"
     return DeviceError(
         f"{problem.source.name} with the rule {problem.rule.name!r} cannot be compiled for a card, although "
-        "it can for a core: kernels make no arrays, call no Python, and raise nothing. Change the function "
-        f'that numba-cuda names, or write device="cpu". It says: {error}'
+        "it can for a core: kernels make no arrays, call no Python, raise and catch nothing, draw by the "
+        "bits that they are given, and have arrays, numbers and flags for data. Change the function or the "
+        f'data that is meant, or write device="cpu". numba-cuda says: {told}'
     )
 
 

@@ -42,7 +42,7 @@ from dist_classicrl.learning.card.steps import (
 from dist_classicrl.learning.compiled import NEVER, infinite_return, stuck_states, stuck_there
 from dist_classicrl.learning.learner import Problem, Stream, Totals
 from dist_classicrl.learning.memory import RuleMemory, crew_state, put_crew
-from dist_classicrl.learning.state import State, check_arrays
+from dist_classicrl.learning.state import State, check_arrays, check_range
 from dist_classicrl.tables.local import LocalTable
 
 _NEXT_BOUND, _LAST_BOUND = 2.0**10, 2.0**50
@@ -259,6 +259,7 @@ class CardLearner(ABC):
         shape = table.shape
         parts = Parts(
             None,
+            None,
             context.discount,
             behavior,
             whole,
@@ -370,9 +371,9 @@ class CardLearner(ABC):
     def restore(self, walker: int, state: State) -> None:
         """See `Learner`."""
         check_arrays(state, self.state(walker), {})
+        check_range("bound", state["bound"], 1.0, _LAST_BOUND)
         put_crew(*self._crews[walker], state, self.table.shape.n_states, self._stuck)
-        bound = 2.0 ** round(math.log2(max(state["bound"][0], 1.0)))
-        self._bounds[walker] = min(max(self._first_bound, bound), _LAST_BOUND)
+        self._bounds[walker] = max(self._first_bound, 2.0 ** round(math.log2(state["bound"][0])))
         self._forget(walker)
 
     def _forget(self, walker: int) -> None:

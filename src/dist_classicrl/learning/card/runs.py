@@ -33,8 +33,12 @@ from dist_classicrl.settings import Settings
 from dist_classicrl.tables.maps import diverged
 
 _THREADS = 64
-_SLICE_STEPS = 1 << 20
-"""Steps of each run in one launch at most, after which the host can be interrupted."""
+_FIRST_SLICE, _LONGEST_SLICE = 1 << 14, 1 << 20
+"""Steps of each run in the first launch, and in any, after which the host can be interrupted."""
+
+_LAUNCH_SECONDS = 0.5
+"""What a launch takes at most, as far as the one before tells: stop signals wait for it, and a card that
+shows a screen ends one that takes some seconds."""
 
 _MEMORY_SHARE = 0.75
 """Of the card's free memory: threads have some of their own, and what was given back may not be free yet."""
@@ -289,15 +293,17 @@ class CardRuns:
                 with launching.compiling(problem):
                     launch(_lines([[] for _ in groups]), False)
                 self._is_compiled = True
-            began, used = time.perf_counter(), 0
+            began, used, most = time.perf_counter(), 0, _FIRST_SLICE
             errors: list[DistClassicRLError | None] = [None] * len(seeds)
             totals = np.zeros((len(ends), len(seeds), 4))
             for point, end in enumerate(ends):
                 while used < end:
-                    steps = min(_SLICE_STEPS, end - used)
+                    steps = min(most, end - used)
                     lines = _lines([group.lines(used, steps) for group in groups])
                     used += steps
+                    launched = time.perf_counter()
                     launch(lines, used == end)
+                    most = _next_slice(most, steps, time.perf_counter() - launched)
                 totals[point] = transfer.from_card(runs.totals)
                 if self._look(problem, runs, totals[point], errors):
                     ended = np.array([0 if error is None else ENDED for error in errors])
@@ -383,6 +389,14 @@ class CardRuns:
             except DistClassicRLError as error:
                 errors[run] = error
         return True
+
+
+def _next_slice(most: int, steps: int, seconds: float) -> int:
+    """Return the most steps of the next launch, where one of `steps`, of `most`, took so many seconds."""
+    if seconds > _LAUNCH_SECONDS:
+        return max(1, int(steps * _LAUNCH_SECONDS / seconds))
+    is_short = steps == most and 2.0 * seconds <= _LAUNCH_SECONDS
+    return min(2 * most, _LONGEST_SLICE) if is_short else most
 
 
 def _lines(rows: list[list[tuple[float, ...]]]) -> Lines:

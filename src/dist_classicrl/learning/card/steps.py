@@ -67,6 +67,7 @@ class Parts(NamedTuple):
     """What stays the same in a round: see `learning.rules.kernel.Context` and `CardTable`."""
 
     step_sizes: np.ndarray | None
+    block_sizes: np.ndarray | None  # those with which a copy moves, see `plan.of_blocks`
     discount: float
     behavior: Any
     whole: np.ndarray
@@ -357,7 +358,7 @@ def merge_step(parts, moment, i, entry, known, values, share, shift, fresh, k, t
     of them at once.
     """
     count = np.int64(fresh[entry]) + k
-    keep, moved = _towards_mean(parts.step_sizes, moment, i, known[entry] + count, k, total)
+    keep, moved = _towards_mean(parts.block_sizes, moment, i, known[entry] + count, k, total)
     values[entry] = keep * values[entry] + moved
     share[entry] = _with_more(np.float64(share[entry]), keep)
     shift[entry] = keep * shift[entry] + moved
