@@ -639,6 +639,58 @@ def test_a_run_whose_checkpoints_are_not_found_is_not_begun_again(more, place, c
     assert steps_of(place / LAKE_RUN) == 40_000
 
 
+@pytest.fixture
+def longer(place, capsys):
+    """The folder of a run that has ended at 40,000 steps, with checkpoints of 20,000 and of those."""
+    for steps in (20_000, 40_000):
+        assert train(*LAKE, "--total-steps", steps) == 0
+    capsys.readouterr()
+    return RunFolder(place / LAKE_RUN)
+
+
+def newest_of(folder):
+    return max((folder.checkpoints / "agent-0").glob("f*-c*"))
+
+
+@pytest.mark.parametrize("has_result", [True, False])
+def test_a_run_does_not_go_on_from_less_than_its_model_has(longer, has_result, capsys):
+    shutil.rmtree(newest_of(longer))  # as where the disk had room for the model alone
+    before = longer.model.read_bytes()
+    why = f"the newest checkpoint in {short_path(longer.checkpoints)} that can be used has 20,000: only"
+    assert train(*LAKE, "--total-steps", "4e4") == 0
+    assert f"done. It cannot go on: it has made 40,000 steps, and {why}" in capsys.readouterr().out
+    if not has_result:
+        longer.result.unlink()
+    assert train(*LAKE, "--total-steps", "6e4") == 2
+    told = capsys.readouterr().err
+    assert f"has made 40,000 steps, and {why}" in told
+    assert "To go on from 20,000 steps, move model.npz to another folder first." in told
+    assert longer.model.read_bytes() == before and longer.result.exists() == has_result
+    longer.model.rename("kept.npz")
+    assert train(*LAKE, "--total-steps", "6e4") == 0
+    assert steps_of(longer.path) == 60_000 and "step000000000020000" in capsys.readouterr().out
+
+
+def test_a_run_whose_newest_checkpoint_is_damaged_does_not_lose_its_model(longer, capsys):
+    os.truncate(newest_of(longer) / "q_table.npy", 100)
+    before = longer.model.read_bytes()
+    assert train(*LAKE, "--total-steps", "6e4") == 2
+    assert "has made 40,000 steps, and the newest checkpoint in" in capsys.readouterr().err
+    assert longer.model.read_bytes() == before and steps_of(longer.path) == 40_000
+
+
+def test_a_run_without_a_checkpoint_says_that_it_cannot_go_on(longer, capsys):
+    shutil.rmtree(longer.checkpoints)
+    why = f"no checkpoint in {short_path(longer.checkpoints)} to go on from: only {LAKE_RUN}/model.npz has"
+    assert train(*LAKE, "--total-steps", "4e4") == 0
+    told = capsys.readouterr().out
+    assert why in told and "it goes on" not in told
+    assert train(*LAKE, "--total-steps", "6e4") == 2
+    told = capsys.readouterr().err
+    assert why in told and f"load_model('{LAKE_RUN}/model.npz') trains on." in told
+    assert DistAsyncQLearning.load_model(longer.model).steps == 40_000
+
+
 def test_a_stopped_run_whose_checkpoints_are_not_found_says_how_far_it_was(place, capsys):
     with pytest.raises(TrainingStopped) as stopped:
         train("FrozenLake-v1", "--total-steps", "1e12", "--time-limit", "300ms", "--checkpoint-dir", "a")
@@ -823,7 +875,7 @@ def test_a_run_whose_folder_was_removed_keeps_what_it_learned(place, capsys, mon
     assert "No checkpoint could be written" in told and "Log lines cannot be written" in told
     assert steps_of(place / LAKE_RUN) == 20_000
     assert train(*LAKE) == 0
-    assert "is done" in capsys.readouterr().out
+    assert "is done. It cannot go on: it has made 20,000 steps" in capsys.readouterr().out
 
 
 def test_the_settings_of_a_run_are_taken_over_without_its_places(place, capsys):

@@ -12,7 +12,7 @@ import click
 
 from dist_classicrl._hints import promised_size, rank_of_environment
 from dist_classicrl.cli import errors
-from dist_classicrl.cli.requested_run import RequestedRun, continued, is_done
+from dist_classicrl.cli.requested_run import RequestedRun, continued, is_done, why_not_from
 from dist_classicrl.cli.run_folder import RunFolder, other_folder, short_path, steps_saved
 from dist_classicrl.cli.summary import summary
 from dist_classicrl.cli.terminal import bar_of_a_job, has_terminal
@@ -150,8 +150,12 @@ def _say_done(run: RequestedRun) -> None:
         return
     result, greedy = ended
     asked = run.folder.read_config().get("total_steps", result.steps)
-    more = f"With more --total-steps than {result.steps:,} it goes on"
-    more += "." if result.steps >= asked else f", unless they are {asked:,} again: it ended before those."
+    why_not = why_not_from(run, steps_saved(run.of_train()["checkpoint_dir"]))
+    if why_not is not None:
+        more = f"It cannot go on: it {why_not}"
+    else:
+        more = f"With more --total-steps than {result.steps:,} it goes on"
+        more += "." if result.steps >= asked else f", unless they are {asked:,} again: it ended before those."
     click.echo(f"The run in {short_path(run.folder.path)} is done. {more}")
     click.echo("\n".join(summary(run.folder, result, greedy)))
 
