@@ -1,3 +1,4 @@
+import errno
 import json
 import math
 import os
@@ -8,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import gymnasium
 import numpy as np
@@ -26,7 +27,7 @@ from dist_classicrl.cli.run_folder import RunFolder, short_path, steps_saved
 from dist_classicrl.cli.signals import Ended, ended_after
 from dist_classicrl.cli.synonyms import SYNONYMS, own_word
 from dist_classicrl.cli.trained_agent import load
-from dist_classicrl.errors import CheckpointError, SettingsError, TrainingStopped
+from dist_classicrl.errors import CheckpointError, LauncherError, SettingsError, TrainingStopped
 from dist_classicrl.launch import plan
 from dist_classicrl.model import places
 from dist_classicrl.monitoring import read_metrics
@@ -1031,6 +1032,25 @@ def test_ranks_are_started_with_what_was_resolved(monkeypatch, place, code, stat
     assert (plan.ranks, plan.options.max_restarts, plan.options.survive) == (3, 1, False)
     assert "seed = " in settings
     assert not (place / "x").exists()  # no run has begun
+
+
+def test_a_disk_that_can_be_read_only_hides_no_error_of_a_job(monkeypatch, place, capsys):
+    class Supervisor:
+        def __init__(self, *anything):
+            pass
+
+        def run(self):
+            def refuse(path, missing_ok=False):
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+            monkeypatch.setattr("pathlib.Path.unlink", refuse)
+            raise LauncherError("Ranks cannot say how they end.")
+
+    monkeypatch.setattr(start, "Supervisor", Supervisor)
+    monkeypatch.setattr(start, "has_terminal", lambda: True)
+    monkeypatch.setattr(start, "bar_of_a_job", lambda *anything: nullcontext())
+    assert train("FrozenLake-v1", "-n", 3, "--out", "x") == 2
+    assert capsys.readouterr().err.endswith("Error: Ranks cannot say how they end.\n")
 
 
 def test_a_rank_that_was_started_leaves_the_folder_alone(monkeypatch, place):

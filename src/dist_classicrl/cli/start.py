@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -95,7 +95,7 @@ def _drawn(run: RequestedRun, launch: LaunchOptions, display: Display, path: Pat
     from dist_classicrl.callbacks.display import StatusFile
 
     status = StatusFile(path)
-    status.remove()
+    _remove(path)
     try:
         if display.is_live:
             from dist_classicrl.cli.live.run_view import RunView
@@ -109,7 +109,7 @@ def _drawn(run: RequestedRun, launch: LaunchOptions, display: Display, path: Pat
             with bar_of_a_job(status, f"starting {launch.ranks} ranks", display.is_verbose):
                 yield
     finally:
-        status.remove()
+        _remove(path)
 
 
 def _continued(run: RequestedRun, launch: LaunchOptions) -> tuple[RequestedRun, bool]:
@@ -167,6 +167,12 @@ def _say_result(folder: RunFolder) -> None:
         click.echo("\n".join(summary(folder, *ended)))
 
 
+def _remove(file: Path) -> None:
+    """Remove a file that nobody needs any more. What the disk has against that hides no error of the job."""
+    with suppress(OSError):
+        file.unlink()
+
+
 def _start_ranks(run: RequestedRun, launch: LaunchOptions, display: Display, has_bar: bool) -> int:
     """Start ranks that run this command, and see them through."""
     place = RunFolder(run.folder.path.absolute())
@@ -181,7 +187,7 @@ def _start_ranks(run: RequestedRun, launch: LaunchOptions, display: Display, has
         click.echo(f"Hint: {shortage}", err=True)
     supervisor = Supervisor(plan, display.is_verbose, said_by_ranks)
     with ExitStack() as stack:
-        stack.callback(place.for_ranks.unlink, missing_ok=True)
+        stack.callback(_remove, place.for_ranks)
         run.write_for_ranks()
         if has_bar:
             stack.enter_context(_drawn(run, launch, display, place.status))
