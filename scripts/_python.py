@@ -27,6 +27,8 @@ def require_python():
 
 def tell(text):
     """Print a text whose reader may end before it has read all of it, as `head` does."""
+    if sys.stdout is None:  # closed, as by >&-
+        sys.exit("Standard output is closed. Let it go to a file, with > FILE.")
     try:
         print(text)
     except BrokenPipeError:
@@ -36,6 +38,8 @@ def tell(text):
 
 def flush():
     """Write out what was printed. What a reader that has ended did not read goes nowhere."""
+    if sys.stdout is None:
+        return
     try:
         sys.stdout.flush()
     except BrokenPipeError:

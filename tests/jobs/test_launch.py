@@ -113,6 +113,16 @@ def test_an_error_on_one_rank_ends_the_job_for_good(run_python, tmp_path):
     assert "starts again" not in job.output
 
 
+@pytest.mark.parametrize("status", [0, 2])
+def test_a_disk_that_is_full_at_the_end_does_not_start_a_job_again(run_python, tmp_path, status):
+    text = (
+        "import resource, sys\nfrom mpi4py import MPI\nMPI.COMM_WORLD.Barrier()\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\nsys.exit({status})"
+    )
+    job = run_python(*LAUNCH, "-n", 2, "--grace", 0.5, write(tmp_path, text), status=status)
+    assert "starts again" not in job.output
+
+
 @pytest.mark.core
 def test_training_goes_on_from_its_checkpoint(start_python, tmp_path):
     steps = 6_000_000

@@ -46,6 +46,13 @@ def test_help_that_nobody_reads_any_more_ends_quietly(name):
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.parametrize("name", ["benchmark", "check-package", "train", "test", "test-cluster"])
+def test_help_that_has_nowhere_to_go_is_no_traceback(name):
+    words = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, SCRIPTS / name, "--help"]
+    told = subprocess.run(words, stderr=subprocess.PIPE, text=True, timeout=60).stderr
+    assert told.startswith(("Standard output is closed. ", f"usage: scripts/{name}"))
+
+
 @pytest.mark.parametrize("ranks", ["0", "-1", "many", "2.5"])
 def test_a_number_of_ranks_that_is_none_is_refused_before_anything_is_done(ranks):
     done = start(SCRIPTS / "train", RANKS=ranks)

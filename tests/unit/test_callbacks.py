@@ -691,6 +691,21 @@ def test_where_nothing_can_be_written(tmp_path, caplog):
     assert "cannot be saved" in caplog.text
 
 
+def test_that_nothing_can_be_saved_is_told_once_until_it_can(tmp_path, caplog):
+    learner = Learner(EvalCallback(corridor(), eval_freq=100, best_model_save_path=tmp_path))
+    learner.run.start()
+    saved = tmp_path / "evaluations.npz"
+    for steps, is_full in ((100, True), (200, True), (300, False), (400, True)):
+        saved.unlink(missing_ok=True)
+        if is_full:
+            saved.mkdir(exist_ok=True)
+            learner.plays(ON, steps)
+            saved.rmdir()
+        else:
+            learner.plays(ON, steps)
+    assert caplog.text.count("cannot be saved") == 2
+
+
 def test_a_best_model_that_could_not_be_saved_gives_way_to_the_next_best(tmp_path, monkeypatch):
     evaluation = EvalCallback(corridor(), eval_freq=100, best_model_save_path=tmp_path)
     learner = Learner(evaluation)

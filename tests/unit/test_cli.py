@@ -190,6 +190,24 @@ def test_what_cannot_be_written_to_standard_output_is_an_error(goes, why, unbuff
     assert (done.returncode, done.stderr) == (2, told)
 
 
+@pytest.mark.parametrize(
+    "words", [["train", "FrozenLake-v1", "--ranks", "2", "--out"], ["launch", "-n", "2"]]
+)
+def test_a_working_directory_that_was_removed_is_named(words, tmp_path, monkeypatch, capsys):
+    gone, there = tmp_path / "gone", tmp_path / "there"
+    gone.mkdir()
+    there.touch()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main([*words, str(tmp_path / "run" if "train" in words else there)]) == 2
+    assert capsys.readouterr().err.strip() == (
+        "Error: The working directory has been removed. Change to a directory that is there, and try again."
+    )
+    with pytest.raises(FileNotFoundError):
+        os.getcwd()
+    assert list(tmp_path.iterdir()) == [there]
+
+
 def test_an_error_of_the_system_is_not_taken_for_one_of_standard_output(capsys):
     assert errors.exit_status(OSError(errno.EBADF, "Bad file descriptor")) == errors.INTERNAL
 

@@ -129,7 +129,7 @@ def test_another_process_reads_how_far_the_run_is(tmp_path):
     callback.on_close()
     assert (status.progress, status.has_ended) == (HALF, True)
     assert [path.name for path in tmp_path.iterdir()] == ["status"]
-    status.remove()
+    (tmp_path / "status").unlink()
     assert status.progress == HALF  # a file that is gone for a moment takes nothing back
 
 

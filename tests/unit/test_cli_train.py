@@ -1,3 +1,4 @@
+import errno
 import json
 import math
 import os
@@ -8,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import gymnasium
 import numpy as np
@@ -26,7 +27,7 @@ from dist_classicrl.cli.run_folder import RunFolder, short_path, steps_saved
 from dist_classicrl.cli.signals import Ended, ended_after
 from dist_classicrl.cli.synonyms import SYNONYMS, own_word
 from dist_classicrl.cli.trained_agent import load
-from dist_classicrl.errors import CheckpointError, SettingsError, TrainingStopped
+from dist_classicrl.errors import CheckpointError, LauncherError, SettingsError, TrainingStopped
 from dist_classicrl.launch import plan
 from dist_classicrl.model import places
 from dist_classicrl.monitoring import read_metrics
@@ -639,6 +640,58 @@ def test_a_run_whose_checkpoints_are_not_found_is_not_begun_again(more, place, c
     assert steps_of(place / LAKE_RUN) == 40_000
 
 
+@pytest.fixture
+def longer(place, capsys):
+    """The folder of a run that has ended at 40,000 steps, with checkpoints of 20,000 and of those."""
+    for steps in (20_000, 40_000):
+        assert train(*LAKE, "--total-steps", steps) == 0
+    capsys.readouterr()
+    return RunFolder(place / LAKE_RUN)
+
+
+def newest_of(folder):
+    return max((folder.checkpoints / "agent-0").glob("f*-c*"))
+
+
+@pytest.mark.parametrize("has_result", [True, False])
+def test_a_run_does_not_go_on_from_less_than_its_model_has(longer, has_result, capsys):
+    shutil.rmtree(newest_of(longer))  # as where the disk had room for the model alone
+    before = longer.model.read_bytes()
+    why = f"the newest checkpoint in {short_path(longer.checkpoints)} that can be used has 20,000: only"
+    assert train(*LAKE, "--total-steps", "4e4") == 0
+    assert f"done. It cannot go on: it has made 40,000 steps, and {why}" in capsys.readouterr().out
+    if not has_result:
+        longer.result.unlink()
+    assert train(*LAKE, "--total-steps", "6e4") == 2
+    told = capsys.readouterr().err
+    assert f"has made 40,000 steps, and {why}" in told
+    assert "To go on from 20,000 steps, move model.npz to another folder first." in told
+    assert longer.model.read_bytes() == before and longer.result.exists() == has_result
+    longer.model.rename("kept.npz")
+    assert train(*LAKE, "--total-steps", "6e4") == 0
+    assert steps_of(longer.path) == 60_000 and "step000000000020000" in capsys.readouterr().out
+
+
+def test_a_run_whose_newest_checkpoint_is_damaged_does_not_lose_its_model(longer, capsys):
+    os.truncate(newest_of(longer) / "q_table.npy", 100)
+    before = longer.model.read_bytes()
+    assert train(*LAKE, "--total-steps", "6e4") == 2
+    assert "has made 40,000 steps, and the newest checkpoint in" in capsys.readouterr().err
+    assert longer.model.read_bytes() == before and steps_of(longer.path) == 40_000
+
+
+def test_a_run_without_a_checkpoint_says_that_it_cannot_go_on(longer, capsys):
+    shutil.rmtree(longer.checkpoints)
+    why = f"no checkpoint in {short_path(longer.checkpoints)} to go on from: only {LAKE_RUN}/model.npz has"
+    assert train(*LAKE, "--total-steps", "4e4") == 0
+    told = capsys.readouterr().out
+    assert why in told and "it goes on" not in told
+    assert train(*LAKE, "--total-steps", "6e4") == 2
+    told = capsys.readouterr().err
+    assert why in told and f"load_model('{LAKE_RUN}/model.npz') trains on." in told
+    assert DistAsyncQLearning.load_model(longer.model).steps == 40_000
+
+
 def test_a_stopped_run_whose_checkpoints_are_not_found_says_how_far_it_was(place, capsys):
     with pytest.raises(TrainingStopped) as stopped:
         train("FrozenLake-v1", "--total-steps", "1e12", "--time-limit", "300ms", "--checkpoint-dir", "a")
@@ -823,7 +876,7 @@ def test_a_run_whose_folder_was_removed_keeps_what_it_learned(place, capsys, mon
     assert "No checkpoint could be written" in told and "Log lines cannot be written" in told
     assert steps_of(place / LAKE_RUN) == 20_000
     assert train(*LAKE) == 0
-    assert "is done" in capsys.readouterr().out
+    assert "is done. It cannot go on: it has made 20,000 steps" in capsys.readouterr().out
 
 
 def test_the_settings_of_a_run_are_taken_over_without_its_places(place, capsys):
@@ -979,6 +1032,25 @@ def test_ranks_are_started_with_what_was_resolved(monkeypatch, place, code, stat
     assert (plan.ranks, plan.options.max_restarts, plan.options.survive) == (3, 1, False)
     assert "seed = " in settings
     assert not (place / "x").exists()  # no run has begun
+
+
+def test_a_disk_that_can_be_read_only_hides_no_error_of_a_job(monkeypatch, place, capsys):
+    class Supervisor:
+        def __init__(self, *anything):
+            pass
+
+        def run(self):
+            def refuse(path, missing_ok=False):
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+            monkeypatch.setattr("pathlib.Path.unlink", refuse)
+            raise LauncherError("Ranks cannot say how they end.")
+
+    monkeypatch.setattr(start, "Supervisor", Supervisor)
+    monkeypatch.setattr(start, "has_terminal", lambda: True)
+    monkeypatch.setattr(start, "bar_of_a_job", lambda *anything: nullcontext())
+    assert train("FrozenLake-v1", "-n", 3, "--out", "x") == 2
+    assert capsys.readouterr().err.endswith("Error: Ranks cannot say how they end.\n")
 
 
 def test_a_rank_that_was_started_leaves_the_folder_alone(monkeypatch, place):

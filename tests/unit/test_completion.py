@@ -1,5 +1,4 @@
 import dataclasses
-import json
 import os
 import subprocess
 import sys
@@ -16,7 +15,7 @@ def test_what_ranks_write_is_what_the_launcher_reads(tmp_path):
     record.add(ENDING)
     assert ExitRecord(tmp_path).endings() == [ENDING]
     assert not ExitRecord(tmp_path).is_complete
-    record.complete(3)
+    record.complete()
     assert ExitRecord(tmp_path).is_complete
 
 
@@ -25,8 +24,8 @@ def test_the_work_is_done_when_that_of_each_part_is(tmp_path):
     for part in (2, 4):
         record.note_part(part)
     said = []
-    for rank, part in ((3, 2), (0, 0), (4, 4)):
-        record.complete(rank, part)
+    for part in (2, 0, 4):
+        record.complete(part)
         said.append(record.is_complete)
     assert said == [False, False, True]
 
@@ -43,15 +42,31 @@ def test_processes_of_the_same_rank_do_not_overwrite_each_other(tmp_path):
 
 
 def test_endings_come_by_rank(tmp_path):
+    record = ExitRecord(tmp_path)
     for rank in (10, 2):
-        ending = dataclasses.asdict(dataclasses.replace(ENDING, rank=rank))
-        (tmp_path / f"ended-{rank}-host-1").write_text(json.dumps(ending))
-    assert [ending.rank for ending in ExitRecord(tmp_path).endings()] == [2, 10]
+        record.add(dataclasses.replace(ENDING, rank=rank))
+    assert [ending.rank for ending in record.endings()] == [2, 10]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"rank": 1}'])
-def test_what_is_not_an_ending_is_passed_over(tmp_path, text):
-    (tmp_path / "ended-1-host-1").write_text(text)
+def test_what_is_told_takes_no_room_on_a_full_disk(tmp_path):
+    program = (
+        "import resource\n"
+        "from dist_classicrl.process.exit_record import *\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        f"record = ExitRecord({str(tmp_path)!r})\n"
+        "record.add(Ending(3, 2, 'error', 'OSError: no room', True, False))\n"
+        "record.complete()"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    assert ExitRecord(tmp_path).endings() == [Ending(3, 2, "error", "", True, False)]
+    assert ExitRecord(tmp_path).is_complete and len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    "told", ["", "1-host-1", "1-0-odd-0-0-host-1", "1-x-code-0-0-host-1", "1-0-code-2-0-h-1"]
+)
+def test_what_is_not_an_ending_is_passed_over(tmp_path, told):
+    (tmp_path / f"ended-{told}").touch()
     assert ExitRecord(tmp_path).endings() == []
 
 
@@ -68,7 +83,7 @@ def test_a_beat_is_seen(tmp_path):
 def test_a_folder_that_is_not_there_says_nothing_and_takes_nothing(tmp_path):
     record = ExitRecord(tmp_path / "absent")
     assert (record.last_beat(), record.endings(), record.is_complete) == (None, [], False)
-    for write in (record.beat, lambda: record.add(ENDING), lambda: record.complete(0)):
+    for write in (record.beat, lambda: record.add(ENDING), lambda: record.complete()):
         with pytest.raises(OSError):
             write()
 
@@ -84,8 +99,7 @@ def test_nothing_is_read_while_it_is_written(tmp_path, monkeypatch):
     record = ExitRecord(tmp_path)
     monkeypatch.setattr(os, "replace", look)
     record.add(ENDING)
-    record.complete(0)
-    assert seen == [(False, 0), (False, 1)]
+    assert seen == [(False, 0)]
 
 
 def test_the_environment_tells_the_folder():

@@ -223,7 +223,7 @@ for part in (0, 2):
 """
     record = run(text, env={"OMPI_COMM_WORLD_RANK": str(rank)}).record
     assert not record.is_complete
-    record.complete(rank, 2 - rank)
+    record.complete(2 - rank)
     assert record.is_complete
 
 

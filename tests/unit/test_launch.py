@@ -37,10 +37,9 @@ needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="process
 FUNCTIONS = """
 place=$DIST_CLASSICRL_LAUNCH
 attempt=${place##*-}
-done_() { echo '{"rank": 0}' > $place/done-0; }
-ended() { # rank code kind is_head reason
-  echo "{\\"rank\\": $1, \\"code\\": $2, \\"kind\\": \\"$3\\", \\"reason\\": \\"$5\\", \\"is_head\\": $4,
-    \\"before_mpi\\": false}" > $place/ended-$1
+done_() { touch $place/done-0; }
+ended() { # rank code kind is_head reason before_mpi
+  printf %s "$5" > $place/ended-$1-$2-$3-$4-${6:-0}-host-1
 }
 """
 
@@ -118,7 +117,7 @@ def test_a_part_that_is_done_does_not_end_the_others(supervise, tmp_path, no_sil
 
 @pytest.mark.slow
 @needs_proc
-@pytest.mark.parametrize("said", ["done_", "ended 0 0 code true; ended 1 0 code false"])
+@pytest.mark.parametrize("said", ["done_", "ended 0 0 code 1; ended 1 0 code 0"])
 def test_an_mpirun_that_does_not_end_is_killed_with_all_that_it_started(
     supervise, tmp_path, no_silence, said
 ):
@@ -130,22 +129,22 @@ def test_an_mpirun_that_does_not_end_is_killed_with_all_that_it_started(
 
 
 def test_an_error_of_a_rank_is_no_death(supervise, tmp_path):
-    assert supervise(f"echo $attempt >> {tmp_path}/starts; ended 1 3 error false; exit 9") == 3
+    assert supervise(f"echo $attempt >> {tmp_path}/starts; ended 1 3 error 0; exit 9") == 3
     assert starts(tmp_path) == ["1"]
 
 
 def test_an_error_of_a_rank_ends_a_job_that_does_not_end_itself(supervise, no_silence):
-    assert supervise("ended 1 1 error false; sleep 600") == 1
+    assert supervise("ended 1 1 error 0; sleep 600") == 1
 
 
 def test_an_error_that_comes_of_a_death_is_none(supervise, tmp_path):
-    script = "[ $attempt = 2 ] && { done_; exit; }; ended 0 1 lost true; ended 1 1 told false; exit 1"
+    script = "[ $attempt = 2 ] && { done_; exit; }; ended 0 1 lost 1; ended 1 1 told 0; exit 1"
     assert supervise(f"echo $attempt >> {tmp_path}/starts; {script}") == 0
     assert starts(tmp_path) == ["1", "2"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("said", ["1 1 left false", "0 1 lost true", "1 3 code false"])
+@pytest.mark.parametrize("said", ["1 1 left 0", "0 1 lost 1", "1 3 code 0"])
 def test_a_rank_without_which_the_job_may_go_on_does_not_end_it(supervise, said):
     assert supervise(f"ended {said}; sleep 0.6; done_", grace=0.0, max_restarts=0) == 0
 
@@ -154,24 +153,24 @@ def test_a_rank_that_is_gone_without_a_word_ends_the_job_once_all_others_have_en
     supervise, no_silence, monkeypatch, capfd
 ):
     monkeypatch.setattr(silence.SilenceWatch, "_missing", lambda watch: 1)
-    assert supervise("ended 1 0 code false; sleep 600", max_restarts=0) == 128 + signal.SIGTERM
+    assert supervise("ended 1 0 code 0; sleep 600", max_restarts=0) == 128 + signal.SIGTERM
     assert "a rank of this host was gone, and had not said why, and all others had" in capfd.readouterr().err
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("said", ["1 0 code true", "0 0 left false"])
+@pytest.mark.parametrize("said", ["1 0 code 1", "0 0 left 0"])
 def test_it_does_not_where_another_may_have_something_to_say(supervise, monkeypatch, said):
     monkeypatch.setattr(silence.SilenceWatch, "_missing", lambda watch: 1)
     assert supervise(f"ended {said}; sleep 0.6; done_", grace=0.0, max_restarts=0) == 0
 
 
 def test_a_rank_that_others_wait_for_at_the_start_ends_the_job(supervise, no_silence):
-    assert supervise("ended 1 2 code false; sed -i s/false}/true}/ $place/ended-1; sleep 600") == 2
+    assert supervise("ended 1 2 code 0 '' 1; sleep 600") == 2
 
 
 def test_ranks_that_wait_in_the_start_of_mpi_for_one_that_has_ended_have_no_grace(supervise, no_silence):
     """They have nothing to save."""
-    ends = "ended 1 2 error false; sed -i s/false}/true}/ $place/ended-1"
+    ends = "ended 1 2 error 0 '' 1"
     assert supervise(f"touch $place/mpi-starts; {ends}; sleep 600", grace=600.0) == 2
 
 
@@ -205,16 +204,16 @@ def test_the_limit_of_the_start_is_over_when_mpi_runs(supervise):
 def test_a_stop_counts_where_mpirun_agrees(supervise, status, expected):
     # Who kills a job sends SIGTERM first, and a rank may be quick enough to take that for a request to stop.
     code = status if status != 137 else 75
-    assert supervise(f"ended 1 {code} code false; exit {status}", max_restarts=0) == expected
+    assert supervise(f"ended 1 {code} code 0; exit {status}", max_restarts=0) == expected
 
 
 def test_an_end_of_which_the_ranks_have_told_is_told_once(supervise, capfd):
-    stop = "ended 0 75 code true 'TrainingStopped: SIGUSR1'; exit 75"
+    stop = "ended 0 75 code 1 'TrainingStopped: SIGUSR1'; exit 75"
     assert supervise(stop) == 75
     assert "rank 0 ended with exit status 75 (TrainingStopped: SIGUSR1)" in capfd.readouterr().err
     assert supervise(stop, said_by_ranks=(75,)) == 75
     assert capfd.readouterr().err == ""
-    assert supervise("ended 0 3 error true; exit 3", said_by_ranks=(75,)) == 3
+    assert supervise("ended 0 3 error 1; exit 3", said_by_ranks=(75,)) == 3
     assert "rank 0 ended with exit status 3" in capfd.readouterr().err
 
 
@@ -223,7 +222,7 @@ def test_an_end_of_which_the_ranks_have_told_is_told_once(supervise, capfd):
 )
 def test_a_stop_for_another_reason_than_sigterm_counts_whatever_mpirun_says(supervise, reason, expected):
     # After a death, mpirun was seen to return 0 for 75.
-    assert supervise(f"ended 0 75 code true '{reason}'", max_restarts=0) == expected
+    assert supervise(f"ended 0 75 code 1 '{reason}'", max_restarts=0) == expected
 
 
 def test_after_the_last_restart_each_start_is_listed(supervise, capfd):
@@ -609,8 +608,8 @@ def wait_for(path):
 
 
 STOPS_IN_ORDER = """
-trap 'echo USR1 >> heard; ended 0 75 code true; exit 75' USR1
-trap 'echo USR2 >> heard; ended 0 75 code true; exit 75' USR2
+trap 'echo USR1 >> heard; ended 0 75 code 1; exit 75' USR1
+trap 'echo USR2 >> heard; ended 0 75 code 1; exit 75' USR2
 trap 'echo rough >> heard; exit 1' TERM INT HUP
 touch $place/alive ready; while :; do sleep 0.05; done
 """

@@ -166,10 +166,6 @@ class StatusFile:
         self._look()
         return self._has_ended
 
-    def remove(self) -> None:
-        """Remove the file."""
-        self._path.unlink(missing_ok=True)
-
     def _look(self) -> None:
         from dist_classicrl.engines.progress import Progress
 

@@ -134,6 +134,7 @@ class EvalCallback(EventCallback):
             None if best_model_save_path is None else Path(best_model_save_path) / "best_model.npz"
         )
         self.log = EvaluationLog()
+        self._failing: set[Path] = set()  # what could not be saved, which is told once
         self._forget_best()
         self._env: Any = None
         self._model: FiniteModel | None = None
@@ -303,18 +304,21 @@ class EvalCallback(EventCallback):
         score = self._score(self.last_mean_reward, self.last_exact_value)
         # Not by `has_improved`: what could not be saved is lost, and the next best takes its place.
         if self.best_model_file is not None and score > self.log.saved_score:
-            if _is_written(self.best_model_file, self.model.save_model):
+            if self._is_written(self.best_model_file, self.model.save_model):
                 self.log.saved_score = score
         if self.log_file is not None:
-            _is_written(self.log_file, self.log.write)
+            self._is_written(self.log_file, self.log.write)
 
-
-def _is_written(file: Path, write: Callable[[Path], Any]) -> bool:
-    """Write a file, and say whether that could be done."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write(file)
-    except (OSError, ValueError) as error:  # the latter of a table that is saved into a folder
-        logger.warning("What EvalCallback found cannot be saved: %s.", str(error).rstrip("."))
-        return False
-    return True
+    def _is_written(self, file: Path, write: Callable[[Path], Any]) -> bool:
+        """Write a file, and say whether that could be done."""
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write(file)
+        except (OSError, ValueError) as error:  # the latter of a table that is saved into a folder
+            if file not in self._failing:
+                why = str(error).rstrip(".")
+                logger.warning("What EvalCallback found cannot be saved: %s. It tries again later.", why)
+            self._failing.add(file)
+            return False
+        self._failing.discard(file)
+        return True

@@ -75,7 +75,20 @@ def _is_of_output(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.filename is None and is_unwritable(sys.stdout)
 
 
+def _is_of_lost_folder(error: BaseException) -> bool:
+    """Return whether an error comes of the removal of the working directory."""
+    if not isinstance(error, FileNotFoundError) or error.filename is not None:
+        return False
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
+
+
 def _sentence(error: BaseException) -> str:
+    if _is_of_lost_folder(error):
+        return "The working directory has been removed. Change to a directory that is there, and try again."
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}."
     if isinstance(error, OSError) and _is_of_output(error):

@@ -131,15 +131,17 @@ class RequestedRun:
         with self._writing():
             config.write(self.folder.for_ranks, self.data(), config.ABOUT)
 
-    def save(self, seed: int | None = None) -> None:
+    def save(self, seed: int | None = None, begin: int = 0) -> None:
         """Write down that the run goes on with these settings, and remove what an earlier end has left.
 
-        The seed is what was drawn, or that of a checkpoint, where the settings have none.
+        The seed is what was drawn, or that of a checkpoint, where the settings have none. SettingsError
+        where what is left holds more than the `begin` steps from which the run goes on.
         """
         # A run that was to begin again has begun now: with this file it goes on.
         now: dict[str, Any] = {"resume": "auto"} if self.settings["resume"] == "never" else {}
         if seed is not None:
             now["seed"] = seed
+        refuse_to_lose(self, begin)
         with self._writing():
             self.folder.result.unlink(missing_ok=True)
             self.folder.model.unlink(missing_ok=True)
@@ -244,26 +246,24 @@ def is_done(run: RequestedRun) -> bool:
     """Return whether the run in the folder has made all steps that are asked for, or has ended before.
 
     SettingsError if it has not ended, and has made more steps than are asked for; if it is to go on to the
-    same steps after an early end; or if there is no checkpoint to go on from where it is to save now.
+    same steps after an early end; or if what it has learned would be lost by going on.
     """
-    asked, folder, ended = run.settings["total_steps"], run.folder, run.folder.ended()
-    if ended is not None and folder.model.exists():
-        before, now = folder.read_config(), run.data()
-        is_same_call = asked == before.get("total_steps")  # which `train` makes no more of
-        changed = [name for name in _EARLY_ENDS if before.get(name) != now.get(name)]
-        if asked > ended[0].steps and is_same_call and changed:
-            raise SettingsError(
-                f"The run in {folder.path} has ended at {ended[0].steps:,} of {asked:,} steps, and with "
-                f"another --{changed[0].replace('_', '-')} it goes on to another number of steps alone. Add "
-                f"for instance --total-steps {asked + 1}."
-            )
-        if is_same_call or asked <= ended[0].steps:
-            return True
-    place = run.of_train()["checkpoint_dir"]
-    made = steps_saved(place)
-    if made is None:
-        _refuse_to_lose(folder, place, None if ended is None else ended[0].steps)
-    elif made > asked:
+    asked, folder = run.settings["total_steps"], run.folder
+    ended = folder.ended() if folder.model.exists() else None
+    before, now = folder.read_config(), run.data()
+    is_same_call = asked == before.get("total_steps")  # which `train` makes no more of
+    changed = [name for name in _EARLY_ENDS if before.get(name) != now.get(name)]
+    if ended is not None and (asked <= ended[0].steps or (is_same_call and not changed)):
+        return True
+    made = steps_saved(run.of_train()["checkpoint_dir"])
+    refuse_to_lose(run, made)
+    if ended is not None and is_same_call:
+        raise SettingsError(
+            f"The run in {folder.path} has ended at {ended[0].steps:,} of {asked:,} steps, and with "
+            f"another --{changed[0].replace('_', '-')} it goes on to another number of steps alone. Add "
+            f"for instance --total-steps {asked + 1}."
+        )
+    if made is not None and made > asked:
         raise SettingsError(
             f"The run in {folder.path} has made {made:,} steps, more than --total-steps {asked:,}. Give "
             f"more, or --out {other_folder(folder.path)} for a run of its own."
@@ -274,21 +274,44 @@ def is_done(run: RequestedRun) -> bool:
 _EARLY_ENDS = ("total_episodes", "stop_at_return")
 
 
-def _refuse_to_lose(folder: RunFolder, place: str | Path, made: int | None) -> None:
-    """Raise SettingsError where a run has learned something that no checkpoint in `place` holds.
+def refuse_to_lose(run: RequestedRun, begin: int | None) -> None:
+    """Raise SettingsError where a run that goes on from `begin` steps, or anew, loses what it has learned."""
+    if (why := why_not_from(run, begin)) is not None:
+        raise SettingsError(f"The run in {run.folder.path} {why}")
 
-    One that was killed before its first checkpoint has learned nothing that is left.
+
+def why_not_from(run: RequestedRun, begin: int | None) -> str | None:
+    """Return why a run must not go on from `begin` steps, None for nothing; None where nothing is lost by it.
+
+    The model of an earlier end may hold more than the newest checkpoint, as that one could not be written. A
+    run that was killed before its first checkpoint has learned nothing that is left.
     """
+    from dist_classicrl.model import model_file
+
+    folder, place = run.folder, run.of_train()["checkpoint_dir"]
     before = folder.place_of_checkpoints()
-    made = steps_saved(before) if made is None else made
-    if made is None and not folder.model.exists():
-        return
-    as_before = "" if str(place) == str(before) else "--checkpoint-dir as before, or "
-    raise SettingsError(
-        f"The run in {folder.path} has made {'its' if made is None else f'{made:,}'} steps and saved in "
-        f"{before}, and there is no checkpoint in {place} to go on from. Give {as_before}"
-        "--resume never to begin anew and keep what is there under another name."
-    )
+    has_model = folder.model.exists()
+    if not has_model and begin is not None:
+        return None
+    ended = folder.ended()
+    if ended is not None:
+        made: int | None = ended[0].steps
+    else:
+        made = model_file.read(folder.model).steps if has_model else steps_saved(before)
+    if made is None or (begin is not None and made <= begin):
+        return None
+    if begin:
+        there, since = f"the newest checkpoint in {place} that can be used has {begin:,}", " since"
+        way = f"To go on from {begin:,} steps, move {folder.model.name} to another folder first."
+    else:
+        there, since = f"there is no checkpoint in {place} to go on from", ""
+        way = f"In Python, DistAsyncQLearning.load_model({str(folder.model)!r}) trains on."
+    saved, cure = "", "--resume never to begin anew and keep what is there under another name."
+    if str(place) != str(before):
+        saved, cure = f" and saved in {before}", f"--checkpoint-dir as before, or {cure}"
+    elif has_model:
+        there, cure = f"{there}: only {folder.model} has what it learned{since}", f"{cure} {way}"
+    return f"has made {made:,} steps{saved}, and {there}. Give {cure}"
 
 
 def _other(folder: Path, name: str, then: Any, now: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import click
 
 from dist_classicrl._hints import promised_size, rank_of_environment
 from dist_classicrl.cli import errors
-from dist_classicrl.cli.requested_run import RequestedRun, continued, is_done
+from dist_classicrl.cli.requested_run import RequestedRun, continued, is_done, why_not_from
 from dist_classicrl.cli.run_folder import RunFolder, other_folder, short_path, steps_saved
 from dist_classicrl.cli.summary import summary
 from dist_classicrl.cli.terminal import bar_of_a_job, has_terminal
@@ -95,7 +95,7 @@ def _drawn(run: RequestedRun, launch: LaunchOptions, display: Display, path: Pat
     from dist_classicrl.callbacks.display import StatusFile
 
     status = StatusFile(path)
-    status.remove()
+    _remove(path)
     try:
         if display.is_live:
             from dist_classicrl.cli.live.run_view import RunView
@@ -109,7 +109,7 @@ def _drawn(run: RequestedRun, launch: LaunchOptions, display: Display, path: Pat
             with bar_of_a_job(status, f"starting {launch.ranks} ranks", display.is_verbose):
                 yield
     finally:
-        status.remove()
+        _remove(path)
 
 
 def _continued(run: RequestedRun, launch: LaunchOptions) -> tuple[RequestedRun, bool]:
@@ -150,8 +150,12 @@ def _say_done(run: RequestedRun) -> None:
         return
     result, greedy = ended
     asked = run.folder.read_config().get("total_steps", result.steps)
-    more = f"With more --total-steps than {result.steps:,} it goes on"
-    more += "." if result.steps >= asked else f", unless they are {asked:,} again: it ended before those."
+    why_not = why_not_from(run, steps_saved(run.of_train()["checkpoint_dir"]))
+    if why_not is not None:
+        more = f"It cannot go on: it {why_not}"
+    else:
+        more = f"With more --total-steps than {result.steps:,} it goes on"
+        more += "." if result.steps >= asked else f", unless they are {asked:,} again: it ended before those."
     click.echo(f"The run in {short_path(run.folder.path)} is done. {more}")
     click.echo("\n".join(summary(run.folder, result, greedy)))
 
@@ -161,6 +165,12 @@ def _say_result(folder: RunFolder) -> None:
     ended = folder.ended()
     if ended is not None:
         click.echo("\n".join(summary(folder, *ended)))
+
+
+def _remove(file: Path) -> None:
+    """Remove a file that nobody needs any more. What the disk has against that hides no error of the job."""
+    with suppress(OSError):
+        file.unlink()
 
 
 def _start_ranks(run: RequestedRun, launch: LaunchOptions, display: Display, has_bar: bool) -> int:
@@ -177,7 +187,7 @@ def _start_ranks(run: RequestedRun, launch: LaunchOptions, display: Display, has
         click.echo(f"Hint: {shortage}", err=True)
     supervisor = Supervisor(plan, display.is_verbose, said_by_ranks)
     with ExitStack() as stack:
-        stack.callback(place.for_ranks.unlink, missing_ok=True)
+        stack.callback(_remove, place.for_ranks)
         run.write_for_ranks()
         if has_bar:
             stack.enter_context(_drawn(run, launch, display, place.status))

@@ -97,7 +97,7 @@ class _SettingsKeeper(BaseCallback):
         self._run = run
 
     def _on_training_start(self) -> None:
-        self._run.save(self.model.seed)
+        self._run.save(self.model.seed, self.num_timesteps)
 
 
 def _recorders(run: RequestedRun, env: Any) -> list[BaseCallback]:

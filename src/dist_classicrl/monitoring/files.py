@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 from collections.abc import Sequence
@@ -55,10 +54,13 @@ class AppendedFile:
         try:
             if _identity(os.fstat(handle)) != self._left:
                 raise TakenOverError(f"{self.path} was written by another process")
-            written = os.write(handle, self._waiting)
-            if written < len(self._waiting):
+            written = 0
+            try:
+                while written < len(self._waiting):  # the second write says what cut off the first one
+                    written += os.write(handle, self._waiting[written:])
+            except OSError as error:
                 os.ftruncate(handle, self._left[2])
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+                raise OSError(error.errno, error.strerror, str(self.path)) from None
             self._waiting = b""
             self._left = *self._left[:2], self._left[2] + written
         finally:

@@ -245,7 +245,7 @@ def _end() -> None:
     if _process.record is not None and ending is not None and ending.code == 0:
         try:
             for part in headed:
-                _process.record.complete(ending.rank, part)
+                _process.record.complete(part)
         except OSError as trouble:
             _warn(_process.record, trouble)
     if not mpi_runs():

@@ -7,13 +7,13 @@ what the ranks write there.
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import socket
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dist_classicrl._files import whole_file
 
@@ -26,6 +26,8 @@ _STARTED = "mpi-runs"
 _PART = "part-"
 _DONE = "done-"
 _ENDED = "ended-"
+# Rank, exit status, kind, whether it was in charge, and whether MPI had not begun, before host and process.
+_ENDING = re.compile(rf"{_ENDED}(\d+)-(\d+)-(code|error|told|lost|left)-([01])-([01])-")
 
 
 @dataclass(frozen=True)
@@ -84,26 +86,41 @@ class ExitRecord:
         return self.last_beat() is not None or bool(self.endings())
 
     def add(self, ending: Ending) -> None:
-        """Write down how the script ended on one rank."""
-        self._write(f"{_ENDED}{ending.rank}-{socket.gethostname()}-{os.getpid()}", asdict(ending))
+        """Write down how the script ended on one rank.
+
+        The name of the file tells it, which takes no room: on a full disk the reason alone, which is in the
+        file, is left out.
+        """
+        flags = f"{ending.is_head:d}-{ending.before_mpi:d}"
+        name = (
+            f"{_ENDED}{ending.rank}-{ending.code}-{ending.kind}-{flags}-{socket.gethostname()}-{os.getpid()}"
+        )
+        try:
+            with whole_file(self.folder / name) as file:
+                file.write(ending.reason.encode(errors="backslashreplace"))
+        except OSError:
+            (self.folder / name).touch()
 
     def endings(self) -> list[Ending]:
         """Return how the script ended on the ranks where it has, by rank."""
         found = []
         for path in self._files(_ENDED):
-            try:
-                found.append(Ending(**json.loads(path.read_bytes())))
-            except (OSError, ValueError, TypeError, RecursionError):
+            if (told := _ENDING.match(path.name)) is None:
                 continue
+            rank, code, kind, is_head, before_mpi = told.groups()
+            reason = ""
+            with suppress(OSError):
+                reason = path.read_bytes().decode(errors="replace")
+            found.append(Ending(int(rank), int(code), kind, reason, is_head == "1", before_mpi == "1"))
         return sorted(found, key=lambda ending: ending.rank)
 
     def note_part(self, part: int) -> None:
         """Say that a part of the job has begun, besides that of rank 0: see `exit.note_part`."""
         (self.folder / f"{_PART}{part}").touch()
 
-    def complete(self, rank: int, part: int = 0) -> None:
-        """Write a completion marker: the work of a part of the job is done."""
-        self._write(f"{_DONE}{part}", {"rank": rank})
+    def complete(self, part: int = 0) -> None:
+        """Make a completion marker, which takes no room: the work of a part of the job is done."""
+        (self.folder / f"{_DONE}{part}").touch()
 
     @property
     def is_complete(self) -> bool:
@@ -116,10 +133,6 @@ class ExitRecord:
             return [self.folder / name for name in os.listdir(self.folder) if name.startswith(prefix)]
         except OSError:
             return []
-
-    def _write(self, name: str, content: dict[str, Any]) -> None:
-        with whole_file(self.folder / name) as file:
-            file.write(json.dumps(content).encode())
 
 
 def record_of_environment(environ: Mapping[str, str] | None = None) -> ExitRecord | None:
