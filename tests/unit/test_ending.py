@@ -314,7 +314,7 @@ def test_asking_for_deaths_leaves_no_group_behind(size):
 @pytest.mark.parametrize("deaths, waits", [(0, True), (1, False)])
 def test_nobody_waits_for_the_dead_of_another_part_of_the_job(run, deaths, waits):
     world = (
-        "import types\ngroup = types.SimpleNamespace(Get_size=lambda: " + str(deaths) + ", Free=lambda: None)\n"
+        f"import types\ngroup = types.SimpleNamespace(Get_size=lambda: {deaths}, Free=lambda: None)\n"
         "sys.modules['mpi4py.MPI'].COMM_WORLD = types.SimpleNamespace(Get_failed=lambda: group)"
     )
     text = LOSSES.replace("process_exit.note_losses()", world)

@@ -414,7 +414,8 @@ class RoundPart:
         self.made += steps
         ranks = len(self.players)
         waited = float(counted[Count.WAITED] / max(counted[Count.PASSED], 1e-9))
-        self.stride = self.stride.after(self.run.start + self.made, load, waited, self.table.values, self.run.settings, ranks)
+        run, values = self.run, self.table.values
+        self.stride = self.stride.after(run.start + self.made, load, waited, values, run.settings, ranks)
         self._is_pausing = self._is_pausing or counted[Count.PAUSES] > 0.0
         self.has_merged(steps, counted[Count.EPISODES : Count.TD_ERRORS + 1])
 

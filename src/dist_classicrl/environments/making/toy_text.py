@@ -49,8 +49,9 @@ def _made(env: Any, make_kwargs: Mapping[str, Any]) -> Any:
         return gymnasium.make(env, **make_kwargs)
     except Exception as error:  # of Gymnasium, or of the environment's own class
         options = "".join(f", {name}={value!r}" for name, value in make_kwargs.items())
+        told = error_told(error).rstrip(".")
         raise EnvError(
-            f"gymnasium.make({env!r}{options}) raised {error_told(error).rstrip('.')}. Correct the id or its options."
+            f"gymnasium.make({env!r}{options}) raised {told}. Correct the id or its options."
         ) from error
 
 
