@@ -52,6 +52,8 @@ _OF_KERNELS = b"_jit import", b"@rule_function", b"@intrinsic"
 _MOST_BYTES = 1 << 28  # in one folder, of what is made of users' functions
 _LOCK_SECONDS = 2.0  # a file takes some milliseconds
 _COMPILE_SECONDS = 120.0
+_TURN, _TURN_IN_VAIN = 0o600, 0o700
+"""How a file is that is locked by who compiles, and how where nothing could be kept: that needs no room."""
 
 MayKeep = Callable[[tuple[Any, ...]], bool]
 
@@ -116,6 +118,7 @@ def _folders_tried_once() -> Iterator[None]:
 
 _TRY_FOLDER = caching._CacheLocator.ensure_cache_path
 _writable: set[str] = set()
+_full: set[str] = set()  # folders in which this process could keep nothing
 
 
 class _Files(IndexDataCacheFile):
@@ -140,6 +143,7 @@ class _Kept:
 
     A full disk, or files that are damaged, cost the time to compile and not the run. Where several processes
     need the same code at the same time, as the ranks of a job do, one makes it, and the others wait for it.
+    Where it could not be kept, all others make it at the same time.
     """
 
     def __init__(self, compiled: Any, store: Any, may_keep: MayKeep, path: Path, may_go: bool) -> None:
@@ -198,8 +202,11 @@ class _Kept:
                 warnings.simplefilter("ignore", NumbaWarning)
                 self._save(signature, *arguments)
         except OSError as error:
+            _full.add(folder)
+            self._tell_those_who_wait()
             _warn(f"Compiled code cannot be kept in {folder} ({error.strerror}). {_ANEW}")
         except Exception:  # types that belong to a script alone
+            self._tell_those_who_wait()
             logger.debug("Compiled code cannot be kept in %s", folder, exc_info=True)
         if self._may_go:
             _remove_oldest(Path(folder))
@@ -207,16 +214,26 @@ class _Kept:
     def _wait_for_turn(self) -> None:
         """Wait while another process compiles this function; from then on others wait for this one.
 
-        Who takes too long, or is stopped, is waited for no longer.
+        Who takes too long, or is stopped, is waited for no longer. Nobody waits where nothing can be kept.
         """
+        if self._store.cache_path in _full:
+            return
         end = monotonic() + _COMPILE_SECONDS
         with suppress(OSError):
             self._store._impl.locator.ensure_cache_path()
-            turn = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            if _lock_until(turn, end):
-                self._turn = turn
-            else:
+            turn = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _TURN)
+            if not _lock_until(turn, end):
                 os.close(turn)
+                return
+            self._turn = turn
+            if stat.S_IMODE(os.fstat(turn).st_mode) == _TURN_IN_VAIN:
+                self._end_turn()
+
+    def _tell_those_who_wait(self) -> None:
+        """Let those who wait for this process's turn to end not wait for each other as well."""
+        if self._turn >= 0:
+            with suppress(OSError):
+                os.fchmod(self._turn, _TURN_IN_VAIN)
 
     def _end_turn(self) -> None:
         if self._turn >= 0:
