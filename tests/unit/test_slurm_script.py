@@ -100,10 +100,15 @@ def test_a_script_of_ones_own_is_started_by_launch(script_of, words):
 )
 def test_srun_starts_the_ranks_without_a_launcher(script_of, words, started):
     _, lines = script_of("--ntasks", "4", "--no-requeue", "--srun", "pmix", "--python", "py", "--", *words)
-    assert lines[1:-1] == ["export PMIX_MCA_psec=native PMIX_MCA_gds=hash"]
+    assert lines[2:-1] == ["export PMIX_MCA_psec=native PMIX_MCA_gds=hash"]
+    for own, seen in ((None, "1"), ("3", "3")):
+        environment = {"PATH": os.environ["PATH"], **({} if own is None else {"OMP_NUM_THREADS": own})}
+        shell = ["bash", "-c", f"{lines[1]}; env"]
+        told = subprocess.run(shell, env=environment, capture_output=True, text=True, timeout=30.0)
+        assert f"OMP_NUM_THREADS={seen}" in told.stdout.splitlines()
     assert shlex.split(lines[-1]) == ["exec", "srun", "--mpi=pmix", "py", *started]
     _, lines = script_of("--ntasks", "4", "--no-requeue", "--srun", "pmi2", "--python", "py", "--", *words)
-    assert [shlex.split(line) for line in lines[1:]] == [["exec", "srun", "--mpi=pmi2", "py", *started]]
+    assert [shlex.split(line) for line in lines[2:]] == [["exec", "srun", "--mpi=pmi2", "py", *started]]
 
 
 def test_a_module_needs_no_dashes_before_it(script_of):

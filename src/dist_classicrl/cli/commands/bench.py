@@ -44,8 +44,8 @@ def command(ranks: int | None, seconds: float, rounds: int, as_json: bool) -> No
 
     if promised_size() > 1 and is_rank(LaunchOptions()):
         raise click.UsageError(
-            f"bench measures one process, and mpirun or srun has started this one as one of {promised_size()}. "
-            "Type it without them; with --ranks it starts ranks by itself."
+            "bench measures one process, and mpirun or srun has started this one as one of "
+            f"{promised_size()}. Type it without them; with --ranks it starts ranks by itself."
         )
     one = rates.learning_rates(rates.ONE_CORE, seconds, rounds)
     pushes = [rates.push_cost(name) for name in rates.TOGETHER]

@@ -9,11 +9,12 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from dist_classicrl._hints import promised_size
+from dist_classicrl._hints import promised_size, rank_of_environment
 from dist_classicrl.cli import errors, options
 from dist_classicrl.cli.launch_options import is_of_launch, taken_from, takes_launch
 from dist_classicrl.cli.option_types import OutFolder, Place, Whole, option
 from dist_classicrl.cli.synonyms import check_one_word_each, own_word
+from dist_classicrl.launch.launcher import start_few_threads
 
 _HELP = """\
 Train on one core or on many ranks; typed again, it goes on.
@@ -117,6 +118,8 @@ def command(
     **others: Any,
 ) -> int:
     """Train on one core or on many ranks; typed again, it goes on."""
+    if promised_size() > 1 and rank_of_environment() is not None:
+        start_few_threads()
     from dist_classicrl.cli.requested_run import gather
     from dist_classicrl.cli.start import is_rank, train
     from dist_classicrl.cli.training import Display
