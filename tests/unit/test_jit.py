@@ -205,7 +205,10 @@ machine_code._lock_until = lock_until
 
 
 def test_where_something_could_not_be_kept_no_turn_is_waited_for(tmp_path, package):
-    assert run(tmp_path, FULL + NO_TURNS + SCRIPT, "(No space left on device)") == [2, 20, 0]
+    (package / "other").mkdir()  # whose code would be in another folder
+    (package / "outer.py").rename(package / "other" / "outer.py")
+    outer = SCRIPT.replace("package.outer", "package.other.outer")
+    assert run(tmp_path, FULL + NO_TURNS + outer, "(No space left on device)") == [2, 20, 0]
 
 
 # A user's game of two modules, of which a step is made; how often its kernel was taken from disk.

@@ -118,7 +118,6 @@ def _folders_tried_once() -> Iterator[None]:
 
 _TRY_FOLDER = caching._CacheLocator.ensure_cache_path
 _writable: set[str] = set()
-_full: set[str] = set()  # folders in which this process could keep nothing
 
 
 class _Files(IndexDataCacheFile):
@@ -145,6 +144,8 @@ class _Kept:
     need the same code at the same time, as the ranks of a job do, one makes it, and the others wait for it.
     Where it could not be kept, all others make it at the same time.
     """
+
+    found_no_room = False  # in this process
 
     def __init__(self, compiled: Any, store: Any, may_keep: MayKeep, path: Path, may_go: bool) -> None:
         self._compile, self._load, self._save = compiled.compile, store.load_overload, store.save_overload
@@ -202,9 +203,10 @@ class _Kept:
                 warnings.simplefilter("ignore", NumbaWarning)
                 self._save(signature, *arguments)
         except OSError as error:
-            _full.add(folder)
             self._tell_those_who_wait()
-            _warn(f"Compiled code cannot be kept in {folder} ({error.strerror}). {_ANEW}")
+            if not _Kept.found_no_room:  # said once: the cure is the same for all folders
+                _Kept.found_no_room = True
+                _warn(f"Compiled code cannot be kept in {folder} ({error.strerror}). {_ANEW}")
         except Exception:  # types that belong to a script alone
             self._tell_those_who_wait()
             logger.debug("Compiled code cannot be kept in %s", folder, exc_info=True)
@@ -214,9 +216,10 @@ class _Kept:
     def _wait_for_turn(self) -> None:
         """Wait while another process compiles this function; from then on others wait for this one.
 
-        Who takes too long, or is stopped, is waited for no longer. Nobody waits where nothing can be kept.
+        Who takes too long, or is stopped, is waited for no longer. A process that could not keep something
+        before does not wait, whatever the folder: most are on one disk.
         """
-        if self._store.cache_path in _full:
+        if _Kept.found_no_room:
             return
         end = monotonic() + _COMPILE_SECONDS
         with suppress(OSError):
