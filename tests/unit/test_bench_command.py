@@ -5,6 +5,7 @@ import json
 import pytest
 from learned_runs import run_command
 
+from dist_classicrl.cli import errors
 from dist_classicrl.diagnosis import rates
 from dist_classicrl.environments.resolve import resolve
 
@@ -41,7 +42,7 @@ def test_what_is_said_to_be_stepped_is():
 
 def test_runs_last_as_long_as_asked(little, monkeypatch):
     asked = []
-    trainer = rates._Trainer(rates.problem(rates.FROZEN_LAKE), 0.03)
+    trainer = rates._Trainer(rates.problem(rates.FROZEN_LAKE), 0.03, is_rank=False)
     train = trainer._agent.train
     monkeypatch.setattr(
         trainer._agent,
@@ -73,3 +74,27 @@ def test_rates_as_tables(little, capsys, monkeypatch):
         "1.50",
         "25.0%",
     ]
+
+
+def test_one_process_is_measured_in_a_batch_script_of_several_tasks(little, monkeypatch):
+    """As SLURM starts such a script: what it promises are ranks that something else would start."""
+    for name, value in (("SLURM_JOB_ID", "77"), ("SLURM_NTASKS", "3"), ("SLURM_PROCID", "0")):
+        monkeypatch.setenv(name, value)
+    (rate,) = rates.learning_rates([rates.FROZEN_LAKE], 0.01, 1)
+    assert rate.workers == 1 and rate.steps_per_second > 0.0
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"},
+        {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "2"},
+    ],
+)
+def test_a_rank_is_no_process_alone(variables, monkeypatch, capsys):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(rates, "learning_rates", None)
+    monkeypatch.setattr(errors, "_FIRST_WORD_SECONDS", 0.0)
+    status, _, err = run_command(capsys, "bench")
+    assert status == 2 and "started this one as one of 3. Type it without them" in err

@@ -354,7 +354,20 @@ def test_a_number_of_threads_that_is_none_is_found(text):
         )
 
 
+def test_a_number_of_threads_that_nothing_says_is_that_of_the_cores():
+    (finding, _) = cores.examine_threads(PLAN, [rank_report(rank) for rank in range(3)])
+    assert finding.status == "warning" and "3 ranks on a with no OMP_NUM_THREADS start 6" in finding.found
+    one_each = [rank_report(rank, use=[rank]) for rank in range(3)]
+    assert status_of(cores.examine_threads(PLAN, one_each))["threads"] == "ok"
+    apart = [rank_report(rank, "ab"[rank]) for rank in range(2)]
+    (finding, _) = cores.examine_threads(PLAN, apart)
+    assert (finding.status, finding.found) == ("ok", "up to 2 per rank")
+
+
 def test_threads_are_looked_at_where_no_rank_could_be_started(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    (finding,) = cores.examine_threads(PLAN, [])
+    assert finding.status == "ok" and "one per rank: `train` and `launch` set OMP" in finding.found
     monkeypatch.setattr(cores, "usable_cores", lambda: 2)
     monkeypatch.setenv("MKL_NUM_THREADS", "16")
     (finding,) = cores.examine_threads(PLAN, [])

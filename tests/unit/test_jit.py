@@ -112,6 +112,16 @@ def test_machine_code_from_before_a_change_in_its_place_is_not_taken(tmp_path, p
     assert run(tmp_path) == [60, 1]
 
 
+FAILS = """
+import errno, os
+from numba.core import caching
+def fail(*arguments):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+caching.{what} = fail
+"""
+FULL = FAILS.format(what="IndexDataCacheFile.save")
+
+
 @pytest.mark.parametrize(
     "missing, words",
     [
@@ -120,15 +130,8 @@ def test_machine_code_from_before_a_change_in_its_place_is_not_taken(tmp_path, p
     ],
 )
 def test_where_machine_code_cannot_be_kept_it_is_made_each_time(tmp_path, package, missing, words):
-    full = f"""
-import errno, os
-from numba.core import caching
-def fail(*arguments):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-caching.{missing} = fail
-"""
     for _ in range(2):
-        assert run(tmp_path, full + SCRIPT, words) == [20, 0]
+        assert run(tmp_path, FAILS.format(what=missing) + SCRIPT, words) == [20, 0]
 
 
 SLOWLY = """
@@ -146,6 +149,66 @@ def test_one_of_several_processes_compiles_and_the_others_wait_for_it(tmp_path, 
     with ThreadPoolExecutor() as pool:
         done = list(pool.map(lambda _: run(tmp_path, SLOWLY + SCRIPT), range(3)))
     assert sorted(done) == [[20, 0], [20, 1], [20, 1]]
+
+
+TOGETHER = """
+import stat, time
+from pathlib import Path
+from numba.core.dispatcher import _FunctionCompiler
+from package._jit import machine_code
+
+def come(place, n):
+    (Path("met") / f"{place}-{os.getpid()}").touch()
+    end = time.monotonic() + 60.0
+    while len(list(Path("met").glob(f"{place}-*"))) < n:
+        assert time.monotonic() < end, place
+        time.sleep(0.01)
+
+def lock_until(handle, end):
+    if stat.S_ISREG(os.fstat(handle).st_mode):
+        come("waits", 0)
+    return lock(handle, end)
+
+def compile(*arguments):
+    try:
+        os.mkdir("met/first")
+    except FileExistsError:
+        come("compiles", 2)
+    else:
+        come("waits", 3)
+    return compile_now(*arguments)
+
+lock, machine_code._lock_until = machine_code._lock_until, lock_until
+compile_now, _FunctionCompiler.compile = _FunctionCompiler.compile, compile
+from package.inner import inner
+print(inner(1))
+"""
+
+
+def test_where_nothing_can_be_kept_those_who_waited_compile_at_the_same_time(tmp_path, package):
+    (tmp_path / "met").mkdir()
+    with ThreadPoolExecutor() as pool:
+        done = list(pool.map(lambda _: run(tmp_path, FULL + TOGETHER, "(No space left on device)"), range(3)))
+    assert done == [[2], [2], [2]]
+
+
+NO_TURNS = """
+import stat
+from package._jit import machine_code
+from package.inner import inner
+print(inner(1))
+def lock_until(handle, end):
+    assert stat.S_ISDIR(os.fstat(handle).st_mode), "waits for a turn"
+    return True
+machine_code._lock_until = lock_until
+"""
+
+
+def test_where_something_could_not_be_kept_no_turn_is_waited_for(tmp_path, package):
+    (package / "other").mkdir()  # whose code would be in another folder
+    (package / "outer.py").rename(package / "other" / "outer.py")
+    outer = SCRIPT.replace("package.outer", "package.other.outer")
+    assert run(tmp_path, FULL + NO_TURNS + outer, "(No space left on device)") == [2, 20, 0]
 
 
 # A user's game of two modules, of which a step is made; how often its kernel was taken from disk.

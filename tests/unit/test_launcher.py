@@ -4,16 +4,18 @@ import subprocess
 import sys
 import tempfile
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from dist_classicrl._hints import rank_of_environment
+import dist_classicrl
+from dist_classicrl._hints import rank_of_environment, usable_cores
 from dist_classicrl.diagnosis import communication, rates, running
 from dist_classicrl.diagnosis.plan import TrainingPlan
 from dist_classicrl.errors import LauncherError
-from dist_classicrl.launch.launcher import Launcher, find_launcher, launch_environment
-from dist_classicrl.launch.mpirun import check_launcher, mpirun_command, session_variables
+from dist_classicrl.launch.launcher import OF_THREADS, Launcher, find_launcher, launch_environment
+from dist_classicrl.launch.mpirun import check_launcher, mpirun_command, session_variables, start_command
 from dist_classicrl.launch.mpirun import main as launcher_main
 from dist_classicrl.settings import Settings
 
@@ -136,6 +138,59 @@ def test_a_job_started_from_a_rank_does_not_inherit_its_identity():
     assert {name: environment[name] for name in chosen} == chosen
     assert environment["I_MPI_PIN"] == "0" and launch_environment({"I_MPI_PIN": "1"})["I_MPI_PIN"] == "1"
     assert environment["OMPI_ALLOW_RUN_AS_ROOT"] == environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
+
+
+@pytest.mark.parametrize(
+    "own, given",
+    [({}, "1"), ({"OMP_NUM_THREADS": "4"}, "4"), ({"OPENBLAS_NUM_THREADS": "2"}, "1")],
+)
+def test_a_rank_starts_one_thread_unless_the_user_has_said_how_many(own, given, monkeypatch):
+    for name in OF_THREADS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    environment = launch_environment()
+    assert environment["OMP_NUM_THREADS"] == given
+    assert {name: environment[name] for name in own} == own
+    # And so on other hosts, where Open MPI has it said.
+    words = start_command(Launcher("/m", "openmpi", (5, 0, 11)), 3, ["python"])
+    assert {after for before, after in pairwise(words) if before == "-x"} - {"PYTHONPATH"} == {
+        "OMP_NUM_THREADS",
+        *own,
+    }
+
+
+def test_what_the_words_for_mpirun_say_of_threads_is_not_said_again():
+    options = ["-x", "OMP_NUM_THREADS=4", "--map-by", "node"]
+    words = start_command(Launcher("/m", "openmpi", (5, 0, 11)), 3, ["python"], options=options)
+    assert [word for word in words if word.startswith("OMP_NUM")] == ["OMP_NUM_THREADS=4"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(usable_cores() < 2, reason="with one core there is one thread anyhow")
+@pytest.mark.parametrize(
+    "variables, words",
+    [({}, "sweep no.toml"), ({"PMI_RANK": "0", "PMI_SIZE": "3"}, "train --live --quiet")],
+)
+def test_processes_side_by_side_start_one_thread_as_numpy_is_imported(variables, words):
+    program = f"""
+import os
+from dist_classicrl.__main__ import main
+main({words.split()})
+import numpy
+print(len(os.listdir("/proc/self/task")))
+"""
+    environment = {name: value for name, value in os.environ.items() if name not in OF_THREADS}
+    path = {"PYTHONPATH": str(Path(dist_classicrl.__file__).parents[1])}
+    for own, threads in (({}, 1), ({"OMP_NUM_THREADS": "2"}, 2)):
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**environment, **path, **variables, **own},
+            capture_output=True,
+            text=True,
+            timeout=60.0,
+        )
+        assert done.stdout == f"{threads}\n", done.stderr
 
 
 def test_settings_of_ones_own_are_kept_outside_a_job():

@@ -291,6 +291,7 @@ def test_settings_of_ranks_are_handed_on_but_nothing_of_their_mpi():
         "DIST_CLASSICRL_LAUNCH": "x y",
         "PYTHONPATH": "/src",
         "NUMBA_CACHE_DIR": "/cache",
+        "OMP_NUM_THREADS": "1",
         "OMPI_COMM_WORLD_RANK": "3",
         "PMIX_RANK": "3",
         "AWS_SECRET_ACCESS_KEY": "s",
@@ -300,6 +301,7 @@ def test_settings_of_ranks_are_handed_on_but_nothing_of_their_mpi():
         "DIST_CLASSICRL_LAUNCH=x y",
         "DIST_CLASSICRL_REPLACES=call 2",
         "NUMBA_CACHE_DIR=/cache",
+        "OMP_NUM_THREADS=1",
         "PYTHONPATH=/src",
     ]
 

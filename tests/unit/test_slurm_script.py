@@ -74,11 +74,22 @@ def test_without_requeueing_the_command_takes_the_place_of_the_script(script_of)
     assert not any("signal" in line for line in directives)
 
 
-def test_the_tasks_of_a_study_are_started_by_srun_without_mpi_and_may_be_one(script_of):
+def test_the_tasks_of_a_study_are_started_by_srun_without_mpi_and_may_be_one(
+    script_of, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "study.toml").write_text('environment = "FrozenLake-v1"\ntotal_steps = 1000\n')
     words = ["sweep", "study.toml", "--out", "studies/lake"]
     _, lines = script_of("--ntasks", "1", "--array", "0-3", "--no-requeue", "--", *words)
     command = [sys.executable, "-m", "dist_classicrl", *words]
     assert shlex.split(lines[-1]) == ["exec", "srun", "--mpi=none", *command]
+
+
+def test_a_study_that_is_elsewhere_is_not_looked_for_here(script_of, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for words in (["--setup", "cd /project", "sweep", "a.toml"], ["sweep", "$SLURM_ARRAY_TASK_ID.toml"]):
+        _, lines = script_of("--ntasks", "4", "--no-requeue", *words)
+        assert lines[-1].startswith(f"exec srun --mpi=none {sys.executable} -m dist_classicrl sweep ")
 
 
 @pytest.mark.parametrize(
@@ -100,10 +111,15 @@ def test_a_script_of_ones_own_is_started_by_launch(script_of, words):
 )
 def test_srun_starts_the_ranks_without_a_launcher(script_of, words, started):
     _, lines = script_of("--ntasks", "4", "--no-requeue", "--srun", "pmix", "--python", "py", "--", *words)
-    assert lines[1:-1] == ["export PMIX_MCA_psec=native PMIX_MCA_gds=hash"]
+    assert lines[2:-1] == ["export PMIX_MCA_psec=native PMIX_MCA_gds=hash"]
+    for own, seen in ((None, "1"), ("3", "3")):
+        environment = {"PATH": os.environ["PATH"], **({} if own is None else {"OMP_NUM_THREADS": own})}
+        shell = ["bash", "-c", f"{lines[1]}; env"]
+        told = subprocess.run(shell, env=environment, capture_output=True, text=True, timeout=30.0)
+        assert f"OMP_NUM_THREADS={seen}" in told.stdout.splitlines()
     assert shlex.split(lines[-1]) == ["exec", "srun", "--mpi=pmix", "py", *started]
     _, lines = script_of("--ntasks", "4", "--no-requeue", "--srun", "pmi2", "--python", "py", "--", *words)
-    assert [shlex.split(line) for line in lines[1:]] == [["exec", "srun", "--mpi=pmi2", "py", *started]]
+    assert [shlex.split(line) for line in lines[2:]] == [["exec", "srun", "--mpi=pmi2", "py", *started]]
 
 
 def test_a_module_needs_no_dashes_before_it(script_of):
@@ -156,7 +172,25 @@ def test_each_job_of_an_array_has_a_folder_and_a_seed(script_of):
         (["--ntasks", "4", "--array", "0..9", *TRAIN], "0-99%10"),
         (["--ntasks", "4", "--partition", "a b", *TRAIN], "--partition is 'a b'"),
         (["--ntasks", "4", "--directive=constraint=x", *TRAIN], "begins with a dash"),
-        (["--ntasks", "4", *TRAIN, "--ranks", "3"], "leave --ranks 3 out"),
+        (["--ntasks", "4", *TRAIN, "--ranks", "3"], "that of the tasks, --ntasks 4: leave --ranks"),
+        (
+            ["--ntasks", "4", "--", "launch", "-n", "8", "train.py"],
+            "leave --ranks out of the words of launch",
+        ),
+        (["--ntasks", "4", "--", "launch", "-n8", "-m", "own.train"], "leave --ranks out"),
+        (["--ntasks", "4", "--", "launch", "--max-restart", "1", "train.py"], "--max-restarts"),
+        (["--ntasks", "4", *TRAIN, "--live"], "`dist-classicrl show --live FOLDER` in a terminal"),
+        (["--ntasks", "4", "--", "sweep", "study.toml", "--live"], "a job has none: leave it out"),
+        (
+            ["--ntasks", "4", "--srun", "none", *TRAIN],
+            "Write --srun pmix for Open MPI, --srun pmi2 for MPICH",
+        ),
+        (["--ntasks", "4", "--srun", "none", "--", "train.py"], "no rank of a training finds another one"),
+        (
+            ["--ntasks", "4", "--srun", "pmix", *TRAIN, "--no-ulfm"],
+            "--no-ulfm is for ranks that train starts",
+        ),
+        (["--ntasks", "4", "--", "sweep", "nosuch.toml"], "'nosuch.toml' cannot be read: No such file"),
         (["--ntasks", "4", *TRAIN, "--see", "3"], "--seed"),
         (["--ntasks", "4", "--srun", "pmix", "launch", "train.py"], "without launch"),
         (["--ntasks", "4", "--srun", "", *TRAIN], "--srun is ''"),

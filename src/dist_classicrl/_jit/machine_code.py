@@ -52,6 +52,8 @@ _OF_KERNELS = b"_jit import", b"@rule_function", b"@intrinsic"
 _MOST_BYTES = 1 << 28  # in one folder, of what is made of users' functions
 _LOCK_SECONDS = 2.0  # a file takes some milliseconds
 _COMPILE_SECONDS = 120.0
+_TURN, _TURN_IN_VAIN = 0o600, 0o700
+"""How a file is that is locked by who compiles, and how where nothing could be kept: that needs no room."""
 
 MayKeep = Callable[[tuple[Any, ...]], bool]
 
@@ -140,7 +142,10 @@ class _Kept:
 
     A full disk, or files that are damaged, cost the time to compile and not the run. Where several processes
     need the same code at the same time, as the ranks of a job do, one makes it, and the others wait for it.
+    Where it could not be kept, all others make it at the same time.
     """
+
+    found_no_room = False  # in this process
 
     def __init__(self, compiled: Any, store: Any, may_keep: MayKeep, path: Path, may_go: bool) -> None:
         self._compile, self._load, self._save = compiled.compile, store.load_overload, store.save_overload
@@ -198,8 +203,12 @@ class _Kept:
                 warnings.simplefilter("ignore", NumbaWarning)
                 self._save(signature, *arguments)
         except OSError as error:
-            _warn(f"Compiled code cannot be kept in {folder} ({error.strerror}). {_ANEW}")
+            self._tell_those_who_wait()
+            if not _Kept.found_no_room:  # said once: the cure is the same for all folders
+                _Kept.found_no_room = True
+                _warn(f"Compiled code cannot be kept in {folder} ({error.strerror}). {_ANEW}")
         except Exception:  # types that belong to a script alone
+            self._tell_those_who_wait()
             logger.debug("Compiled code cannot be kept in %s", folder, exc_info=True)
         if self._may_go:
             _remove_oldest(Path(folder))
@@ -207,16 +216,27 @@ class _Kept:
     def _wait_for_turn(self) -> None:
         """Wait while another process compiles this function; from then on others wait for this one.
 
-        Who takes too long, or is stopped, is waited for no longer.
+        Who takes too long, or is stopped, is waited for no longer. A process that could not keep something
+        before does not wait, whatever the folder: most are on one disk.
         """
+        if _Kept.found_no_room:
+            return
         end = monotonic() + _COMPILE_SECONDS
         with suppress(OSError):
             self._store._impl.locator.ensure_cache_path()
-            turn = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            if _lock_until(turn, end):
-                self._turn = turn
-            else:
+            turn = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _TURN)
+            if not _lock_until(turn, end):
                 os.close(turn)
+                return
+            self._turn = turn
+            if stat.S_IMODE(os.fstat(turn).st_mode) == _TURN_IN_VAIN:
+                self._end_turn()
+
+    def _tell_those_who_wait(self) -> None:
+        """Let those who wait for this process's turn to end not wait for each other as well."""
+        if self._turn >= 0:
+            with suppress(OSError):
+                os.fchmod(self._turn, _TURN_IN_VAIN)
 
     def _end_turn(self) -> None:
         if self._turn >= 0:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from dist_classicrl.cli.option_types import Decorator, Place, Real, Whole, option, together
 from dist_classicrl.launch.plan import LaunchOptions
@@ -92,6 +94,15 @@ _NAMES = [field.name for field in fields(LaunchOptions)]
 def is_of_launch(param: click.Parameter) -> bool:
     """Return whether a parameter of a command is one of `takes_launch`."""
     return param.name == "no_ulfm" or param.name in _NAMES
+
+
+def options_given(context: click.Context, is_meant: Callable[[click.Parameter], bool]) -> list[str]:
+    """Return which options that are meant were typed, each by its longest name."""
+    return [
+        max(param.opts, key=len)
+        for param in context.command.params
+        if is_meant(param) and context.get_parameter_source(param.name or "") == ParameterSource.COMMANDLINE
+    ]
 
 
 def taken_from(options: dict[str, Any]) -> LaunchOptions:

@@ -13,13 +13,16 @@ from dist_classicrl._words import counted
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
 from dist_classicrl.diagnosis.plan import HERE, TrainingPlan
 from dist_classicrl.launch.hosts import Host, ranks_for, slurm_tasks
+from dist_classicrl.launch.launcher import OF_THREADS, THREADS, launch_environment
 
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
+def asked_threads(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the variables that tell a process how many threads to start, as far as they are set.
 
-def asked_threads() -> dict[str, str]:
-    """Return the variables that tell programs how many threads to start, as far as they are set."""
-    return {name: os.environ[name] for name in _THREAD_VARIABLES if name in os.environ}
+    They are by default this process's.
+    """
+    environment = os.environ if environment is None else environment
+    return {name: environment[name] for name in OF_THREADS if name in environment}
 
 
 def default_ranks(hosts: Sequence[Host] = ()) -> int:
@@ -88,36 +91,41 @@ def examine_threads(plan: TrainingPlan, reports: list[dict[str, Any]]) -> Iterat
         yield warning(
             "threads",
             f"more threads than cores: {'; '.join(crowded)}",
-            "export OMP_NUM_THREADS=1, and the same of OPENBLAS_, MKL_ and NUMBA_NUM_THREADS: a rank learns "
-            "in one thread.",
+            f"export {THREADS}=1, and the same of OPENBLAS_, MKL_ and NUMBA_NUM_THREADS: a rank learns in "
+            "one thread.",
         )
     else:
-        yield ok("threads", "one per rank")
+        most = max(_threads(report)[0] for each in by_host.values() for report in each)
+        why = f": `train` and `launch` set {THREADS}=1 unless you do"
+        yield ok("threads", f"one per rank{why}" if most == 1 else f"up to {most} per rank")
     if reports:
         yield _binding(by_host)
 
 
 def _expected(plan: TrainingPlan) -> list[dict[str, Any]]:
     """Return what those that are to be on this host would report, where none could be started."""
-    report = {"host": HERE, "cores": list(range(usable_cores())), "threads": asked_threads()}
+    threads = asked_threads(launch_environment())
+    report = {"host": HERE, "cores": list(range(usable_cores())), "threads": threads}
     return [report] * plan.hosts_of_ranks().count(HERE)
 
 
 def _crowd(host: str, reports: list[dict[str, Any]]) -> str:
     """Return what is said of a host whose ranks start more threads than it has cores; nothing if they fit."""
     cores = len({core for report in reports for core in report["cores"]})
-    threads = [_threads(report["threads"]) for report in reports]
-    most, name = max(threads)
+    threads = [_threads(report) for report in reports]
+    most, why = max(threads)
     total = sum(number for number, _ in threads)
     if most <= 1 or total <= cores:
         return ""
-    ranks = f"{len(reports)} ranks on {host} with {name}={most}"
+    ranks = f"{len(reports)} ranks on {host} with {why}"
     return f"{ranks} start {total} threads, and there {_are_cores(cores)}"
 
 
-def _threads(variables: Mapping[str, str]) -> tuple[int, str]:
-    """Return the most threads that a variable asks for, and its name."""
-    return max(((_number(value) or 1, name) for name, value in variables.items()), default=(1, ""))
+def _threads(report: Mapping[str, Any]) -> tuple[int, str]:
+    """Return the most threads that a rank starts of a kind, and why so many."""
+    asked = {name: n for name, value in report["threads"].items() if (n := _number(value))}
+    of_cores = [] if THREADS in asked else [(len(report["cores"]), f"no {THREADS}")]
+    return max([*((n, f"{name}={n}") for name, n in asked.items()), *of_cores])
 
 
 def _number(value: str) -> int | None:

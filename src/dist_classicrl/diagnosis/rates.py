@@ -89,12 +89,12 @@ def _stepped(name: str, **arguments: Any) -> Any:
     return Unchanged(gymnasium.make(name, **arguments))
 
 
-def learning_rates(names: Sequence[str], seconds: float, rounds: int) -> list[Rate]:
-    """Train in turns in the environments of these names, of `ONE_CORE`; every rank of a job calls this.
+def learning_rates(names: Sequence[str], seconds: float, rounds: int, is_rank: bool = False) -> list[Rate]:
+    """Train in turns in the environments of these names, of `ONE_CORE`, alone or with the ranks of a job.
 
     Each run lasts at least so many seconds, compilation apart.
     """
-    trainers = {name: _Trainer(problem(name), seconds) for name in names}
+    trainers = {name: _Trainer(problem(name), seconds, is_rank) for name in names}
     results: dict[str, list[Any]] = {name: [] for name in names}
     for _ in range(rounds):
         for name, trainer in trainers.items():
@@ -114,10 +114,11 @@ def learning_rates(names: Sequence[str], seconds: float, rounds: int) -> list[Ra
 class _Trainer:
     """Trains one agent again and again, each time for a number of seconds or longer."""
 
-    def __init__(self, env: Any, seconds: float) -> None:
+    def __init__(self, env: Any, seconds: float, is_rank: bool) -> None:
         from dist_classicrl.agent.agent import DistAsyncQLearning
 
-        self._agent = DistAsyncQLearning(seed=0)
+        # A batch script of SLURM has variables that promise ranks, and is none.
+        self._agent = DistAsyncQLearning(seed=0, allow_singletons=not is_rank)
         self._env = env
         self._seconds = seconds
         self._steps = _FIRST_STEPS
@@ -224,7 +225,7 @@ def main(seconds: float, rounds: int, names: Sequence[str]) -> None:
     """Measure as a rank of the job of `rates_of_ranks`."""
     from mpi4py import MPI
 
-    found = learning_rates(names, seconds, rounds)
+    found = learning_rates(names, seconds, rounds, is_rank=True)
     if MPI.COMM_WORLD.Get_rank() == 0:
         marked.write(rates=[asdict(rate) for rate in found])
 

@@ -31,7 +31,14 @@ _IDENTITY_PREFIXES = (
     "MPI_LOCAL",
 )
 
+THREADS = "OMP_NUM_THREADS"
+"""How many threads a process starts for linear algebra, where no variable of its library's own says it."""
+
+OF_THREADS = (THREADS, "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+
 _SETTINGS = {
+    # NumPy's BLAS would start one for each core as it is imported, in each of the ranks, which learn in one.
+    THREADS: "1",
     # Containers run as root. Open MPI asks for both.
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -103,6 +110,11 @@ def _answer(*command: str) -> str:
     if job.timed_out:
         raise LauncherError(f"{' '.join(command)} does not answer within {_VERSION_SECONDS:g} s")
     return job.output
+
+
+def start_few_threads() -> None:
+    """Let this process, one of several on this host, start the threads of a rank; before numpy is there."""
+    os.environ.setdefault(THREADS, _SETTINGS[THREADS])
 
 
 def launch_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -12,12 +12,19 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 from dist_classicrl.errors import LauncherError
 from dist_classicrl.launch.endings import shell_status
 from dist_classicrl.launch.folders import session_folder
-from dist_classicrl.launch.launcher import Launcher, find_launcher, has_ulfm, launch_environment
+from dist_classicrl.launch.launcher import (
+    OF_THREADS,
+    Launcher,
+    find_launcher,
+    has_ulfm,
+    launch_environment,
+)
 from dist_classicrl.launch.segments import remove_unused_segments
 from dist_classicrl.process.jobs import FinishedJob, run_job
 
@@ -108,14 +115,17 @@ def start_command(
 
     `hostfile` and `agent` are as for `host_words`, `network` is what `network_words` returns, and `options`
     are further words for mpirun. With `survive` the other ranks survive a death, where the launcher can do
-    that. `exported` names environment variables for the ranks, besides PYTHONPATH.
+    that. `exported` names environment variables for the ranks, besides PYTHONPATH and those that say how many
+    threads they start.
     """
-    variables = [*exported, *(name for name in ("PYTHONPATH",) if name in os.environ)]
+    there = launch_environment()
+    said = {word.partition("=")[0] for before, word in pairwise(options) if before in ("-x", "--x")}
+    further = [name for name in ("PYTHONPATH", *OF_THREADS) if name in there and name not in said]
     return [
         *mpirun_command(n_ranks, launcher, options),
         *(survival_words(launcher) if survive else []),
         *host_words(launcher, None if hostfile is None else str(hostfile), agent),
-        *export_words(launcher, variables),
+        *export_words(launcher, [*exported, *further]),
         *network,
         *options,
         *program,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from dist_classicrl import durations
 from dist_classicrl.errors import SettingsError
+from dist_classicrl.launch.launcher import THREADS
 
 _MEMORY = re.compile(r"\d+[KMGT]?")
 _ARRAY = re.compile(r"\d+(-\d+(:0*[1-9]\d*)?)?(,\d+(-\d+(:0*[1-9]\d*)?)?)*(%[1-9]\d*)?")
@@ -51,6 +52,9 @@ _LISTENING_SECONDS = 300
 
 # What SLURM's PMIx asks of each rank may be a part of it that the PMIx of the ranks does not have.
 _FOR_PMIX = "export PMIX_MCA_psec=native PMIX_MCA_gds=hash"
+
+# What `launch` sets for ranks.
+_FEW_THREADS = f'export {THREADS}="${{{THREADS}:-1}}"'
 
 
 @dataclass(frozen=True)
@@ -181,6 +185,7 @@ class BatchJob:
         lines += self.setup
         if self.srun is not None:
             words = ["srun", f"--mpi={self.srun}", *words]
+            lines.append(_FEW_THREADS)
             lines += [_FOR_PMIX] if self.srun.startswith("pmix") else []
         command = " ".join(map(word_of, words))
         if self.requeue:

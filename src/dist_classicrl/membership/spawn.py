@@ -17,6 +17,7 @@ from typing import Any
 
 from dist_classicrl.errors import LauncherError
 from dist_classicrl.launch import program
+from dist_classicrl.launch.launcher import OF_THREADS
 from dist_classicrl.process.parent import REPLACEMENT_VARIABLE
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ LONGEST_DELAY = 60.0
 ARRIVAL_SECONDS = 120.0  # in which a replacement has to have started MPI; then the next one is tried
 STRIKES = 3  # so many replacements in a row that came to nothing stop the replacing
 
-_PASSED_ON = ("DIST_CLASSICRL_", "NUMBA_", "PYTHON")
+_PASSED_ON = ("DIST_CLASSICRL_", "NUMBA_", "PYTHON", *OF_THREADS)
 _NOT_TO_RUN_AGAIN = ("IPython", "ipykernel", "ipykernel_launcher", "ipython", "jupyter", "py", "pytest")
 
 

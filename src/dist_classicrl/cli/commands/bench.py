@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dist_classicrl._hints import promised_size
 from dist_classicrl._words import counted
 from dist_classicrl.cli import output
 from dist_classicrl.cli.launch_options import ranks_option
@@ -37,8 +38,15 @@ Medians of whole trainings by one process: in compiled environments, and in envi
 @click.option("--json", "as_json", is_flag=True, help="Write JSON in place of tables.")
 def command(ranks: int | None, seconds: float, rounds: int, as_json: bool) -> None:
     """Measure how fast this machine learns."""
+    from dist_classicrl.cli.start import is_rank
     from dist_classicrl.diagnosis import rates
+    from dist_classicrl.launch.plan import LaunchOptions
 
+    if promised_size() > 1 and is_rank(LaunchOptions()):
+        raise click.UsageError(
+            "bench measures one process, and mpirun or srun has started this one as one of "
+            f"{promised_size()}. Type it without them; with --ranks it starts ranks by itself."
+        )
     one = rates.learning_rates(rates.ONE_CORE, seconds, rounds)
     pushes = [rates.push_cost(name) for name in rates.TOGETHER]
     many = [] if ranks is None else rates.rates_of_ranks(ranks, seconds, rounds)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dist_classicrl.cli.commands.launch import ScriptCommand
+from dist_classicrl.cli.launch_options import is_of_launch, options_given
 from dist_classicrl.cli.option_types import Whole, option
 from dist_classicrl.errors import SettingsError
 
@@ -108,16 +109,24 @@ def command(
 def words_of(words: Sequence[str], job: BatchJob, is_this_python: bool) -> list[str]:
     """Return the words after Python in the batch script, from the command's own.
 
-    `is_this_python`: the job has the environments that this process has. SettingsError if they ask for a
-    number of ranks, or for a launcher beside srun, let the jobs of an array write to the same folder or make
-    the same training, or a job that runs again begin anew or take no notice of a time limit.
+    `is_this_python`: the job has the environments and the folder that this process has. SettingsError if
+    there is no such study, or if they ask for a number of ranks, for a terminal, or for a launcher beside
+    srun, let the jobs of an array write to the same folder or make the same training, or a job that runs
+    again begin anew or take no notice of a time limit; and if srun is to start ranks that cannot find each
+    other.
     """
     from dist_classicrl.environments import named
     from dist_classicrl.launch.slurm_script import TASK
 
     kind, rest = _kind_of(words)
+    context = _parsed(kind, rest)
+    asked = context.params
+    _check_for_batch(kind, context, job)
     if kind == "sweep":
-        _parsed(kind, rest)
+        if is_this_python and _STAND_IN not in str(asked["file"]):
+            from dist_classicrl.cli.study_file import read_study
+
+            read_study(asked["file"])
         return [*_PACKAGE, kind, *rest]
     if kind == "launch":
         if job.array is not None and not any("SLURM_ARRAY_TASK_ID" in word for word in rest):
@@ -133,11 +142,8 @@ def words_of(words: Sequence[str], job: BatchJob, is_this_python: bool) -> list[
                 "With --srun there is no launcher: write the script and its arguments, without launch."
             )
         return rest
-    asked = _parsed("train", rest)
     if not (asked["env"] or asked["other_env"] or asked["file"]):
         raise SettingsError("Which environment? Write for instance FrozenLake-v1 before the other words.")
-    if asked["ranks"] is not None:
-        raise SettingsError(f"The number of ranks is that of the tasks: leave --ranks {asked['ranks']} out.")
     settings = {
         **_of_file(asked["file"]),
         **{name: value for name, value in asked.items() if value is not None},
@@ -176,6 +182,32 @@ def words_of(words: Sequence[str], job: BatchJob, is_this_python: bool) -> list[
     return words_of_train
 
 
+def _check_for_batch(kind: str, context: click.Context, job: BatchJob) -> None:
+    """Refuse what no job can do that SLURM starts, or that srun starts."""
+    if context.params.get("ranks") is not None:
+        raise SettingsError(
+            f"The number of ranks is that of the tasks, --ntasks {job.ntasks}: leave --ranks out of the "
+            f"words of {kind}."
+        )
+    if context.params.get("live"):
+        raise SettingsError(
+            "--live draws on a terminal, and a job has none: leave it out. `dist-classicrl show --live "
+            "FOLDER` in a terminal shows what goes on there."
+        )
+    if kind == "sweep" or job.srun is None:
+        return
+    if job.srun == _NO_MPI:
+        raise SettingsError(
+            "With --srun none no rank of a training finds another one. Write --srun pmix for Open MPI, "
+            "--srun pmi2 for MPICH, or leave it out, and mpirun starts them."
+        )
+    if kind == "train" and (given := options_given(context, is_of_launch)):
+        raise SettingsError(
+            f"{given[0]} is for ranks that {kind} starts, and with --srun it is SLURM that starts them. "
+            "Leave one of the two out."
+        )
+
+
 def _check_is_of_task(option: str, folder: Any) -> None:
     """Refuse a folder that is the same for all jobs of an array."""
     from dist_classicrl.launch.slurm_script import TASK
@@ -209,15 +241,15 @@ def _kind_of(words: Sequence[str]) -> tuple[str, list[str]]:
     return ("launch" if first.endswith(".py") or first == "-m" else "train"), [first, *rest]
 
 
-def _parsed(kind: str, words: Sequence[str]) -> dict[str, Any]:
-    """Return what `dist-classicrl train`, or `sweep`, takes the words for; refuse what it does not know."""
-    from dist_classicrl.cli.commands import sweep, train
+def _parsed(kind: str, words: Sequence[str]) -> click.Context:
+    """Return what `train`, `sweep` or `launch` takes the words for; refuse what it does not know."""
+    from dist_classicrl.cli.commands import launch, sweep, train
     from dist_classicrl.launch.slurm_script import VARIABLE
 
-    taker = {"train": train.command, "sweep": sweep.command}[kind]
+    taker = {"train": train.command, "sweep": sweep.command, "launch": launch.command}[kind]
     stood_in = [VARIABLE.sub(_STAND_IN, word) for word in words]
     try:
-        return taker.make_context(f"dist-classicrl {kind}", stood_in).params
+        return taker.make_context(f"dist-classicrl {kind}", stood_in)
     except click.NoSuchOption as error:
         if not any(error.option_name in (*param.opts, *param.secondary_opts) for param in command.params):
             raise

@@ -14,6 +14,7 @@ from dist_classicrl.cli import errors
 from dist_classicrl.cli.option_types import OutFolder, Place, option
 from dist_classicrl.cli.run_folder import RunFolder
 from dist_classicrl.errors import StudyError
+from dist_classicrl.launch.launcher import start_few_threads
 
 _HELP = """\
 Train with many settings and seeds; typed again, it goes on.
@@ -71,6 +72,7 @@ def command(
     file: Path, out: Path | None, processes: int | None, retry_failed: bool, live: bool, quiet: bool
 ) -> None:
     """Train with many settings and seeds; typed again, it goes on."""
+    start_few_threads()
     from dist_classicrl.checkpoint.plan import SIGNALS
     from dist_classicrl.cli.shown_study import show_study, teller
     from dist_classicrl.cli.signals import with_terminal

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
-from dist_classicrl._hints import promised_size
+from dist_classicrl._hints import promised_size, rank_of_environment
 from dist_classicrl.cli import errors, options
-from dist_classicrl.cli.launch_options import is_of_launch, taken_from, takes_launch
+from dist_classicrl.cli.launch_options import is_of_launch, options_given, taken_from, takes_launch
 from dist_classicrl.cli.option_types import OutFolder, Place, Whole, option
 from dist_classicrl.cli.synonyms import check_one_word_each, own_word
+from dist_classicrl.launch.launcher import start_few_threads
 
 _HELP = """\
 Train on one core or on many ranks; typed again, it goes on.
@@ -117,6 +117,8 @@ def command(
     **others: Any,
 ) -> int:
     """Train on one core or on many ranks; typed again, it goes on."""
+    if promised_size() > 1 and rank_of_environment() is not None:
+        start_few_threads()
     from dist_classicrl.cli.requested_run import gather
     from dist_classicrl.cli.start import is_rank, train
     from dist_classicrl.cli.training import Display
@@ -142,17 +144,13 @@ def command(
 
 def _check_for_rank(ranks: int | None) -> None:
     """Refuse what is for a command that starts ranks, where this process is one."""
-    context = click.get_current_context()
-    given = [
-        param
-        for param in command.params
-        if is_of_launch(param)
-        and context.get_parameter_source(param.name or "") == ParameterSource.COMMANDLINE
-        and (param.name != "ranks" or ranks != promised_size())
-    ]
+    given = options_given(
+        click.get_current_context(),
+        lambda param: is_of_launch(param) and (param.name != "ranks" or ranks != promised_size()),
+    )
     if given:
         raise click.UsageError(
-            f"{max(given[0].opts, key=len)} is for ranks that this command starts, but mpirun or srun has "
+            f"{given[0]} is for ranks that this command starts, but mpirun or srun has "
             f"started it, as one of {promised_size()}. Leave it out, or type the command without mpirun or "
             "srun."
         )
