@@ -20,6 +20,7 @@ import numba
 from card_twin import MODEL, NO_CARD, OnCore, OneOnCore, RowsOnCore, learned, made, run_in_simulator
 
 from dist_classicrl import TabularMDP
+from dist_classicrl.environments.sampling import packing
 from dist_classicrl.errors import (
     DeviceError,
     DeviceMemoryError,
@@ -213,7 +214,38 @@ def test_kernels_of_rows_compile_to_ptx_that_loads_a_row_at_once(dtype, n_action
         if name == "rows":
             # Longer rows are searched in blocks that may begin anywhere.
             vector = "ld.global.v4.f32" if dtype is np.float32 else "ld.global.v2.f64"
-            assert (vector in text) == (n_actions <= 16)
+            of_slot = dtype is np.float64  # as its two rewards are
+            assert (text.count(vector) > of_slot) == (n_actions <= 16)
+            check_loads_of_a_step(text)
+
+
+def check_loads_of_a_step(text):
+    """A load takes its time wherever it goes: of a slot there is one."""
+    assert text.count("ld.global.v4.u32") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not _can_compile(), reason="NVVM and NVRTC are not installed: pip install 'numba-cuda[cu13]'"
+)
+def test_a_compact_slot_is_one_load(monkeypatch):
+    from numba import cuda
+    from numba.cuda import dispatcher
+
+    hopper = type("Device", (), {"compute_capability": (9, 0)})
+    monkeypatch.setattr(dispatcher, "get_current_device", lambda: hopper)
+    monkeypatch.setattr(packing, "_FEW_SLOTS", 0)
+    monkeypatch.setattr(packing, "_COMPACT_FROM", 1)
+    model = TabularMDP.garnet(6, 8, 2, seed=1)
+    model = replace(model, outcome_reward=np.ones_like(model.outcome_reward))
+    learner = made(_UnlaunchedRows, model, Settings(), dtype=np.float32, is_alone=True)
+    learner._compile(0)
+    arguments = learner.called["rows"]
+    signature = numba.types.void(*map(numba.typeof, arguments))
+    with launching.exact_arithmetic():
+        text, _ = cuda.compile_ptx(kernels.python_of_rows(), signature, cc=(9, 0))
+    check_loads_of_a_step(text)
+    assert "ld.global.v2.f64" not in text  # where rewards of wider ones are
 
 
 def ptx_of_runs(monkeypatch, **settings):
