@@ -220,7 +220,11 @@ def test_kernels_of_rows_compile_to_ptx_that_loads_a_row_at_once(dtype, n_action
 
 
 def check_loads_of_a_step(text):
-    """A load takes its time wherever it goes: of a slot there is one."""
+    """A load takes its time wherever it goes: of an entry and its count there is one, and of a slot."""
+    ((end, count),) = [(one.end(), one[1]) for one in re.finditer(r"st\.global\.u32 \s*\[(\S+)\]", text)]
+    entry = re.search(r"st\.global\.f\d\d \s*\[(\S+)\]", text[end:])[1]
+    for place in (count, entry):
+        assert len(re.findall(rf"ld\.global\.\S+ \s*\S+ \[{place}\]", text)) == 1, place
     assert text.count("ld.global.v4.u32") == 1
 
 
