@@ -122,11 +122,16 @@ def _parameters(value):
     not _can_compile(), reason="NVVM and NVRTC are not installed: pip install 'numba-cuda[cu13]'"
 )
 @pytest.mark.parametrize(
-    ("algorithm", "dtype", "in_shared"),
-    [("q_learning", np.float64, True), ("q_learning", np.float32, False), ("sarsa", np.float64, True)],
+    ("algorithm", "dtype", "in_shared", "by_letters"),
+    [
+        ("q_learning", np.float64, True, False),
+        ("q_learning", np.float64, True, True),
+        ("q_learning", np.float32, False, True),
+        ("sarsa", np.float64, True, False),
+    ],
 )
 def test_kernels_compile_to_ptx_with_exact_sums_and_the_parameters_that_they_are_given(
-    algorithm, dtype, in_shared, monkeypatch
+    algorithm, dtype, in_shared, by_letters, monkeypatch
 ):
     from numba import cuda
     from numba.cuda import dispatcher
@@ -138,7 +143,7 @@ def test_kernels_compile_to_ptx_with_exact_sums_and_the_parameters_that_they_are
     learner = made(_UnlaunchedRound, MODEL, settings, dtype=dtype)
     learner._shared_bytes = in_shared and learner._shared_bytes
     arguments = learner.arguments()
-    kernel = kernels.python_of_round(learner._letters, np.dtype(dtype).itemsize, in_shared)
+    kernel = kernels.python_of_round(learner._letters, np.dtype(dtype).itemsize, in_shared, by_letters)
     signature = numba.types.void(*map(numba.typeof, arguments))
     with launching.exact_arithmetic():
         text, _ = cuda.compile_ptx(kernel, signature, cc=(9, 0))
@@ -150,6 +155,18 @@ def test_kernels_compile_to_ptx_with_exact_sums_and_the_parameters_that_they_are
     head = text[text.index(".entry") :]
     assert head[: head.index(")")].count(".param") == _parameters(arguments)
     assert len(re.findall(r"bar\.sync", text)) == 3
+    memory = "shared" if in_shared else "global"
+    assert text.count(f"atom.{memory}.exch.b32") == by_letters  # in place of a look at all entries
+    assert text.count("ld.global.v4.u32") == 1  # a slot of the model, but for its rewards
+
+
+@pytest.mark.parametrize(("entries", "by_letters"), [(512, False), (514, True)])
+def test_a_copy_is_looked_through_where_each_entry_has_a_thread(entries, by_letters, monkeypatch):
+    asked = []
+    monkeypatch.setattr(kernels, "round_kernel", lambda *given: asked.append(given))
+    monkeypatch.setattr(plan, "IN_SIMULATOR", plan.ON_CARD)
+    made(_UnlaunchedRound, TabularMDP.garnet(entries // 2, 2, 2, seed=1), Settings())
+    assert [given[3] for given in asked] == [by_letters]
 
 
 @pytest.mark.slow
@@ -364,7 +381,7 @@ def test_what_is_linked_is_what_was_compiled(monkeypatch):
     assert decorators.jit(lambda x: None).targetoptions["lto"] is True
     for typed in (*kernels.walk_kernels(), kernels.merge_kernel(), kernels.runs_kernel()):
         assert typed._kernel.targetoptions["lto"] is False
-    options = kernels.round_kernel(1, 8, True, 100)._kernel.targetoptions
+    options = kernels.round_kernel(1, 8, True, False, 100)._kernel.targetoptions
     assert options["lto"] is False
     assert options["max_registers"] * plan.ON_CARD.threads * 2 <= 65_536  # two blocks on a multiprocessor
 
@@ -374,7 +391,7 @@ def test_kernels_are_compiled_once_in_a_process():
     assert one.walk._kernel is other.walk._kernel and one.walk is not other.walk
     rounds = [
         kernels.round_kernel(*given)._kernel
-        for given in ((1, 8, True, 100), (1, 8, True, 200), (1, 4, True, 100))
+        for given in ((1, 8, True, False, 100), (1, 8, True, False, 200), (1, 8, True, True, 100))
     ]
     assert rounds[0] is rounds[1] is not rounds[2]
     assert kernels.merge_kernel()._kernel is kernels.merge_kernel()._kernel
