@@ -35,15 +35,22 @@ MASKED = dataclasses.replace(
 
 
 def kernels_make_the_table_of_a_core():
-    for shared, dtype in ((True, np.float64), (False, np.float64), (True, np.float32)):
-        here, there = (made(kind, MODEL, Settings(**GIVEN), dtype=dtype) for kind in (OnCore, InCopies))
+    few = TabularMDP.garnet(4, 2, 2, seed=1)  # a thread for each entry: see `InCopies._make_round`
+    for env, algorithm, shared, dtype in (
+        (MODEL, "q_learning", True, np.float64),
+        (MODEL, "n_step_sarsa", False, np.float64),
+        (MASKED, "double_q_learning", True, np.float32),
+        (few, "q_learning", True, np.float64),
+    ):
+        settings = Settings(**GIVEN, algorithm=algorithm)
+        here, there = (made(kind, env, settings, dtype=dtype) for kind in (OnCore, InCopies))
         if not shared:
             there._shared_bytes, there._room = 0, None
             there._launchers.clear()
             there._round = there._make_round()
         one, other = learned(here, 150), learned(there, 150)
         for name in one:
-            assert np.array_equal(one[name], other[name]), name
+            assert np.array_equal(one[name], other[name]), (algorithm, name)
         assert np.array_equal(here.totals.values, there.totals.values)
         assert np.array_equal(here.state(0)["position"], there.state(0)["position"])
 

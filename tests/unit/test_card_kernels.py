@@ -31,6 +31,7 @@ from card_twin import (
 )
 
 from dist_classicrl import CompiledSimulator, DistAsyncQLearning, TabularMDP
+from dist_classicrl.environments.sampling import packing
 from dist_classicrl.errors import (
     DeviceError,
     DeviceMemoryError,
@@ -133,11 +134,16 @@ def _parameters(value):
     not _can_compile(), reason="NVVM and NVRTC are not installed: pip install 'numba-cuda[cu13]'"
 )
 @pytest.mark.parametrize(
-    ("algorithm", "dtype", "in_shared"),
-    [("q_learning", np.float64, True), ("q_learning", np.float32, False), ("sarsa", np.float64, True)],
+    ("algorithm", "dtype", "in_shared", "by_letters"),
+    [
+        ("q_learning", np.float64, True, False),
+        ("q_learning", np.float64, True, True),
+        ("q_learning", np.float32, False, True),
+        ("sarsa", np.float64, True, False),
+    ],
 )
 def test_kernels_compile_to_ptx_with_exact_sums_and_the_parameters_that_they_are_given(
-    algorithm, dtype, in_shared, monkeypatch
+    algorithm, dtype, in_shared, by_letters, monkeypatch
 ):
     from numba import cuda
     from numba.cuda import dispatcher
@@ -149,7 +155,7 @@ def test_kernels_compile_to_ptx_with_exact_sums_and_the_parameters_that_they_are
     learner = made(_UnlaunchedRound, MODEL, settings, dtype=dtype)
     learner._shared_bytes = in_shared and learner._shared_bytes
     arguments = learner.arguments()
-    kernel = kernels.python_of_round(learner._letters, np.dtype(dtype).itemsize, in_shared)
+    kernel = kernels.python_of_round(learner._letters, np.dtype(dtype).itemsize, in_shared, by_letters)
     signature = numba.types.void(*map(numba.typeof, arguments))
     with launching.exact_arithmetic():
         text, _ = cuda.compile_ptx(kernel, signature, cc=(9, 0))
@@ -161,6 +167,18 @@ def test_kernels_compile_to_ptx_with_exact_sums_and_the_parameters_that_they_are
     head = text[text.index(".entry") :]
     assert head[: head.index(")")].count(".param") == _parameters(arguments)
     assert len(re.findall(r"bar\.sync", text)) == 3
+    memory = "shared" if in_shared else "global"
+    assert text.count(f"atom.{memory}.exch.b32") == by_letters  # in place of a look at all entries
+    assert text.count("ld.global.v4.u32") == 1  # a slot of the model, but for its rewards
+
+
+@pytest.mark.parametrize(("entries", "by_letters"), [(512, False), (514, True)])
+def test_a_copy_is_looked_through_where_each_entry_has_a_thread(entries, by_letters, monkeypatch):
+    asked = []
+    monkeypatch.setattr(kernels, "round_kernel", lambda *given: asked.append(given))
+    monkeypatch.setattr(plan, "IN_SIMULATOR", plan.ON_CARD)
+    made(_UnlaunchedRound, TabularMDP.garnet(entries // 2, 2, 2, seed=1), Settings())
+    assert [given[3] for given in asked] == [by_letters]
 
 
 @pytest.mark.slow
@@ -225,7 +243,42 @@ def test_kernels_of_rows_compile_to_ptx_that_loads_a_row_at_once(dtype, n_action
         if name == "rows":
             # Longer rows are searched in blocks that may begin anywhere.
             vector = "ld.global.v4.f32" if dtype is np.float32 else "ld.global.v2.f64"
-            assert (vector in text) == (n_actions <= 16)
+            of_slot = dtype is np.float64  # as its two rewards are
+            assert (text.count(vector) > of_slot) == (n_actions <= 16)
+            check_loads_of_a_step(text)
+
+
+def check_loads_of_a_step(text):
+    """A load takes its time wherever it goes: of an entry and its count there is one, and of a slot."""
+    ((end, count),) = [(one.end(), one[1]) for one in re.finditer(r"st\.global\.u32 \s*\[(\S+)\]", text)]
+    entry = re.search(r"st\.global\.f\d\d \s*\[(\S+)\]", text[end:])[1]
+    for place in (count, entry):
+        assert len(re.findall(rf"ld\.global\.\S+ \s*\S+ \[{place}\]", text)) == 1, place
+    assert text.count("ld.global.v4.u32") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not _can_compile(), reason="NVVM and NVRTC are not installed: pip install 'numba-cuda[cu13]'"
+)
+def test_a_compact_slot_is_one_load(monkeypatch):
+    from numba import cuda
+    from numba.cuda import dispatcher
+
+    hopper = type("Device", (), {"compute_capability": (9, 0)})
+    monkeypatch.setattr(dispatcher, "get_current_device", lambda: hopper)
+    monkeypatch.setattr(packing, "_FEW_SLOTS", 0)
+    monkeypatch.setattr(packing, "_COMPACT_FROM", 1)
+    model = TabularMDP.garnet(6, 8, 2, seed=1)
+    model = replace(model, outcome_reward=np.ones_like(model.outcome_reward))
+    learner = made(_UnlaunchedRows, model, Settings(), dtype=np.float32, is_alone=True)
+    learner._compile(0)
+    arguments = learner.called["rows"]
+    signature = numba.types.void(*map(numba.typeof, arguments))
+    with launching.exact_arithmetic():
+        text, _ = cuda.compile_ptx(kernels.python_of_rows(), signature, cc=(9, 0))
+    check_loads_of_a_step(text)
+    assert "ld.global.v2.f64" not in text  # where rewards of wider ones are
 
 
 def _compile_walk(monkeypatch, step, data):
@@ -388,7 +441,7 @@ def test_what_is_linked_is_what_was_compiled(monkeypatch):
     assert decorators.jit(lambda x: None).targetoptions["lto"] is True
     for typed in (*kernels.walk_kernels(), kernels.merge_kernel(), kernels.runs_kernel()):
         assert typed._kernel.targetoptions["lto"] is False
-    options = kernels.round_kernel(1, 8, True, 100)._kernel.targetoptions
+    options = kernels.round_kernel(1, 8, True, False, 100)._kernel.targetoptions
     assert options["lto"] is False
     assert options["max_registers"] * plan.ON_CARD.threads * 2 <= 65_536  # two blocks on a multiprocessor
 
@@ -398,7 +451,7 @@ def test_kernels_are_compiled_once_in_a_process():
     assert one.walk._kernel is other.walk._kernel and one.walk is not other.walk
     rounds = [
         kernels.round_kernel(*given)._kernel
-        for given in ((1, 8, True, 100), (1, 8, True, 200), (1, 4, True, 100))
+        for given in ((1, 8, True, False, 100), (1, 8, True, False, 200), (1, 8, True, True, 100))
     ]
     assert rounds[0] is rounds[1] is not rounds[2]
     assert kernels.merge_kernel()._kernel is kernels.merge_kernel()._kernel

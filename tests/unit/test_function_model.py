@@ -14,7 +14,7 @@ from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.environments import function_model
 from dist_classicrl.environments.function_model import FunctionMDP
 from dist_classicrl.environments.resolve import resolve
-from dist_classicrl.environments.sampling import packing, ranges
+from dist_classicrl.environments.sampling import alias, packing, ranges
 from dist_classicrl.environments.simulate import CompiledSimulator, compile_model
 from dist_classicrl.errors import (
     ActionMaskError,
@@ -146,6 +146,29 @@ def test_many_slots_are_compact_where_float32_holds_their_rewards(monkeypatch):
     assert compile_model(models["stock"]).rewards.dtype == np.float64  # of a pair's outcomes each has its own
     third = {0: {0: [(0.5, 0, 1 / 3, False), (0.5, 1, 1 / 3, False)]}, 1: {0: [(1.0, 1, 1.0, True)]}}
     assert compile_model(TabularMDP.from_dict(third, [1, 0])).rewards.dtype == np.float64
+
+
+@numba.njit
+def read_at_once(tables, slot, random):
+    return alias.outcome_at_once(tables, slot, random)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["even", "some with many"])
+@pytest.mark.parametrize("is_compact", [False, True])
+def test_a_slot_that_is_read_at_once_gives_what_stands_in_it(name, is_compact, monkeypatch):
+    """As on a card; all of its words are at multiples of 16 bytes, from the first of its line on."""
+    monkeypatch.setattr(packing, "_FEW_SLOTS", 0)
+    monkeypatch.setattr(packing, "_COMPACT_FROM", 1 if is_compact else 1 << 30)
+    tables = compile_model(of(name))
+    assert (tables.rewards.dtype == np.float32) == (is_compact and name == "even")
+    assert tables.outcomes.ctypes.data % 16 == 0
+    for number in range(0, tables.outcomes.size // (4 if tables.rewards.itemsize == 4 else 8), 7):
+        threshold, targets, rewards = tables.slot(number)
+        for high in {0, threshold, min(threshold + 1, 2**32 - 1), 2**32 - 1}:
+            other = high > threshold
+            found = read_at_once(tables, number, np.uint64(high << 32 | 5))
+            assert found == (targets[other] >> 1, rewards[other], bool(targets[other] & 1)), number
 
 
 def chi_square(observed, chances):

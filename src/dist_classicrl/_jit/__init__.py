@@ -235,6 +235,39 @@ def natural(typing_context: Any, number: Any) -> Any:
     return types.int64(types.int64), generate
 
 
+def _is_for_card(context: Any) -> bool:
+    return type(context).__name__ == "CUDATargetContext"
+
+
+@numba.extending.intrinsic
+def is_on_card(typing_context: Any) -> Any:
+    """Return whether this is compiled for a card: what is there for the other kind of machine is left out."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return ir.Constant(ir.IntType(1), int(_is_for_card(context)))
+
+    return types.boolean(), generate
+
+
+@numba.extending.intrinsic
+def at_once(typing_context: Any, array: Any, index: Any) -> Any:
+    """Return the 16 bytes from the uint64 `index` on, which begin at a multiple of that, as a tuple.
+
+    A card loads them at once.
+    """
+    n = 16 // (array.dtype.bitwidth // 8)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        kind = ir.VectorType(context.get_value_type(array.dtype), n).as_pointer()
+        block = builder.load(builder.bitcast(builder.gep(data, [arguments[1]]), kind))
+        block.align = 16
+        found = [builder.extract_element(block, ir.Constant(ir.IntType(32), i)) for i in range(n)]
+        return context.make_tuple(builder, signature.return_type, found)
+
+    return types.UniTuple(array.dtype, n)(array, types.uint64), generate
+
+
 @cache
 def as_called_by_kernels(function: Any, check: bool) -> Any:
     """Return a user's jitted function as one that may make arrays, also where a `jit` function calls it.

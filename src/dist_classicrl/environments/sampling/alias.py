@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba import types
+from numba.extending import intrinsic
 
-from dist_classicrl._jit import jit, jit_inline, picked, prefetch, stub
+from dist_classicrl._jit import at_once, is_on_card, jit, jit_inline, picked, prefetch, stub
 from dist_classicrl._memory import zeros
 from dist_classicrl._random import SHIFT_32, below
 
@@ -108,10 +109,52 @@ def drawn_start(start_threshold, start_states, random):
 
 @jit_inline
 def _outcome(simulation, slot, random):
+    if is_on_card():
+        return outcome_at_once(simulation, slot, random)
     at = np.uint64(slot_words(simulation.rewards) * slot)  # unsigned: no check for counting from the end
     other = np.uint64(np.uint32(random >> SHIFT_32) > simulation.thresholds[at])
     target = np.int64(simulation.outcomes[at + np.uint64(1) + other])
     return target >> 1, _slot_reward(simulation.rewards, slot, other), (target & 1) == 1
+
+
+@jit_inline
+def outcome_at_once(simulation, slot, random):
+    """Return what comes of a slot, which is read at once: a card takes as long for each of its numbers.
+
+    On a core one that is not needed would be read for nothing.
+    """
+    at = np.uint64(slot_words(simulation.rewards) * slot)
+    threshold, one, two, last = at_once(simulation.outcomes, at)
+    other = np.uint32(random >> SHIFT_32) > np.uint32(threshold)
+    target = np.int64(two if other else one)
+    return target >> 1, _reward_at_once(simulation.rewards, slot, other, last), (target & 1) == 1
+
+
+@jit_inline
+def _reward_beside(rewards, slot, other, last):
+    one, two = at_once(rewards, np.uint64(4 * slot + 2))
+    return two if other else one
+
+
+@jit_inline
+def _reward_of_bits(rewards, slot, other, last):
+    return np.float64(_float_of(last))
+
+
+@picked(lambda rewards: _reward_beside if rewards.dtype == types.float64 else _reward_of_bits)
+@stub
+def _reward_at_once(rewards, slot, other, last):
+    """Return the reward of a slot's outcome, or of the `other` one; `last` is its fourth word."""
+
+
+@intrinsic
+def _float_of(typing_context, bits):
+    """Return the float32 that has the bits of an int32."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], context.get_value_type(types.float32))
+
+    return types.float32(types.int32), generate
 
 
 @jit_inline

@@ -55,9 +55,14 @@ class InCopies(CardLearner):
         self._room: tuple[list[Any], Copies] | None = None  # on the card: see `_there`
 
     def _make_round(self) -> Any:
-        """Return the kernel that plays its rounds."""
-        in_shared = self._shared_bytes > 0
-        return kernels.round_kernel(self._letters, self._itemsize, in_shared, self.card.shared_bytes)
+        """Return the kernel that plays its rounds.
+
+        A copy that has no more entries than a block has threads is looked through at once.
+        """
+        in_shared, by_letters = self._shared_bytes > 0, self.table.q.size > self.shape.threads
+        return kernels.round_kernel(
+            self._letters, self._itemsize, in_shared, by_letters, self.card.shared_bytes
+        )
 
     def _compile(self, number: int) -> None:
         moving = self._crew_there(number)

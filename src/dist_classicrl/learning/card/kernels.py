@@ -48,7 +48,7 @@ def bytes_of_copy(entries: int, itemsize: int) -> int:
     return entries * (8 + 3 * itemsize + 8)
 
 
-def python_of_round(most: int, itemsize: int, in_shared: bool) -> Any:
+def python_of_round(most: int, itemsize: int, in_shared: bool, by_letters: bool) -> Any:
     """Return the kernel that plays a round, as plain Python; see `round_kernel`."""
     real = types.float64 if itemsize == 8 else types.float32
     before = 8 // itemsize  # reals as long as one sum
@@ -100,12 +100,12 @@ def python_of_round(most: int, itemsize: int, in_shared: bool) -> Any:
         entries = arrays.values.size
         sums, values, share, shift, fresh, hits = copy_of_block(copies, entries)
         seen = Seen(values, arrays.known, fresh)
-        letters = cuda.local.array(most, types.int64)
+        letters = cuda.local.array(most, types.uint32)  # what has no sign takes fewer registers as an index
         targets = cuda.local.array(most, types.float64)
         n = cuda.local.array(1, types.int64)
         block, thread, size = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
         w = block * size + thread
-        at = load(walkers, w)
+        at, written = load(walkers, w), np.int64(0)
         # Loops over entries are written out: a range with a step would divide in each of them.
         entry = thread
         while entry < entries:
@@ -136,14 +136,23 @@ def python_of_round(most: int, itemsize: int, in_shared: bool) -> Any:
                     add_to(sums, entry, entries, to_whole(targets[letter], moment, arrays.faults))
                     cuda.atomic.add(hits, entry, 1)
             cuda.syncthreads()
-            entry = thread
-            while entry < entries:
-                k = np.int64(hits[entry])
-                if k > 0:
-                    hits[entry] = 0
-                    total = take(sums, entry, entries)
-                    merge(parts, moment, i, entry, arrays.known, values, share, shift, fresh, k, total)
-                entry += size
+            if by_letters:  # whoever is first to take the hits of an entry moves it
+                while written > 0:
+                    written -= 1
+                    entry = letters[written]
+                    k = np.int64(cuda.atomic.exch(hits, entry, 0))
+                    if k > 0:
+                        total = take(sums, entry, entries)
+                        merge(parts, moment, i, entry, arrays.known, values, share, shift, fresh, k, total)
+            else:
+                entry = thread
+                while entry < entries:
+                    k = np.int64(hits[entry])
+                    if k > 0:
+                        hits[entry] = 0
+                        total = take(sums, entry, entries)
+                        merge(parts, moment, i, entry, arrays.known, values, share, shift, fresh, k, total)
+                    entry += size
             cuda.syncthreads()
         entry = thread
         while entry < entries:
@@ -372,13 +381,15 @@ _ROWS_REGISTERS = 64
 """Likewise of a walker in rows. Its rates were measured so."""
 
 
-def round_kernel(most: int, itemsize: int, in_shared: bool, shared_bytes: int) -> TypedOnce:
+def round_kernel(most: int, itemsize: int, in_shared: bool, by_letters: bool, shared_bytes: int) -> TypedOnce:
     """Return the kernel that plays a round: each block learns in its own copy, and tells maps.
 
     `most` letters may come of a step; values have so many bytes, 8 or 4; copies are in a block's shared
-    memory, or in the card's. `shared_bytes` are the most that a block may have: one kernel serves all tables.
+    memory, or in the card's. Which entries are to move a block finds `by_letters`, or looks for in all of its
+    copy. `shared_bytes` are the most that a block may have: one kernel serves all tables.
     """
-    kernel = made(python_of_round, most, itemsize, in_shared, most_registers=_ROUND_REGISTERS)
+    given = most, itemsize, in_shared, by_letters
+    kernel = made(python_of_round, *given, most_registers=_ROUND_REGISTERS)
     return TypedOnce(kernel, shared_bytes)
 
 

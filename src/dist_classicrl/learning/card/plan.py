@@ -17,9 +17,10 @@ from dist_classicrl.learning.card.cards import Card, free_memory
 LARGEST_COPY = 1 << 14
 """Entries that a table may have of which each block has a copy; all walkers learn in a larger one together.
 
-With 3,000 entries copies make 9 G steps/s on an H200, and where all write to the same rows it is a tenth of
-that, since they meet there. After each step a block of 512 looks for hits in all of its copy: 32 entries a
-thread, most of which nobody hit, where there are so many. That they are then as quick is an estimate."""
+With 3,000 entries copies made 9 G steps/s on an H200, where blocks looked for hits in all of a copy after
+each step, and where all write to the same rows it is a tenth of that, since they meet there. Now they go by
+letters alone, of which larger copies have no more. That those of so many entries are as quick is an
+estimate."""
 
 MAP_BYTES = 4 * 8
 """Of an entry of which maps are taken: its value, visits, weight and shift."""

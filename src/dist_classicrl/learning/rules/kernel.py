@@ -349,8 +349,9 @@ def update(context, now, row, action, target, learned):
     if send(table, row, action, target):
         return learned
     alpha = step_size(context, now, row, action)
-    error = abs(target - value_of(table, row, action))
+    # Counted first: behind what is written a card would read the value once more.
     touched = count(table, row, action, now.counts_as, learned.touched)
+    error = abs(target - value_of(table, row, action))
     learn_target(table, row, action, target, alpha)
     return Learned(touched, learned.error + error if now.counts_as == 1 else learned.error)
 
