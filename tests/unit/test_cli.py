@@ -203,6 +203,8 @@ def test_a_working_directory_that_was_removed_is_named(words, tmp_path, monkeypa
     assert capsys.readouterr().err.strip() == (
         "Error: The working directory has been removed. Change to a directory that is there, and try again."
     )
+    assert main(["show", str(tmp_path / "nosuch")]) == 2
+    assert "nosuch" in capsys.readouterr().err
     with pytest.raises(FileNotFoundError):
         os.getcwd()
     assert list(tmp_path.iterdir()) == [there]

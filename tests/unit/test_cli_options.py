@@ -196,6 +196,12 @@ def test_words_that_mean_nothing_are_refused(kind, text, match):
     assert match in kind.complaint(text, caught.value)
 
 
+@pytest.mark.parametrize("given", ["per_visit:0.7", {"kind": "PerVisit", "exponent": 0.7}])
+def test_a_chance_that_follows_visits_is_refused_with_the_kinds_there_are(given):
+    with pytest.raises(ValueError, match=r"The kinds are constant, linear, exponential\."):
+        OPTIONS["epsilon"].kind.of_data(given)
+
+
 @pytest.mark.parametrize("name", ["epsilon", "learning_rate"])
 @pytest.mark.parametrize(
     "text", ["linear:1:0.1", "linear", "exponential:1:0", "per_visit:2", "perhaps", "linaer:1:0.1:100"]

@@ -649,13 +649,13 @@ def longer(place, capsys):
     return RunFolder(place / LAKE_RUN)
 
 
-def newest_of(folder):
-    return max((folder.checkpoints / "agent-0").glob("f*-c*"))
+def newest_of(checkpoints):
+    return max((checkpoints / "agent-0").glob("f*-c*"))
 
 
 @pytest.mark.parametrize("has_result", [True, False])
 def test_a_run_does_not_go_on_from_less_than_its_model_has(longer, has_result, capsys):
-    shutil.rmtree(newest_of(longer))  # as where the disk had room for the model alone
+    shutil.rmtree(newest_of(longer.checkpoints))  # as where the disk had room for the model alone
     before = longer.model.read_bytes()
     why = f"the newest checkpoint in {short_path(longer.checkpoints)} that can be used has 20,000: only"
     assert train(*LAKE, "--total-steps", "4e4") == 0
@@ -673,7 +673,7 @@ def test_a_run_does_not_go_on_from_less_than_its_model_has(longer, has_result, c
 
 
 def test_a_run_whose_newest_checkpoint_is_damaged_does_not_lose_its_model(longer, capsys):
-    os.truncate(newest_of(longer) / "q_table.npy", 100)
+    os.truncate(newest_of(longer.checkpoints) / "q_table.npy", 100)
     before = longer.model.read_bytes()
     assert train(*LAKE, "--total-steps", "6e4") == 2
     assert "has made 40,000 steps, and the newest checkpoint in" in capsys.readouterr().err
@@ -690,6 +690,52 @@ def test_a_run_without_a_checkpoint_says_that_it_cannot_go_on(longer, capsys):
     told = capsys.readouterr().err
     assert why in told and f"load_model('{LAKE_RUN}/model.npz') trains on." in told
     assert DistAsyncQLearning.load_model(longer.model).steps == 40_000
+
+
+def test_checkpoints_in_a_folder_that_is_named_from_here_are_where_they_were(place, capsys):
+    words = (*LAKE, "--checkpoint-dir", "saved")
+    assert train(*words, "--total-steps", "2e4") == train(*words, "--total-steps", "4e4") == 0
+    shutil.rmtree(newest_of(place / "saved"))
+    assert train(*words, "--total-steps", "6e4") == 2
+    told = capsys.readouterr().err
+    assert (
+        "has made 40,000 steps, and the newest checkpoint in saved that can be used has 20,000: only" in told
+    )
+    assert "as before" not in told and "Give --resume never and another --checkpoint-dir to begin" in told
+    assert train(*words[:-1], "another", "--total-steps", "6e4", "--resume", "never") == 0
+
+
+def test_a_model_that_was_saved_without_a_run_stays_where_it_is(place, no_training, capsys):
+    model = place / "own" / "model.npz"
+    model.parent.mkdir()
+    agent = DistAsyncQLearning(seed=1)
+    agent.train("FrozenLake-v1", total_steps=1000)
+    agent.save_model(model)
+    for more in ([], ["--resume", "never"]):
+        assert train("FrozenLake-v1", "--out", "own", "--total-steps", "2000", *more) == 2
+        told = capsys.readouterr().err
+        assert "own has made 1,000 steps, and there is no checkpoint in own/checkpoints" in told
+        assert told.rstrip().endswith("Give --out another folder, or move model.npz to another folder first.")
+    assert [path.name for path in model.parent.iterdir()] == ["model.npz"]
+
+
+def test_a_damaged_model_beside_checkpoints_is_to_be_moved_away(longer, capsys):
+    longer.result.unlink()
+    os.truncate(longer.model, 100)
+    assert train(*LAKE, "--total-steps", "6e4") == 2
+    told = capsys.readouterr().err
+    assert "model.npz, which cannot be read and may have learned more: move model.npz to another" in told
+    longer.model.unlink()
+    assert train(*LAKE, "--total-steps", "6e4") == 0 and steps_of(longer.path) == 60_000
+
+
+def test_a_run_that_is_done_needs_no_store_that_answers(longer, monkeypatch, capsys):
+    def refuse(place):
+        raise CheckpointError("The store does not answer.")
+
+    monkeypatch.setattr(start, "steps_saved", refuse)
+    assert train(*LAKE, "--total-steps", "4e4") == 0
+    assert "is done. With more --total-steps than 40,000 it goes on." in capsys.readouterr().out
 
 
 def test_a_stopped_run_whose_checkpoints_are_not_found_says_how_far_it_was(place, capsys):

@@ -77,8 +77,8 @@ def _is_of_output(error: BaseException) -> bool:
 
 def _is_of_lost_folder(error: BaseException) -> bool:
     """Return whether an error comes of the removal of the working directory."""
-    if not isinstance(error, FileNotFoundError) or error.filename is not None:
-        return False
+    if not isinstance(error, FileNotFoundError) or error.filename is not None or error.errno is None:
+        return False  # our own have no number
     try:
         os.getcwd()
     except FileNotFoundError:

@@ -376,10 +376,10 @@ class Schedule(Kind):
     def _schedule(self, name: str) -> Any:
         from dist_classicrl import schedules
 
-        by_class = {full: full for full in SCHEDULES.values()}
-        known = {**SCHEDULES, **by_class}
+        offered = {each: SCHEDULES[each] for each in self._offered}
+        known = {**offered, **{full: full for full in offered.values()}}
         if name not in known:
-            raise ValueError(nearest(name, self._offered) or f"The kinds are {', '.join(self._offered)}.")
+            raise ValueError(nearest(name, offered) or f"The kinds are {', '.join(offered)}.")
         return getattr(schedules, known[name])
 
 

@@ -18,7 +18,7 @@ from dist_classicrl.cli.config import ENVIRONMENT, ENVIRONMENT_ARGUMENTS, RANKS
 from dist_classicrl.cli.options import OF_SETTINGS, OF_TRAIN, OPTIONS
 from dist_classicrl.cli.run_folder import RunFolder, folder_of, other_folder, steps_saved
 from dist_classicrl.environments import named
-from dist_classicrl.errors import CheckpointError, SettingsError
+from dist_classicrl.errors import CheckpointError, ModelFileError, SettingsError
 from dist_classicrl.settings import defaults_of_rule
 
 
@@ -88,8 +88,9 @@ class RequestedRun:
                     f"--resume never gives the folder of the run before another name, and {path} is the "
                     "current one or above it. Type the command elsewhere, or give --out another folder."
                 )
-            is_inner = Path(os.path.abspath(place)).is_relative_to(path)
-            made = None if is_renamed and is_inner else steps_saved(place)
+            if not is_renamed:
+                refuse_to_lose(self, None)
+            made = None if is_renamed and _is_below(place, path) else steps_saved(place)
             if made is not None:
                 raise SettingsError(
                     f"There are checkpoints of another run in {place} already, at {made:,} steps, and "
@@ -286,32 +287,52 @@ def why_not_from(run: RequestedRun, begin: int | None) -> str | None:
     The model of an earlier end may hold more than the newest checkpoint, as that one could not be written. A
     run that was killed before its first checkpoint has learned nothing that is left.
     """
-    from dist_classicrl.model import model_file
-
     folder, place = run.folder, run.of_train()["checkpoint_dir"]
     before = folder.place_of_checkpoints()
+    away = f"move {folder.model.name} to another folder first."
+    try:
+        made = _steps_left(folder, before, begin)
+    except ModelFileError:
+        return f"has left {folder.model}, which cannot be read and may have learned more: {away}"
+    if made is None or (begin is not None and made <= begin):
+        return None
+    only = f": only {folder.model} has what it learned" if folder.model.exists() else ""
+    if begin:
+        there, since = f"the newest checkpoint in {place} that can be used has {begin:,}", only and " since"
+        way = f"To go on from {begin:,} steps, {away}"
+    else:
+        there, since = f"there is no checkpoint in {place} to go on from", ""
+        way = f"In Python, DistAsyncQLearning.load_model({str(folder.model)!r}) trains on."
+    if not folder.exists():  # a model was saved here, and not by a run
+        return f"has made {made:,} steps, and {there}{only}{since}. Give --out another folder, or {away}"
+    elsewhere = " and another --checkpoint-dir" if begin and not _is_below(place, folder.path) else ""
+    cure = f"--resume never{elsewhere} to begin anew and keep what is there under another name."
+    if _absolute(place) != _absolute(before):
+        saved = f"has made {made:,} steps and saved in {before}"
+        return f"{saved}, and {there}. Give --checkpoint-dir as before, or {cure}"
+    return f"has made {made:,} steps, and {there}{only}{since}. Give {cure}{only and f' {way}'}"
+
+
+def _steps_left(folder: RunFolder, before: str | Path, begin: int | None) -> int | None:
+    """Return the steps of what was learned here, if it may be more than the `begin` that are gone on from."""
+    from dist_classicrl.model import model_file
+
     has_model = folder.model.exists()
     if not has_model and begin is not None:
         return None
     ended = folder.ended()
     if ended is not None:
-        made: int | None = ended[0].steps
-    else:
-        made = model_file.read(folder.model).steps if has_model else steps_saved(before)
-    if made is None or (begin is not None and made <= begin):
-        return None
-    if begin:
-        there, since = f"the newest checkpoint in {place} that can be used has {begin:,}", " since"
-        way = f"To go on from {begin:,} steps, move {folder.model.name} to another folder first."
-    else:
-        there, since = f"there is no checkpoint in {place} to go on from", ""
-        way = f"In Python, DistAsyncQLearning.load_model({str(folder.model)!r}) trains on."
-    saved, cure = "", "--resume never to begin anew and keep what is there under another name."
-    if str(place) != str(before):
-        saved, cure = f" and saved in {before}", f"--checkpoint-dir as before, or {cure}"
-    elif has_model:
-        there, cure = f"{there}: only {folder.model} has what it learned{since}", f"{cure} {way}"
-    return f"has made {made:,} steps{saved}, and {there}. Give {cure}"
+        return ended[0].steps
+    return model_file.read(folder.model).steps if has_model else steps_saved(before)
+
+
+def _absolute(place: str | Path) -> str:
+    """Return the whole path of a folder, or a URL as it is."""
+    return str(place) if "://" in str(place) else os.path.abspath(place)
+
+
+def _is_below(place: str | Path, folder: Path) -> bool:
+    return Path(_absolute(place)).is_relative_to(os.path.abspath(folder))
 
 
 def _other(folder: Path, name: str, then: Any, now: Any) -> str:
@@ -328,6 +349,6 @@ def _other(folder: Path, name: str, then: Any, now: Any) -> str:
 def _data(name: str, value: Any) -> Any:
     if value is None:
         return None
-    if name in _PLACES and "://" not in value:
-        value = os.path.abspath(value)  # the run may be looked at from elsewhere
+    if name in _PLACES:
+        value = _absolute(value)  # the run may be looked at from elsewhere
     return OPTIONS[name].kind.to_data(value)

@@ -17,6 +17,7 @@ from dist_classicrl.cli.run_folder import RunFolder, other_folder, short_path, s
 from dist_classicrl.cli.summary import summary
 from dist_classicrl.cli.terminal import bar_of_a_job, has_terminal
 from dist_classicrl.cli.training import Display, train_here
+from dist_classicrl.errors import CheckpointError
 from dist_classicrl.launch.plan import LaunchOptions, launch_plan
 from dist_classicrl.launch.restart import Supervisor
 
@@ -150,7 +151,9 @@ def _say_done(run: RequestedRun) -> None:
         return
     result, greedy = ended
     asked = run.folder.read_config().get("total_steps", result.steps)
-    why_not = why_not_from(run, steps_saved(run.of_train()["checkpoint_dir"]))
+    why_not: str | None = None
+    with suppress(CheckpointError):  # of a store that does not answer: what is done needs none
+        why_not = why_not_from(run, steps_saved(run.of_train()["checkpoint_dir"]))
     if why_not is not None:
         more = f"It cannot go on: it {why_not}"
     else:
