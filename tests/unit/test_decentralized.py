@@ -187,6 +187,8 @@ def test_a_round_grows_while_it_learns_as_much_and_is_longer_where_ranks_would_w
 def test_rounds_go_by_the_steps_of_calls_before_too():
     alone, later = (play(PATTERNS["tree"](), 2, rounds=1, start=start)[0].stride for start in (1, 10**6))
     assert alone.updates == 1 and later.updates > 16
+    again = later.after(2 * later.looked, 0.1, 0.0, np.full(8, later.mean), Settings(), 2, before=10**6)
+    assert later.is_moving and not again.is_moving  # which the steps of this call tell
 
 
 def test_auto_takes_two_levels():

@@ -414,8 +414,9 @@ class RoundPart:
         self.made += steps
         ranks = len(self.players)
         waited = float(counted[Count.WAITED] / max(counted[Count.PASSED], 1e-9))
-        run, values = self.run, self.table.values
-        self.stride = self.stride.after(run.start + self.made, load, waited, values, run.settings, ranks)
+        self.stride = self.stride.after(
+            self.made, load, waited, self.table.values, self.run.settings, ranks, before=self.run.start
+        )
         self._is_pausing = self._is_pausing or counted[Count.PAUSES] > 0.0
         self.has_merged(steps, counted[Count.EPISODES : Count.TD_ERRORS + 1])
 

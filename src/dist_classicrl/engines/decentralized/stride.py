@@ -31,9 +31,9 @@ class Stride:
     With a number as ``sync_frequency`` it is that. With "auto" rounds grow from 32 updates, or from one where
     the environment is stepped, as long as N k a, which is taken from the merged maps, stays below
     `MOVING_LOAD`, and below `SETTLED_LOAD` once the table's mean changes by less than 3 % while a quarter
-    more steps are made. A round at most doubles, and has at most a 32nd of the steps made before, in calls
-    before this one too. But rounds are longer than all this allows where ranks would wait for each other for
-    more than half of the time while values move, and for a 20th afterwards.
+    more steps of the call are made. A round at most doubles, and has at most a 32nd of the steps made before,
+    in calls before this one too. But rounds are longer than all this allows where ranks would wait for each
+    other for more than half of the time while values move, and for a 20th afterwards.
     """
 
     updates: int
@@ -53,11 +53,19 @@ class Stride:
         return cls(first, True, first, 1)
 
     def after(
-        self, made: int, load: float, waited: float, values: np.ndarray, settings: Settings, ranks: int
+        self,
+        made: int,
+        load: float,
+        waited: float,
+        values: np.ndarray,
+        settings: Settings,
+        ranks: int,
+        before: int = 0,
     ) -> Stride:
-        """Return the stride after a round that `values` contain, and with it `made` steps of all calls.
+        """Return the stride after a round that `values` contain, and with it `made` steps of the call.
 
-        Its N k a was `load`, and all ranks together have `waited` for so much of their time.
+        There were `before` of calls before. Its N k a was `load`, and all ranks together have `waited` for so
+        much of their time.
         """
         if not self.may_grow:
             return self
@@ -66,7 +74,8 @@ class Stride:
             now, size = kernels.mean_and_size(values, 1)
             is_moving = looked == 0 or abs(now - mean) > _STILL * size
             looked, mean = made, float(now)
-        most = max(1, min(_LONGEST, made // (_LONGEST_SHARE * ranks * settings.batch_size)))
+        share = _LONGEST_SHARE * ranks * settings.batch_size
+        most = max(1, min(_LONGEST, (before + made) // share))
         fits = MOVING_LOAD if is_moving else SETTLED_LOAD
         allowed = 2 * self.updates
         if load * allowed > fits * self.updates:

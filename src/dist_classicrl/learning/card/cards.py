@@ -284,7 +284,8 @@ def trouble(card: Card, error: BaseException) -> DeviceError:
         return DeviceError(
             f"{card} cannot have what kernels are compiled to: {error}. What compiles them, NVVM, is of a "
             "newer CUDA than the driver and what links them, nvJitLink: install libraries of one version, "
-            'pip install --upgrade nvidia-nvvm nvidia-nvjitlink, or a newer driver, or write device="cpu".'
+            'pip install --upgrade "numba-cuda[cu13]", or [cu12] where that is installed, or a newer driver, '
+            'or write device="cpu".'
         )
     return DeviceError(
         f"A call to {card} failed: {error}. After that nothing more can be done with a card in this process: "

@@ -33,8 +33,9 @@ from dist_classicrl.settings import Settings
 from dist_classicrl.tables.maps import diverged
 
 _THREADS = 64
-_FIRST_SLICE, _LONGEST_SLICE = 1 << 14, 1 << 20
-"""Steps of each run in the first launch, and in any, after which the host can be interrupted."""
+_SHORTEST_SLICE, _FIRST_SLICE, _LONGEST_SLICE = 1 << 8, 1 << 14, 1 << 20
+"""Steps of each run in any launch but the last, in the first one, and in any, after which the host can be
+interrupted."""
 
 _LAUNCH_SECONDS = 0.5
 """What a launch takes at most, as far as the one before tells: stop signals wait for it, and a card that
@@ -394,7 +395,7 @@ class CardRuns:
 def _next_slice(most: int, steps: int, seconds: float) -> int:
     """Return the most steps of the next launch, where one of `steps`, of `most`, took so many seconds."""
     if seconds > _LAUNCH_SECONDS:
-        return max(1, int(steps * _LAUNCH_SECONDS / seconds))
+        return max(_SHORTEST_SLICE, int(steps * _LAUNCH_SECONDS / seconds))
     is_short = steps == most and 2.0 * seconds <= _LAUNCH_SECONDS
     return min(2 * most, _LONGEST_SLICE) if is_short else most
 
