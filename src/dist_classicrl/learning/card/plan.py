@@ -173,9 +173,9 @@ def bytes_of_stacks(letters: int, threads: int) -> int:
     """Return what the driver keeps for the letters of a step that wait in each thread's own memory.
 
     It does so for all `threads` that a card can have under way, however many there are. What a compiler puts
-    there besides is 32 bytes, of an entry, a target and their number.
+    there besides is 32 bytes at most.
     """
-    return threads * (letters * (8 + 8) + 32)
+    return threads * (letters * (4 + 8) + 32)
 
 
 def bytes_with_one_table(entries: int, walkers: int, letters: int, crew: int, constant: int) -> int:
