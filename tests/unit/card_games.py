@@ -39,6 +39,12 @@ def asserting(data, memory, state, action, random):
 
 
 @numba.njit
+def asserting_with_number(data, memory, state, action, random):
+    assert data.rewards[state] > 0.0, state
+    return state + 1, 1.0, state == 2
+
+
+@numba.njit
 def calling(data, memory, state, action, random):
     return counted(state) + 1, 1.0, state == 2
 

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -307,7 +308,11 @@ def _compile_walk(monkeypatch, step, data):
         (card_games.raising_rarely, r"raising_rarely \(card_games.py, line \d+\) raises ValueError"),
         (card_games.asserting, r"asserting \(card_games.py, line \d+\) raises AssertionError"),
         (card_games.calling, r"counted \(card_games.py, line \d+\) raises RuntimeError"),
-        (card_games.raising_with_numbers, "AttributeError: .*exc"),
+        (
+            card_games.raising_with_numbers,
+            r"raising_with_numbers \(.*, line \d+\) raises ValueError",
+        ),
+        (card_games.asserting_with_number, r"asserting_with_number \(.*, line \d+\) raises AssertionError"),
         (card_games.catching, "AttributeError: .*try"),
         (card_games.drawing, "RecursionError"),
     ],
@@ -327,6 +332,104 @@ def test_what_nobody_comes_to_is_compiled(monkeypatch):
     assert ".target sm_90" in _compile_walk(
         monkeypatch, card_games.never_raising, card_games.Data(np.ones(4))
     )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not _can_compile(), reason="NVVM and NVRTC are not installed: pip install 'numba-cuda[cu13]'"
+)
+def test_what_a_package_raises_whose_name_begins_like_numbas_is_refused(monkeypatch):
+    path = Path(numba.__file__).parents[1] / "numba_games" / "steps.py"
+    names = {"__name__": "numba_games.steps"}
+    exec(compile(Path(card_games.__file__).read_text(), path, "exec"), names)
+    with pytest.raises(DeviceError, match=r"says: counted \(steps.py, line \d+\) raises RuntimeError"):
+        _compile_walk(monkeypatch, names["calling"], names["Data"](np.ones(4)))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not _can_compile(), reason="NVVM and NVRTC are not installed: pip install 'numba-cuda[cu13]'"
+)
+def test_what_a_kernel_of_the_users_own_called_before_is_refused(tmp_path):
+    (tmp_path / "helpers.py").write_text(Path(card_games.__file__).read_text())
+    run = """
+import sys
+import numba
+import numpy as np
+from numba import cuda
+from numba.cuda import dispatcher
+
+sys.path[:0] = sys.argv[1:]
+dispatcher.get_current_device = lambda: type("Device", (), {"compute_capability": (9, 0)})
+import helpers
+
+arrays = numba.types.void(numba.int64[::1])
+
+@cuda.jit("int64(int64)", device=True)
+def for_cards_alone(x):
+    return x + 1
+
+def own(x):
+    x[0] = helpers.counted(for_cards_alone(x[0]))
+
+def another(x):
+    x[1] = helpers.counted(for_cards_alone(x[0]))
+
+cuda.compile_ptx(own, arrays, cc=(9, 0))
+from dist_classicrl.learning.card import launching
+
+def of_a_training(x):
+    x[1] = helpers.counted(x[0])
+
+try:
+    with launching.exact_arithmetic():
+        cuda.compile_ptx(of_a_training, arrays, cc=(9, 0))
+except launching._RaisesError as error:
+    print("refused:", error)
+cuda.compile_ptx(another, arrays, cc=(9, 0))
+"""
+    told = subprocess.run(
+        [sys.executable, "-c", run, tmp_path], capture_output=True, text=True, check=True
+    ).stdout
+    assert re.fullmatch(r"refused: counted \(helpers.py, line \d+\) raises RuntimeError\n", told)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not _can_compile(), reason="NVVM and NVRTC are not installed: pip install 'numba-cuda[cu13]'"
+)
+def test_kernels_of_the_users_own_are_compiled_as_always(hopper):
+    """Also while another thread trains, and after trainings in this one that overlapped."""
+    from numba import cuda
+
+    def own(x):
+        if x[0] > 3.0:
+            raise ValueError("above 3")
+        x[0] = x[1] * x[2] + x[3]
+
+    def with_number(x):
+        if x[0] > 3.0:
+            raise ValueError(x[0])
+
+    def compiled(function):
+        return cuda.compile_ptx(function, numba.types.void(numba.float64[::1]), cc=(9, 0))[0]
+
+    other = launching.exact_arithmetic()
+    with ThreadPoolExecutor(1) as pool:  # in which another enters later and leaves later
+        one = launching.exact_arithmetic()
+        one.__enter__()
+        pool.submit(other.__enter__).result()
+        with pytest.raises(launching._RaisesError, match=r"own \(.* raises ValueError"):
+            pool.submit(compiled, own).result()
+        one.__exit__(None, None, None)
+        texts = [compiled(own)]
+        with pytest.raises(Exception, match="return_dynamic_user_exc"):
+            compiled(with_number)
+        with pytest.raises(launching._RaisesError, match=r"with_number \(.* raises ValueError"):
+            pool.submit(compiled, with_number).result()
+        pool.submit(other.__exit__, None, None, None).result()
+        texts.append(pool.submit(compiled, own).result())
+    assert all("fma.rn.f64" in text and "raises" not in text for text in texts)
 
 
 def ptx_of_runs(monkeypatch, **settings):

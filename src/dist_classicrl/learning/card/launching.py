@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import math
 import re
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -46,36 +48,68 @@ class NoneArguments:
 _MARK = "// raises "
 
 
+class _Here(threading.local):
+    """What a thread asks for."""
+
+    is_exact = False
+
+
+_HERE = _Here()
+_WATCHING = threading.Lock()
+
+
 @contextmanager
 def exact_arithmetic() -> Iterator[None]:
-    """Let kernels that are compiled meanwhile round each product and each sum, as a core does.
+    """Let kernels that this thread compiles meanwhile round each product and each sum, as a core does.
 
     NVVM would else contract a product and a sum to one instruction that rounds once. And where a function
     raises, numba-cuda would let that thread leave its kernel, and nobody would hear of it: such a kernel is
-    not compiled, unless NVVM finds that nobody comes there. numba-cuda has no options for these. It hands
-    what it has to `nvvm.compile_ir`, and calls `lower_static_raise` where a function raises or asserts.
+    not compiled, unless NVVM finds that nobody comes there.
     """
-    if is_simulated():
-        yield
-        return
-    nvvm: Any = import_module("numba.cuda.cudadrv.nvvm")
-    lower: Any = import_module("numba.cuda.lowering").Lower
-    compile_ir, lower_raise = nvvm.compile_ir, lower.lower_static_raise
-    nvvm.compile_ir = partial(_exactly, compile_ir)
-    lower.lower_static_raise = partialmethod(_marked, lower_raise)
+    if not is_simulated():
+        with _WATCHING:
+            _watch()
+    before, _HERE.is_exact = _HERE.is_exact, True
     try:
         yield
     finally:
-        nvvm.compile_ir, lower.lower_static_raise = compile_ir, lower_raise
+        _HERE.is_exact = before
+
+
+@cache
+def _watch() -> None:
+    """Come between numba-cuda and NVVM from now on, as it has no options for what is asked for.
+
+    It hands what it has to `nvvm.compile_ir`, and calls these methods where a function raises or asserts.
+    What was compiled before, for kernels of others, has no marks, and is compiled anew where it is called.
+    """
+    nvvm: Any = import_module("numba.cuda.cudadrv.nvvm")
+    lower: Any = import_module("numba.cuda.lowering").Lower
+    dispatcher: Any = import_module("numba.cuda.dispatcher")
+    with import_module("numba.cuda.core.compiler_lock").global_compiler_lock:
+        nvvm.compile_ir = partial(_exactly, nvvm.compile_ir)
+        for name, lowered in ("lower_static_raise", _marked), ("lower_dynamic_raise", _marked_with_values):
+            setattr(lower, name, partialmethod(lowered, getattr(lower, name)))
+        for each in gc.get_objects():
+            if issubclass(type(each), dispatcher.CUDADispatcher) and each._can_compile:
+                for kinds, compiled in list(each.overloads.items()):
+                    if not isinstance(compiled, dispatcher._Kernel):
+                        del each.overloads[kinds]
 
 
 class _RaisesError(Exception):
     """A function in a kernel may raise something."""
 
 
-def _exactly(compile_ir: Any, *given: Any, **options: Any) -> bytes:
-    """Compile for a card exactly, and raise where a mark is left: a thread may come there."""
-    text: bytes = compile_ir(*given, **{"fma": False, **options})
+def _exactly(compile_ir: Any, code: Any, **options: Any) -> bytes:
+    """Compile for a card exactly, and raise where a mark is left: a thread may come there.
+
+    For who did not ask for that it is compiled as always, without marks.
+    """
+    if not _HERE.is_exact:
+        parts = [code] if isinstance(code, str) else code
+        return compile_ir([re.sub(rf'.*asm sideeffect "{_MARK}.*\n', "", each) for each in parts], **options)
+    text: bytes = compile_ir(code, **{"fma": False, **options})
     if found := set(re.findall(_MARK.encode() + rb"([0-9a-f]+)", text)):
         raise _RaisesError(" and ".join(sorted(bytes.fromhex(each.decode()).decode() for each in found)))
     return text
@@ -83,13 +117,21 @@ def _exactly(compile_ir: Any, *given: Any, **options: Any) -> bytes:
 
 def _marked(lower: Any, usual: Any, inst: Any) -> None:
     """Compile what raises, with a mark that stays in a kernel's text; what numba itself raises has none."""
-    own = [str(Path(import_module(name).__file__ or "").parent) for name in ("numba", "numba_cuda")]
-    if not inst.loc.filename.startswith(tuple(own)):
+    own = [Path(import_module(name).__file__ or "").parent for name in ("numba", "numba_cuda")]
+    if not any(map(Path(inst.loc.filename).is_relative_to, own)):
         line = f"{Path(inst.loc.filename).name}, line {inst.loc.line}"
         told = f"{lower.func_ir.func_id.func_name} ({line}) raises {getattr(inst.exc_class, '__name__', '')}"
         nothing = FunctionType(VoidType(), [])
         lower.builder.asm(nothing, _MARK + told.encode().hex(), "", [], side_effect=True)
     usual(lower, inst)
+
+
+def _marked_with_values(lower: Any, usual: Any, inst: Any) -> None:
+    """Compile likewise what raises with values, which numba-cuda cannot, without them."""
+    if _HERE.is_exact:
+        _marked(lower, lambda *_: lower.return_exception(inst.exc_class, loc=lower.loc), inst)
+    else:
+        usual(lower, inst)
 
 
 @contextmanager
