@@ -745,7 +745,7 @@ BROKEN = "[700] Call to cuMemcpyDtoH results in CUDA_ERROR_ILLEGAL_ADDRESS"
     [
         (CudaAPIError(FULL), DeviceMemoryError, "The memory of numba's CUDA simulator is full"),
         (CudaAPIError(BROKEN), DeviceError, "A call to numba's CUDA simulator failed: .*ILLEGAL_ADDRESS"),
-        (CudaAPIError(NEWER), DeviceError, r"newer CUDA.*pip install --upgrade nvidia-nvvm nvidia-nvjitlink"),
+        (CudaAPIError(NEWER), DeviceError, r"newer CUDA.*pip install --upgrade .numba-cuda\[cu13\]"),
         (CudaAPIError("Unsupported .version 9.5"), DeviceError, "cannot have what kernels are compiled to"),
         (KeyError(np.exp), DeviceError, r"a function calls np\.exp, which .* Write math\.exp in place of it"),
         (

@@ -564,3 +564,10 @@ def test_a_folder_that_cannot_be_written_to_is_not_taken_for_one_that_can(tmp_pa
     assert Path(machine_code.kept(below.py_func, {}, lambda kinds: True).stats.cache_path).parent == (
         tmp_path / "file"
     )
+
+
+def test_a_function_that_exec_has_made_is_of_no_package():
+    made = {}
+    exec("def f(): pass", made)
+    assert made["f"].__module__ is None and not _jit.is_of_package(made["f"])
+    assert _jit.is_of_package(_jit.is_of_package)

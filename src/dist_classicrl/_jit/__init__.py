@@ -381,7 +381,8 @@ _of_users: dict[Any, Any] = {}
 
 def is_of_package(part: Any) -> bool:
     """Whether a class or function is of this package, and not made of a user's."""
-    return bool(part.__module__.split(".")[0] == __name__.split(".")[0])
+    module: str = part.__module__ or ""  # of a function that exec has made there may be none
+    return module.split(".")[0] == __name__.split(".")[0]
 
 
 def compiled_for(kernel: Any, *arguments: Any) -> Any:
