@@ -235,7 +235,8 @@ def natural(typing_context: Any, number: Any) -> Any:
     return types.int64(types.int64), generate
 
 
-def _is_for_card(context: Any) -> bool:
+def is_for_card(context: Any) -> bool:
+    """Whether numba lowers for a card in this context."""
     return type(context).__name__ == "CUDATargetContext"
 
 
@@ -244,9 +245,22 @@ def is_on_card(typing_context: Any) -> Any:
     """Return whether this is compiled for a card: what is there for the other kind of machine is left out."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return ir.Constant(ir.IntType(1), int(_is_for_card(context)))
+        return ir.Constant(ir.IntType(1), int(is_for_card(context)))
 
     return types.boolean(), generate
+
+
+def vector_of(context: Any, builder: Any, kind: Any, arguments: Any, n: int, align: int) -> Any:
+    """Return `n` elements as a vector, of an array of this type from an index on: the first two arguments.
+
+    They begin at a multiple of `align` bytes.
+    """
+    array = context.make_array(kind)(context, builder, arguments[0])
+    place = builder.gep(array.data, [arguments[1]])
+    vector = ir.VectorType(context.get_value_type(kind.dtype), n)
+    block = builder.load(builder.bitcast(place, vector.as_pointer()))
+    block.align = align
+    return block
 
 
 @numba.extending.intrinsic
@@ -258,10 +272,7 @@ def at_once(typing_context: Any, array: Any, index: Any) -> Any:
     n = 16 // (array.dtype.bitwidth // 8)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        kind = ir.VectorType(context.get_value_type(array.dtype), n).as_pointer()
-        block = builder.load(builder.bitcast(builder.gep(data, [arguments[1]]), kind))
-        block.align = 16
+        block = vector_of(context, builder, array, arguments, n, 16)
         found = [builder.extract_element(block, ir.Constant(ir.IntType(32), i)) for i in range(n)]
         return context.make_tuple(builder, signature.return_type, found)
 

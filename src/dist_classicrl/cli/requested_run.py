@@ -288,10 +288,9 @@ def why_not_from(run: RequestedRun, begin: int | None) -> str | None:
     run that was killed before its first checkpoint has learned nothing that is left.
     """
     folder, place = run.folder, run.of_train()["checkpoint_dir"]
-    before = folder.place_of_checkpoints()
     away = f"move {folder.model.name} to another folder first."
     try:
-        made = _steps_left(folder, before, begin)
+        made = _steps_left(folder, begin)
     except ModelFileError:
         return f"has left {folder.model}, which cannot be read and may have learned more: {away}"
     if made is None or (begin is not None and made <= begin):
@@ -307,13 +306,14 @@ def why_not_from(run: RequestedRun, begin: int | None) -> str | None:
         return f"has made {made:,} steps, and {there}{only}{since}. Give --out another folder, or {away}"
     elsewhere = " and another --checkpoint-dir" if begin and not _is_below(place, folder.path) else ""
     cure = f"--resume never{elsewhere} to begin anew and keep what is there under another name."
+    before = folder.place_of_checkpoints()
     if _absolute(place) != _absolute(before):
         saved = f"has made {made:,} steps and saved in {before}"
         return f"{saved}, and {there}. Give --checkpoint-dir as before, or {cure}"
     return f"has made {made:,} steps, and {there}{only}{since}. Give {cure}{only and f' {way}'}"
 
 
-def _steps_left(folder: RunFolder, before: str | Path, begin: int | None) -> int | None:
+def _steps_left(folder: RunFolder, begin: int | None) -> int | None:
     """Return the steps of what was learned here, if it may be more than the `begin` that are gone on from."""
     from dist_classicrl.model import model_file
 
@@ -323,7 +323,7 @@ def _steps_left(folder: RunFolder, before: str | Path, begin: int | None) -> int
     ended = folder.ended()
     if ended is not None:
         return ended[0].steps
-    return model_file.read(folder.model).steps if has_model else steps_saved(before)
+    return model_file.read(folder.model).steps if has_model else steps_saved(folder.place_of_checkpoints())
 
 
 def _absolute(place: str | Path) -> str:

@@ -258,8 +258,9 @@ def _end() -> None:
             _process.await_others(_OTHERS_SECONDS)
         _process.abort((0 if ending is None else ending.code) or DONE_BUT_HANGING)
     # MPI_Finalize waits for those too who died in a part of the job that this rank does not train with.
-    if _process.has_losses or (fault_tolerant() and has_deaths(sys.modules["mpi4py.MPI"].COMM_WORLD)):
-        if fault_tolerant() and (ending is not None or not headed):
+    survives = fault_tolerant()
+    if _process.has_losses or (survives and has_deaths(sys.modules["mpi4py.MPI"].COMM_WORLD)):
+        if survives and (ending is not None or not headed):
             _flush()
             code = _likely_code() if ending is None else ending.code
             os._exit(_quiet_code(code) if ending is not None and ending.kind in ("lost", "left") else code)

@@ -12,6 +12,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from dist_classicrl._jit import is_for_card, vector_of
+
 _AT_ONCE = 16
 """Bytes that a card loads at once, where they lie at a multiple of that."""
 
@@ -21,16 +23,12 @@ def _load(context: Any, builder: Any, signature: Any, arguments: Any) -> tuple[A
 
     Blocks are tuples of whole numbers where they are the row that begins there, on a line, and else of bools.
     """
-    array = context.make_array(signature.args[0])(context, builder, arguments[0])
-    value = context.get_value_type(signature.args[0].dtype)
     size = signature.args[0].dtype.bitwidth // 8
     n = wide = signature.args[2].count
     is_row = isinstance(signature.args[2].dtype, types.Integer)
-    if is_row and type(context).__name__ == "CUDATargetContext":  # a row ends with its line: there is more
+    if is_row and is_for_card(context):  # a row ends with its line: there is more
         wide, size = -(-n * size // _AT_ONCE) * _AT_ONCE // size, _AT_ONCE
-    place = builder.gep(array.data, [arguments[1]])
-    block = builder.load(builder.bitcast(place, ir.VectorType(value, wide).as_pointer()))
-    block.align = size
+    block = vector_of(context, builder, signature.args[0], arguments, wide, size)
     length = 1 << (n - 1).bit_length()
     # The first value once more in each place that is left.
     return _shuffled(builder, block, [i if i < n else 0 for i in range(length)]), length, n
