@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -780,6 +781,21 @@ def test_a_study_without_room_for_its_records_says_so(tmp_path, monkeypatch):
                 write()
         monkeypatch.undo()
         assert member.claim("0-1")
+
+
+@pytest.mark.parametrize("when", ["start", "join"])
+def test_a_process_that_a_stop_signal_interrupts_as_it_begins_or_ends_is_no_member_any_more(
+    when, tmp_path, monkeypatch
+):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    StudyFolder(tmp_path).begin({})
+    member = Member(StudyFolder(tmp_path))
+    monkeypatch.setattr(threading.Thread, when, stopped)
+    with pytest.raises(KeyboardInterrupt), member:
+        assert when == "join" and any((tmp_path / "members").iterdir())
+    assert not any((tmp_path / "members").iterdir())
 
 
 @pytest.mark.slow

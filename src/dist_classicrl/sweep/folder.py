@@ -312,17 +312,28 @@ class Member:
 
     def __enter__(self) -> Member:
         about = {"host": socket.gethostname(), "pid": os.getpid(), "start": _start_of(os.getpid())}
-        with written(self._folder.path), whole_file(self._file) as file:
-            file.write(json.dumps(about).encode())
-        self._beat.start()
+        try:
+            with written(self._folder.path), whole_file(self._file) as file:
+                file.write(json.dumps(about).encode())
+            self._beat.start()
+        except BaseException:  # a signal's, which may come when the file is there
+            with suppress(OSError):
+                self._leave()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
+        try:
+            self._done.set()
+            self._beat.join(_LEAVE_SECONDS)
+            if self._records is not None:
+                with suppress(OSError):  # what could not be written was said, and such a run is made again
+                    self._records.close()
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
         self._done.set()
-        self._beat.join(_LEAVE_SECONDS)
-        if self._records is not None:
-            with suppress(OSError):  # what could not be written was said, and such a run is made again
-                self._records.close()
         self._file.unlink(missing_ok=True)
 
     def _show_life(self) -> None:
