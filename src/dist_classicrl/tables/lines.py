@@ -268,9 +268,9 @@ def _overload_stored_as(values, value, name, visits):
         return lambda values, value, name, visits: value
 
     def rounded(values, value, name, visits):
-        bits = bits_of(value)
-        drawn = mix(np.uint64(bits) ^ (name << SHIFT_32) ^ np.uint64(visits)) & _DROPPED
-        return np.float32(_of_bits((bits + np.int64(drawn)) & ~np.int64(_DROPPED)))
+        bits = np.float64(value).view(np.uint64)
+        drawn = mix(bits ^ (name << SHIFT_32) ^ np.uint64(visits)) & _DROPPED
+        return np.float32(np.uint64((bits + drawn) & ~_DROPPED).view(np.float64))
 
     return rounded
 
@@ -279,26 +279,6 @@ def _overload_stored_as(values, value, name, visits):
 def _stored(table, row, action, value):
     place = _count_at(table, row, action)
     return stored_as(table.values, value, place, table.counts[place])
-
-
-@intrinsic
-def bits_of(typing_context, value):
-    """Return the int64 of a float64's bits."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], context.get_value_type(types.int64))
-
-    return types.int64(types.float64), generate
-
-
-@intrinsic
-def _of_bits(typing_context, bits):
-    """Return the float64 that has the bits of an int64."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], context.get_value_type(types.float64))
-
-    return types.float64(types.int64), generate
 
 
 @jit_inline

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba import types
-from numba.extending import intrinsic
 
 from dist_classicrl._jit import at_once, is_on_card, jit, jit_inline, picked, prefetch, stub
 from dist_classicrl._memory import zeros
@@ -138,23 +137,13 @@ def _reward_beside(rewards, slot, other, last):
 
 @jit_inline
 def _reward_of_bits(rewards, slot, other, last):
-    return np.float64(_float_of(last))
+    return np.float64(np.int32(last).view(np.float32))
 
 
 @picked(lambda rewards: _reward_beside if rewards.dtype == types.float64 else _reward_of_bits)
 @stub
 def _reward_at_once(rewards, slot, other, last):
     """Return the reward of a slot's outcome, or of the `other` one; `last` is its fourth word."""
-
-
-@intrinsic
-def _float_of(typing_context, bits):
-    """Return the float32 that has the bits of an int32."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], context.get_value_type(types.float32))
-
-    return types.float32(types.int32), generate
 
 
 @jit_inline

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import types
-from numba.extending import intrinsic
 
 from dist_classicrl._jit import jit, jit_inline
+from dist_classicrl.tables.blocks import number_of_bits
 
 _SIX, _LOW = np.uint64(6), np.uint64(63)
 _ONE = np.uint64(1)
-
-
-@intrinsic
-def _ones_in(typing_context, bits):
-    """Count the bits of a uint64 that are set."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.ctpop(arguments[0])
-
-    return types.uint64(types.uint64), generate
 
 
 @jit_inline
@@ -35,7 +24,7 @@ def numbering(words, before):
     total = np.int64(0)
     for i in range(words.size):
         before[i] = total
-        total += np.int64(_ones_in(words[i]))
+        total += number_of_bits(np.int64(words[i]))
 
 
 @jit_inline
@@ -43,4 +32,4 @@ def number_of(words, before, number):
     """Return how many numbers of the set are before `number`."""
     at = np.uint64(number)
     below = words[at >> _SIX] & ((_ONE << (at & _LOW)) - _ONE)
-    return before[at >> _SIX] + np.int64(_ones_in(below))
+    return before[at >> _SIX] + number_of_bits(np.int64(below))

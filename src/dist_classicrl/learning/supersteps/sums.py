@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 
 from dist_classicrl._jit import jit_inline
-from dist_classicrl.tables.lines import bits_of
 
 PARTS = 68
 _LOW_32 = 0xFFFFFFFF
@@ -22,7 +21,7 @@ MOST_ADDED = 1 << 29
 @jit_inline
 def add_exactly(parts, value):
     """Add a finite float64 to `parts`, ndarray(int64) of shape (PARTS,)."""
-    bits = bits_of(value)
+    bits = np.float64(value).view(np.int64)
     exponent = (bits >> 52) & 0x7FF
     fraction = bits & _FRACTION
     if exponent > 0:
