@@ -205,7 +205,8 @@ class _Digest:
             self.add(used)
 
     def _add_code(self, code: CodeType) -> None:
-        self._tell("code", code.co_code, code.co_exceptiontable, code.co_flags)
+        # Before Python 3.11 where exceptions lead is a part of the code itself.
+        self._tell("code", code.co_code, getattr(code, "co_exceptiontable", b""), code.co_flags)
         self._tell(code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
         for names in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars):
             self._tell(len(names), *names)

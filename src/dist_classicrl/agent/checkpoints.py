@@ -172,8 +172,9 @@ def _what_fits(
             if state.keyed is not None:  # with other states
                 size = shape.n_rows, shape.n_actions
                 found = np.zeros(size, here.dtype), np.zeros(size, np.int64)
-            shape.tables(found[0])[(slice(None), *inner)] = q_table[inner]
-            shape.tables(found[1])[(slice(None), *inner)] = visits[inner] // shape.n_tables
+            of_each = (slice(None), *inner)
+            shape.tables(found[0])[of_each] = q_table[inner]
+            shape.tables(found[1])[of_each] = visits[inner] // shape.n_tables
     with np.errstate(over="ignore"):
         return found[0].astype(here.dtype, copy=False), found[1]
 

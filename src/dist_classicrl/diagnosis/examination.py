@@ -37,6 +37,7 @@ def examine(plan: TrainingPlan) -> Generator[Finding, None, None]:
         yield from stack.examine(mpi, plan.seconds)
         yield from files.examine_folder(traces, plan)
         yield files.examine_cache(plan.seconds)
+        yield installation.examine_training(plan.seconds)
         yield cores.examine_slots(plan)
         with tempfile.TemporaryDirectory(prefix="doctor-") as folder:
             if others:

@@ -1,11 +1,12 @@
-"""Whether another project's distribution was installed over this package."""
+"""Whether what is installed works: another project may lie over this package, or a version not fit."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib import metadata
 
-from dist_classicrl.diagnosis.findings import Finding, warning
+from dist_classicrl.diagnosis.children import make_trial
+from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
 
 DISTRIBUTION = "dist-classicrl-mpi"
 """The name under which a package index has this project."""
@@ -31,3 +32,18 @@ def examine() -> Iterator[Finding]:
             f"pip uninstall {_OTHER}, and then install this project again: pip install --force-reinstall "
             f"--no-deps '.' in a clone. On the index its name is {DISTRIBUTION}.",
         )
+
+
+def examine_training(seconds: float) -> Finding:
+    """Learn for a moment, within so many seconds with all that is compiled for it."""
+    check = "training"
+    child = make_trial("training", seconds=seconds)
+    said = child.data
+    if said is None or "error" in said:
+        return failure(
+            check,
+            f"nothing can be learned here: {child.trouble if said is None else said['error']}",
+            "`pip check` names packages that are too old or too new for this one, and `pip install "
+            f"--force-reinstall {DISTRIBUTION}` brings others. Where it took too long, raise --timeout.",
+        )
+    return ok(check, f"{said['steps']:,} steps of a compiled game: {said['seconds']:.1f} s with compiling it")

@@ -1,6 +1,6 @@
 """What is tried in a process of its own, so that only that process hangs or crashes.
 
-python -m dist_classicrl.diagnosis.trials (library | folder | remove | cache) [argument ...]
+python -m dist_classicrl.diagnosis.trials (library | folder | remove | cache | training) [argument ...]
 
 Each writes one line of JSON after a mark.
 """
@@ -107,6 +107,19 @@ def cache() -> dict[str, Any]:
     return said
 
 
+def training() -> dict[str, Any]:
+    """Learn a compiled game, without MPI: all that is compiled is, whether a cache has it or not."""
+    begun = time.monotonic()
+    try:
+        from dist_classicrl.agent.agent import DistAsyncQLearning
+        from dist_classicrl.sweep.trial import THIS_PROCESS
+
+        result = DistAsyncQLearning(comm=THIS_PROCESS, seed=0).train("Blackjack-v1", total_steps=1_000)
+    except Exception as error:  # numba raises errors of many kinds
+        return {"error": error_told(error)}
+    return {"steps": result.steps, "seconds": time.monotonic() - begun}
+
+
 def _loaded_file() -> str:
     """Return the file of the MPI library that this process has loaded; empty where it cannot be told."""
     try:
@@ -141,5 +154,5 @@ def _file_system(path: str) -> str:
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     trials: dict[str, Callable[..., dict[str, Any]]]
-    trials = {"library": library, "folder": folder, "remove": remove, "cache": cache}
+    trials = {"library": library, "folder": folder, "remove": remove, "cache": cache, "training": training}
     marked.write(**trials[sys.argv[1]](*sys.argv[2:]))

@@ -253,7 +253,8 @@ def interquartile_mean(values: Any, axis: int = -1) -> Any:
 
     This is scipy's ``trim_mean(values, 0.25)``, as rliable has it.
     """
-    return stats().trim_mean(as_floats("Values", values, StudyError), 0.25, axis=axis)
+    given = np.atleast_1d(as_floats("Values", values, StudyError))
+    return stats().trim_mean(given, 0.25, axis=axis)
 
 
 def optimality_gap(values: Any, axis: int = -1) -> Any:
