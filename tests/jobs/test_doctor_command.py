@@ -42,7 +42,7 @@ def test_the_doctor_finds_several_troubles_at_once(run_python, tmp_path):
     assert str(other) in found["library and mpirun"]["found"]
     assert all(finding["remedy"] for finding in found.values() if finding["status"] != "ok")
     # What is well is found to be so by trying it.
-    assert statuses["MPI library"] == statuses["ranks"] == statuses["memory"] == "ok"
+    assert statuses["MPI library"] == statuses["ranks"] == statuses["memory"] == statuses["training"] == "ok"
     survives = bool(survival_words(find_launcher()))
     assert statuses["survives a death"] == ("ok" if survives else "warning")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bin", "file"]

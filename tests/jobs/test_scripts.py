@@ -1,12 +1,16 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
+import venv
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 import pytest
+
+from dist_classicrl.process.jobs import run_job
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
@@ -145,3 +149,20 @@ def test_after_train_the_commands_of_the_readme_find_the_run(typed, run_python, 
     for command in ("show", "evaluate", "plot"):
         run_python("-m", "dist_classicrl", command, "runs/FrozenLake8x8-v1")
     assert (tmp_path / "runs" / "FrozenLake8x8-v1" / "plot.png").exists()
+
+
+def test_the_oldest_versions_that_are_allowed_work(tmp_path):
+    project = (SCRIPTS.parent / "pyproject.toml").read_text()
+    oldest = re.search(r'requires-python = ">=([0-9.]+)"', project)[1]
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    places = ["python" + oldest, *pyenv.glob(f"versions/{oldest}.*/bin/python")]
+    works = (each for each in places if not os.system(f"{each} -c '' >/dev/null 2>&1"))
+    if (python := next(works, None)) is None:
+        pytest.skip(f"there is no Python {oldest}")
+    tools = tmp_path / "tools"
+    venv.create(tools, with_pip=True)
+    own = tools / "bin" / "python"
+    if subprocess.run([own, "-m", "pip", "install", "--quiet", "build", "twine", "uv"]).returncode:
+        pytest.skip("no package index answers")
+    job = run_job([own, SCRIPTS / "check-package", "--lowest", python], timeout=600.0, cwd=tmp_path)
+    assert job.returncode == 0 and job.output.count("steps of Blackjack-v1") == 2, job.output

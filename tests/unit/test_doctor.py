@@ -13,7 +13,7 @@ import pytest
 
 from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.cli.main import main
-from dist_classicrl.diagnosis import cores, examination, files, memory, running, stack
+from dist_classicrl.diagnosis import cores, examination, files, installation, memory, running, stack
 from dist_classicrl.diagnosis.children import Child
 from dist_classicrl.diagnosis.findings import failure, is_fit, ok, warning
 from dist_classicrl.diagnosis.marked import MARK
@@ -484,6 +484,15 @@ def test_a_cache_that_can_be_written_to_is_shown(monkeypatch, tmp_path):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     finding = files.examine_cache(SECONDS)
     assert finding.status == "ok" and finding.found.startswith(str(tmp_path))
+
+
+def test_that_nothing_can_be_learned_is_found(monkeypatch, tmp_path):
+    (tmp_path / "numba").mkdir()
+    (tmp_path / "numba" / "__init__.py").write_text("raise AttributeError('no _loopvect here')")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    finding = installation.examine_training(SECONDS)
+    assert finding.status == "failure" and "no _loopvect here" in finding.found
+    assert "pip check" in finding.remedy
 
 
 # Memory

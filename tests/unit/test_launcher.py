@@ -132,12 +132,18 @@ def test_a_job_started_from_a_rank_does_not_inherit_its_identity():
         "PMI_RANK": "3",
         "PMI_FD": "9",
     }
-    chosen = {"PATH": "/bin", "OMPI_MCA_mpi_yield_when_idle": "0"}
+    chosen = {"OMPI_MCA_mpi_yield_when_idle": "0"}
     environment = launch_environment(rank | chosen)
     assert not rank.keys() & environment.keys()
     assert {name: environment[name] for name in chosen} == chosen
     assert environment["I_MPI_PIN"] == "0" and launch_environment({"I_MPI_PIN": "1"})["I_MPI_PIN"] == "1"
     assert environment["OMPI_ALLOW_RUN_AS_ROOT"] == environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
+
+
+def test_programs_of_an_mpi_find_each_other_in_the_environment_of_this_python():
+    own = os.path.join(sys.prefix, "bin")
+    assert launch_environment({"PATH": "/usr/bin:/bin"})["PATH"] == f"/usr/bin:/bin:{own}"
+    assert launch_environment({})["PATH"] == own
 
 
 @pytest.mark.parametrize(

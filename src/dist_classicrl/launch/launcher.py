@@ -73,7 +73,7 @@ def find_launcher() -> Launcher:
     otherwise the first on `PATH`. Whether the library that mpi4py then loads is of the same MPI is not
     looked at here: `dist-classicrl doctor` does that.
     """
-    own_programs = os.path.join(sys.prefix, "bin")
+    own_programs = _own_programs()
     for name in ("mpirun", "mpiexec"):
         path = shutil.which(name, path=own_programs) or shutil.which(name)
         if path is not None:
@@ -127,4 +127,11 @@ def launch_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     if rank_of_environment(base) is not None:
         # A job started from a rank must not take itself for that rank.
         environment = {name: value for name, value in base.items() if not name.startswith(_IDENTITY_PREFIXES)}
+    # The mpirun of a wheel may look for its other programs there, and be called by its path alone.
+    environment["PATH"] = os.pathsep.join(filter(None, (environment.get("PATH"), _own_programs())))
     return {**_SETTINGS, **environment}
+
+
+def _own_programs() -> str:
+    """Return the folder of the programs of this Python environment."""
+    return os.path.join(sys.prefix, "bin")
