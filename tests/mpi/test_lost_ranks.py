@@ -3,6 +3,7 @@
 Servers are lost in tests/faults.
 """
 
+import ctypes
 import os
 import signal
 import time
@@ -244,3 +245,17 @@ def test_with_fewer_workers_than_asked_for_nothing_begins(world, comm, make_agen
         agent.train(lake, total_steps=100)
     if world.size > 1:
         assert make_agent(comm=comm, min_workers=world.size - 1).train(lake, total_steps=100).steps == 100
+
+
+def test_open_mpi_is_told_to_wait_for_nobody_as_it_ends():
+    if not MPI.Get_library_version().startswith("Open MPI v5"):
+        pytest.skip("of Open MPI 5")
+    with open("/proc/self/maps") as maps:
+        (file,) = {line.split()[-1] for line in maps if "/libmpi.so" in line}
+    waits_for_nobody = ctypes.c_bool.in_dll(ctypes.CDLL(file), "ompi_async_mpi_finalize")
+    before = waits_for_nobody.value
+    try:
+        process_exit._finalize_without_others()
+        assert (before, waits_for_nobody.value) == (False, True)
+    finally:
+        waits_for_nobody.value = before

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import logging
 import os
 import signal
@@ -40,6 +41,7 @@ BEAT_SECONDS = 5.0
 _ABORT_SECONDS = 10.0
 _HEAD_SECONDS = 30.0  # other ranks may first take down all that was compiled, on cores that all share
 _OTHERS_SECONDS = 600.0
+_LIBRARY_OF_ULFM = "libmpi.so.40"
 _FLAG_OF_ULFM = "OMPI_MCA_mpi_ft_enable"
 _TRUE = ("1", "t", "true", "enabled", "yes", "y")
 
@@ -264,7 +266,19 @@ def _end() -> None:
             _flush()
             code = _likely_code() if ending is None else ending.code
             os._exit(_quiet_code(code) if ending is not None and ending.kind in ("lost", "left") else code)
+        if survives:
+            _finalize_without_others()
         limit_seconds(_HEAD_SECONDS if headed else _OTHERS_SECONDS)
+
+
+def _finalize_without_others() -> None:
+    """Let Open MPI's MPI_Finalize wait for no other rank: some end without it, or have died.
+
+    It waits for all to come to it otherwise. That was not told to the one that waits in some of these ends.
+    """
+    with contextlib.suppress(OSError, ValueError):  # of another MPI, which has no such name
+        library = ctypes.CDLL(_LIBRARY_OF_ULFM, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        ctypes.c_bool.in_dll(library, "ompi_async_mpi_finalize").value = True
 
 
 def end_alone() -> NoReturn:
