@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl._jit import jit_for
+from dist_classicrl._steps import NEVER
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.environments.trial import run_game, try_out
@@ -24,9 +25,6 @@ from dist_classicrl.learning.rules import compiling
 from dist_classicrl.learning.state import State, check_arrays, check_position, check_replay, stack_states
 from dist_classicrl.rules.behaviors import EpsilonLadder
 from dist_classicrl.tables.round_merge import PartSums
-
-NEVER = 1 << 62
-"""The time limit of an episode that has none."""
 
 
 @dataclass

@@ -268,7 +268,7 @@ def _count_entry(table, updates, entry, counts_as, touched):
 
 
 @jit_inline
-def _compose(weight, shift, at, keep, moved):
+def compose(weight, shift, at, keep, moved):
     """Compose the map (keep, moved) after that of an entry, if there is one."""
     if weight is not None:
         kept = weight[at] * keep
@@ -319,7 +319,7 @@ def _learn_target(table, row, action, target, step_size):
     old = q[at]
     new = old + step_size * (target - old)
     q[at] = new
-    _compose(table.weight, table.shift, at, 1.0 - step_size, step_size * target)
+    compose(table.weight, table.shift, at, 1.0 - step_size, step_size * target)
     top = best[np.uint64(row)]
     if new != old and (old == top or new >= top):
         refresh_row(q, best, greedy, row, actions_of(table))
@@ -344,7 +344,7 @@ def _learn_row(table, row, target, step_size, counts_as, touched):
             new = old + step_size * (target - old)
             q[at] = new
             is_same &= new == top
-            _compose(table.weight, table.shift, at, keep, moved)
+            compose(table.weight, table.shift, at, keep, moved)
         else:
             is_same = False
     if is_same:
@@ -363,7 +363,7 @@ def _can_be_played(legal, value):
 def _add_amount(table, row, action, amount):
     at = _entry(table, row, action)
     table.q[at] += amount
-    _compose(table.weight, table.shift, at, 1.0, amount)
+    compose(table.weight, table.shift, at, 1.0, amount)
 
 
 ROW_FUNCTIONS[TableArrays] = RowFunctions(

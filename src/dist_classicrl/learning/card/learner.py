@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dist_classicrl._steps import NEVER
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.environments.trial import run_game, try_out
 from dist_classicrl.errors import DivergenceError, SettingsError
@@ -39,7 +40,7 @@ from dist_classicrl.learning.card.steps import (
     Parts,
     moments_of,
 )
-from dist_classicrl.learning.compiled import NEVER, infinite_return, stuck_states, stuck_there
+from dist_classicrl.learning.compiled import infinite_return, stuck_states, stuck_there
 from dist_classicrl.learning.learner import Problem, Stream, Totals
 from dist_classicrl.learning.memory import RuleMemory, crew_state, put_crew
 from dist_classicrl.learning.state import State, check_arrays, check_range

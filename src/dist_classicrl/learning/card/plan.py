@@ -13,6 +13,7 @@ import numpy as np
 
 from dist_classicrl.errors import DeviceMemoryError
 from dist_classicrl.learning.card.cards import Card, free_memory
+from dist_classicrl.learning.loops import STEPS_PER_WALKER
 
 LARGEST_COPY = 1 << 14
 """Entries that a table may have of which each block has a copy; all walkers learn in a larger one together.
@@ -31,10 +32,6 @@ MOMENT_BYTES = 11 * 8
 
 _SUMS_BITS = 62
 _FEW = 64
-STEPS_PER_WALKER = 2000
-"""One walker moves for so many steps made: more would learn from a table that does not know yet what the
-first of them found out. It is the rule of `dist_classicrl.learning.supersteps`."""
-
 _STEPS_PER_ROUND = 20
 """A round has at most one step for so many steps made: a block does not know what others find out in it."""
 

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl._jit import jit_for
+from dist_classicrl._steps import NEVER
 from dist_classicrl.checks import is_whole
 from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.environments.state_keys import words_of
 from dist_classicrl.environments.trial import run_game, try_out
 from dist_classicrl.errors import ProtocolError, SettingsError
-from dist_classicrl.learning.compiled import NEVER, infinite_return, stuck_states, stuck_there
+from dist_classicrl.learning.compiled import infinite_return, stuck_states, stuck_there
 from dist_classicrl.learning.learner import Problem, Stream
-from dist_classicrl.learning.loops import NO_STEPS, Stretch
+from dist_classicrl.learning.loops import NO_STEPS, STEPS_PER_WALKER, Stretch
 from dist_classicrl.learning.memory import check_ranges, declared
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules import compiling
@@ -68,13 +69,6 @@ from dist_classicrl.tables.shape import TableShape
 
 WALKERS = 1 << 14
 """By default. A constant of the run: with another one another table is learned."""
-
-STEPS_PER_WALKER = 2000
-"""So many steps have to be made for each walker that moves at once, see `steps_at_once`.
-
-With half as many, and 64 walkers at the beginning, the error on Taxi was 1.26 times that of one walker, and
-on a chain of 100 states 1.19 times.
-"""
 
 _MOST_WALKERS = 1 << 22
 _MOST_AT_ONCE = 1 << 28

@@ -18,7 +18,7 @@ import numpy as np
 from dist_classicrl._jit import jit, jit_inline
 from dist_classicrl.learning.rules.kernel import Learned, on_target, rule_of_type
 from dist_classicrl.learning.supersteps.sums import PARTS, add_exactly
-from dist_classicrl.tables.lines import LineArrays, learn_target_as
+from dist_classicrl.tables.lines import MOST_VISITS, LineArrays, learn_target_as
 from dist_classicrl.tables.rows import ROW_FUNCTIONS, actions_of, learn_each_of_row
 
 WORDS = 2 * PARTS + 1
@@ -125,5 +125,6 @@ def move_numbers(table, sums):
             name = _NAME + np.uint64(number)
             learn_target_as(table, row, action, target, min(weight, 1.0), name)
             at = np.uint64(row * table.count_width + table.first_count + action)
-            table.counts[at] = min(np.int64(table.counts[at]) + sums[number, 2 * PARTS], 0xFFFFFFFF)
+            known = np.int64(table.counts[at]) + sums[number, 2 * PARTS]
+            table.counts[at] = min(known, np.int64(MOST_VISITS))
         sums[number, :] = 0
