@@ -24,9 +24,9 @@ from dist_classicrl.errors import (
     SettingsError,
     TrainingStopped,
 )
+from dist_classicrl.learning import loops
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.rules.kernel import best_value, rule_function, update, value
-from dist_classicrl.learning.supersteps import share
 from dist_classicrl.learning.supersteps.crew import WHO, joined
 from dist_classicrl.learning.supersteps.kernels import steps_at_once
 from dist_classicrl.learning.supersteps.partition import WHERE, Written
@@ -302,7 +302,7 @@ def twin(model, tables, steps, settings, most, step_sizes):
         return int(tables.start_states[2 * slot + other])
 
     while done < steps:
-        size = min(steps_at_once(0, done, most, share.STEPS_PER_WALKER), steps - done)
+        size = min(steps_at_once(0, done, most, loops.STEPS_PER_WALKER), steps - done)
         targets = []
         for k in range(size):
             at = int(KEY) + (done + k) * STRIDE

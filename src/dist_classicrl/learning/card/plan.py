@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dist_classicrl.errors import DeviceMemoryError
+from dist_classicrl.learning import loops
 from dist_classicrl.learning.card.cards import Card, free_memory
-from dist_classicrl.learning.loops import STEPS_PER_WALKER
 
 LARGEST_COPY = 1 << 14
 """Entries that a table may have of which each block has a copy; all walkers learn in a larger one together.
@@ -80,7 +80,7 @@ def next_round(start: int, used: int, left: int, shape: Shape) -> Round:
     ``shape.walkers * shape.interval``, and no round is cut by that.
     """
     done = start + used
-    most = min(shape.walkers, max(_FEW, done // STEPS_PER_WALKER), left)
+    most = min(shape.walkers, max(_FEW, done // loops.STEPS_PER_WALKER), left)
     moving = 1
     while 2 * moving <= most and used % (2 * moving) == 0:
         moving *= 2
