@@ -8,7 +8,8 @@ stability. Additions to numbers that rules share are atomic.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections import namedtuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import types
@@ -70,6 +71,11 @@ class LineArrays(NamedTuple):
     n_states: int
     n_tables: int
     n_actions: int
+
+
+def lines_with(*fields: str) -> Any:
+    """Return a class with the fields of `LineArrays`, and some behind these, to derive a kind of table of."""
+    return namedtuple("LinesWith", (*LineArrays._fields, *fields))
 
 
 @jit

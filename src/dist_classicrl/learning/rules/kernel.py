@@ -35,11 +35,8 @@ from dist_classicrl import rules
 from dist_classicrl._jit import jit, jit_inline, picked_from
 from dist_classicrl._random import GAMMA, below, mix
 from dist_classicrl.rules import LearningRule
-from dist_classicrl.tables.lines import LineArrays
-from dist_classicrl.tables.outbox import Letters, Outbox
 from dist_classicrl.tables.rows import (
     ONE_REPLAY,
-    TableArrays,
     actions_of,
     add_amount,
     any_greedy_action,
@@ -92,8 +89,9 @@ class Context(NamedTuple):
 
     Attributes
     ----------
-    table : TableArrays
-        Values: table t of the rule has state s in row ``t * table.n_states + s``.
+    table : NamedTuple
+        Values, in a table of one of the kinds that `dist_classicrl.tables.rows.ROW_FUNCTIONS` knows: table t
+        of the rule has state s in row ``t * table.n_states + s``.
     step_sizes : None or ndarray(float64, ndim=1)
         `PerVisit.table`; None where step sizes do not depend on visits.
     discount : float
@@ -110,7 +108,7 @@ class Context(NamedTuple):
         What the worker knows of the environment, zeros at first, by `LearningRule.model`.
     """
 
-    table: TableArrays | LineArrays | Outbox | Letters
+    table: Any
     step_sizes: np.ndarray | None
     discount: float
     behavior: Any
