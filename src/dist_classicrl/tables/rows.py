@@ -367,15 +367,15 @@ def _add_amount(table, row, action, amount):
 
 
 ROW_FUNCTIONS[TableArrays] = RowFunctions(
-    _actions_of,
-    _value_of,
-    _row_maximum,
-    _greedy_action,
-    _any_greedy_action,
-    _visits_of,
-    _count,
-    _learn_target,
-    _learn_row,
-    _add_amount,
-    is_here,
+    actions_of=_actions_of,
+    value_of=_value_of,
+    row_maximum=_row_maximum,
+    greedy_action=_greedy_action,
+    any_greedy_action=_any_greedy_action,
+    visits_of=_visits_of,
+    count=_count,
+    learn_target=_learn_target,
+    learn_row=_learn_row,
+    add_amount=_add_amount,
+    send=is_here,
 )
