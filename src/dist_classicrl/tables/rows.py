@@ -1,9 +1,13 @@
 """The arrays of a worker's table, and what learning does with one entry or row of a table.
 
-How that is done depends on the kind of table, a NamedTuple: `TableArrays` here, or that of
-`dist_classicrl.tables.lines`. An entry is ``row * A + action``. The rows of a table that a rule has first are
-the states; a rule with several tables has S rows for each, one table after the other, and what it shares
-besides stands in the rows behind them.
+How that is done depends on the kind of table, the class of a tuple, by `ROW_FUNCTIONS`. There are
+`TableArrays` here, `LineArrays` (`tables.lines`), and what rules see where what they move is elsewhere or
+added up first: `Outbox` and `Letters` (`tables.outbox`), `Summed` (`learning.supersteps.shared`) and
+`CardTable` (`learning.card.table`).
+
+An entry is ``row * A + action``. The rows of a table that a rule has first are the states; a rule with
+several tables has S rows for each, one table after the other, and what it shares besides stands in the rows
+behind them.
 
 Row searches are unrolled where the number of actions is part of a type: `TableArrays.row_shape` is a tuple of
 A zeros, or None to read A from the arrays. It makes the training loop 1.05 to 1.4 times as fast, and costs a
