@@ -99,7 +99,7 @@ class Shares(NamedTuple):
 NO_SHARES = Shares(0, 0, 0, np.uint64(0), NO_LINE, NO_LINE)
 
 
-class Walkers(NamedTuple):
+class StackedWalkers(NamedTuple):
     """Episodes under way, N of them, each row as the array of this name in `Walker`."""
 
     memory: np.ndarray  # int64, shape (N, M)

@@ -61,7 +61,7 @@ class Episode(NamedTuple):
     error: float  # of all its updates: the last of its `totals`
 
 
-class Parts(NamedTuple):
+class RoundConstants(NamedTuple):
     """What stays the same in a round: see `learning.rules.kernel.Context` and `CardTable`."""
 
     step_sizes: np.ndarray | None
@@ -99,7 +99,7 @@ class OneTable(NamedTuple):
     known: np.ndarray  # int64, shape (E,): visits
     weight: np.ndarray  # float64, shape (E,): the map of all that was learned, as in `TableArrays`
     shift: np.ndarray
-    step_sizes: np.ndarray | None  # by visits, as in `Parts`
+    step_sizes: np.ndarray | None  # by visits, as in `RoundConstants`
     sums: np.ndarray  # int64, shape (E,): of the targets that were found in a step; 0 between two
     hits: np.ndarray  # int32, shape (E,): how many these are
     entries: np.ndarray  # int64, shape (W * L,): the letters of each walker
