@@ -32,7 +32,8 @@ from dist_classicrl.learning.supersteps.kernels import steps_at_once
 from dist_classicrl.learning.supersteps.partition import WHERE, Written
 from dist_classicrl.learning.supersteps.share import Share
 from dist_classicrl.model import places
-from dist_classicrl.rules import LearningRule, Range, register, unregister
+from dist_classicrl.rules import LearningRule, Range
+from dist_classicrl.rules.registry import register, unregister
 from dist_classicrl.schedules import Constant, Linear, PerVisit
 from dist_classicrl.settings import Settings
 

@@ -27,8 +27,8 @@ from dist_classicrl.learning.rules.kernel import (
     rule_of_type,
     value,
 )
-from dist_classicrl.rules import compared_by_class
 from dist_classicrl.rules.behaviors import UCB, Boltzmann, EpsilonGreedy, FixedPolicy
+from dist_classicrl.rules.learning_rule import compared_by_class
 from dist_classicrl.tables.rows import actions_of, any_greedy_action, greedy_action, visits_of
 
 _ONE_OF_2_32 = 2.0**-32

@@ -31,10 +31,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dist_classicrl import rules
 from dist_classicrl._jit import jit, jit_inline, picked_from
 from dist_classicrl._random import GAMMA, below, mix
-from dist_classicrl.rules import LearningRule
+from dist_classicrl.rules import LearningRule, registry
 from dist_classicrl.tables.rows import (
     ONE_REPLAY,
     actions_of,
@@ -180,7 +179,7 @@ class Learned(NamedTuple):
 
 def rule_of_type(rule_type: Any) -> LearningRule | None:
     """Return the rule whose hyper-parameters have this numba type."""
-    return rules.of_class(getattr(rule_type, "instance_class", None))
+    return registry.of_class(getattr(rule_type, "instance_class", None))
 
 
 @rule_function
@@ -198,12 +197,12 @@ def _is_unknown(rule, context, state):
     return False
 
 
-@picked_from(rules.of_class)
+@picked_from(registry.of_class)
 def learn(rule, context, now, step, learned):
     """Learn from a transition."""
 
 
-@picked_from(rules.of_class, _learn_nothing)
+@picked_from(registry.of_class, _learn_nothing)
 def on_action(rule, context, now, state, action, learned):
     """Learn what waited for the next action."""
 
@@ -213,17 +212,17 @@ def _update(rule, context, now, row, action, target, learned):
     return update(context, now, row, action, target, learned)
 
 
-@picked_from(rules.of_class, _update)
+@picked_from(registry.of_class, _update)
 def on_target(rule, context, now, row, action, target, learned):
     """Learn from the target of an entry, where the entry is."""
 
 
-@picked_from(rules.of_class, _value)
+@picked_from(registry.of_class, _value)
 def preference(rule, context, state, action):
     """Return the number by which `action` is compared with others in `state`."""
 
 
-@picked_from(rules.of_class, _is_unknown)
+@picked_from(registry.of_class, _is_unknown)
 def is_by_value(rule, context, state):
     """Return whether `preference` is surely the value in the first table, for all actions of `state`."""
 
