@@ -20,8 +20,8 @@ from typing import Any
 import common
 import numpy as np
 
-from dist_classicrl import DistAsyncQLearning, TabularMDP, rules
-from dist_classicrl.rules import TD, DynaQ, MonteCarlo, QLambda, TreeBackup
+from dist_classicrl import DistAsyncQLearning, TabularMDP
+from dist_classicrl.rules import TD, DynaQ, MonteCarlo, QLambda, TreeBackup, registry
 from dist_classicrl.schedules import PerVisit
 
 GARNET = TabularMDP.garnet(8, 2, 2, seed=1)
@@ -42,7 +42,7 @@ TWO_STATES = TabularMDP.from_dict(
     ],
     [1.0, 0.0],
 )
-RULES: dict[str, Any] = {name: name for name in rules.BUILT_IN} | {
+RULES: dict[str, Any] = {name: name for name in registry.BUILT_IN} | {
     "n-step Q-learning": QLambda(trace_decay=1.0, n=4),
     "Peng's Q(lambda)": QLambda(variant="peng"),
     "tree backup, soft target": TreeBackup(target_epsilon=0.2),

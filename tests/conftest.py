@@ -87,9 +87,9 @@ def loggers_as_they_were():
 @pytest.fixture
 def fast_ramp(monkeypatch):
     """Let many walkers move in supersteps after few steps."""
-    from dist_classicrl.learning.supersteps import share
+    from dist_classicrl.learning import loops
 
-    monkeypatch.setattr(share, "STEPS_PER_WALKER", 16)
+    monkeypatch.setattr(loops, "STEPS_PER_WALKER", 16)
 
 
 @pytest.fixture

@@ -21,7 +21,8 @@ GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
 LOW_32 = np.uint64(0xFFFFFFFF)
-_S27, _S30, _S31, SHIFT_32 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(32)
+_S11, _S27, _S30, _S31, SHIFT_32 = map(np.uint64, (11, 27, 30, 31, 32))
+_2_53 = 2.0**-53
 
 
 def _mix(z: Any) -> Any:
@@ -61,6 +62,12 @@ def below(bits, n):
     The bias is under n / 2**32.
     """
     return np.int64(((bits & LOW_32) * np.uint64(n)) >> SHIFT_32)
+
+
+@jit_inline
+def unit(bits):
+    """Return a number from 0 to below 1, by the high 53 of the uint64 `bits`."""
+    return np.float64(np.int64(bits >> _S11)) * _2_53
 
 
 def stream_key(seed: int, *purpose: int | str) -> np.uint64:

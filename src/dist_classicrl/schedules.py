@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from dist_classicrl._arguments import named_constructor
+from dist_classicrl._steps import NEVER
 from dist_classicrl.checks import as_float, is_real, is_whole
 from dist_classicrl.errors import SettingsError
 
@@ -86,9 +87,6 @@ class Segment:
     slope: float
 
 
-_ENDLESS = 1 << 62
-
-
 @dataclass(frozen=True)
 class Constant:
     """The same value at every step."""
@@ -104,7 +102,7 @@ class Constant:
 
     def segment(self, step: int) -> Segment:
         """Return the straight stretch in which `step` lies."""
-        return Segment(0, _ENDLESS, self.value, 0.0)
+        return Segment(0, NEVER, self.value, 0.0)
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -157,7 +155,7 @@ class _FromTo:
         if step < begin:
             return Segment(0, begin, self.initial, 0.0)
         if step >= end:
-            return Segment(end, _ENDLESS, self.final, 0.0)
+            return Segment(end, NEVER, self.final, 0.0)
         return self._line(step, begin, end)
 
     @property
@@ -166,7 +164,7 @@ class _FromTo:
         if self.steps is not None:
             return 0, self.steps
         if self.call is None or self.fraction is None:
-            return _ENDLESS, _ENDLESS + 1  # no call has begun
+            return NEVER, NEVER + 1  # no call has begun
         begin, steps = self.call
         return begin, begin + max(1, round(self.fraction * steps))
 

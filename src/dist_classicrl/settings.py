@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from dist_classicrl import compression as compressions
-from dist_classicrl import rules, schedules
+from dist_classicrl import schedules
 from dist_classicrl._arguments import OURS, unset_settings
 from dist_classicrl.checks import (
     Checked,
@@ -25,7 +25,7 @@ from dist_classicrl.checks import (
     setting,
 )
 from dist_classicrl.errors import MissingExtraError, SettingsError
-from dist_classicrl.rules import behaviors
+from dist_classicrl.rules import behaviors, registry
 from dist_classicrl.schedules import Linear, PerVisit, Schedule, as_schedule
 
 ROUND_UPDATES = 32
@@ -79,11 +79,11 @@ def read_back() -> Iterator[None]:
 
 
 class Algorithm(OneOf):
-    """Learning rules: names, hyper-parameters, or plain data, as which `rules.to_data` keeps them."""
+    """Learning rules: names, hyper-parameters, or plain data, as which `registry.to_data` keeps them."""
 
     def __call__(self, name: str, value: Any) -> Any:
         """Return it as plain data."""
-        return rules.to_data(value)
+        return registry.to_data(value)
 
 
 class Compression(OneOf):
@@ -192,7 +192,7 @@ class ByRule:
 
 def defaults_of_rule(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return those of the `given` settings that are `ByRule`, as the algorithm among them would have them."""
-    own = rules.defaults(given["algorithm"])
+    own = registry.defaults(given["algorithm"])
     return {name: own.get(name, value.usual) for name, value in given.items() if isinstance(value, ByRule)}
 
 
@@ -218,7 +218,7 @@ class Settings(Checked):
     They stand in the order of `train --help`.
     """
 
-    algorithm: Any = _learning("q_learning", Algorithm(tuple(rules.BUILT_IN)), "Learning rule.")
+    algorithm: Any = _learning("q_learning", Algorithm(tuple(registry.BUILT_IN)), "Learning rule.")
     learning_rate: Any = _learning(
         ByRule(PerVisit(0.7, scale=0.5, offset=100)),
         checked_step_size,

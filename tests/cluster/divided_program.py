@@ -20,7 +20,7 @@ import numpy as np
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.agent.agent import state_of
-from dist_classicrl.learning.supersteps import share
+from dist_classicrl.learning import loops
 from dist_classicrl.tables import large_table
 
 
@@ -28,7 +28,7 @@ def main():
     """Train, and say what came of it."""
     options = json.loads(sys.argv[1])
     large_table.FROM_ENTRIES, large_table.WHOLE_SHARE = 1, options.get("whole_share", 0.0)
-    share.STEPS_PER_WALKER = 50  # a quick ramp, since links here are slow
+    loops.STEPS_PER_WALKER = 50  # a quick ramp, since links here are slow
     n_states = options["states"]
     # As in tests/mpi, whose machine code is there.
     agent = DistAsyncQLearning(discount_factor=0.9, seed=1, async_updates=False)

@@ -52,6 +52,7 @@ from dist_classicrl.engines.roles import cores
 from dist_classicrl.engines.supersteps import training
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.errors import RankLostError, RemoteRankError, TrainingStopped
+from dist_classicrl.learning import loops
 from dist_classicrl.learning.supersteps import share as superstep_share
 from dist_classicrl.learning.supersteps.by_messages.steps import MessageSteps
 from dist_classicrl.learning.supersteps.together import DONE
@@ -60,7 +61,7 @@ from dist_classicrl.schedules import PerVisit
 from dist_classicrl.tables import large_table
 
 DISCOUNT = 0.95
-superstep_share.STEPS_PER_WALKER = 16  # runs are short, and are to have many walkers
+loops.STEPS_PER_WALKER = 16  # runs are short, and are to have many walkers
 PLACES, SLIP = 6, 0.2
 
 

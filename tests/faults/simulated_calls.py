@@ -30,7 +30,7 @@ from dist_classicrl.engines.roles.server_base import NobodyLeft, Serving
 from dist_classicrl.engines.roles.worker_base import ServerLost, Working
 from dist_classicrl.engines.run import LossPolicy, Resumed, Run
 from dist_classicrl.engines.saving import Position
-from dist_classicrl.engines.schedule import Pace, RoundPlayer, next_round
+from dist_classicrl.engines.schedule import Pace, RoundPlayer, next_quotas
 from dist_classicrl.engines.supersteps import part as superstep_part
 from dist_classicrl.engines.supersteps import server as superstep_server
 from dist_classicrl.engines.supersteps import training as superstep_training
@@ -894,7 +894,7 @@ class Rounds(Calls):
             pace, made = Pace.first(self.settings, True), 0
             while made < (self.steps if until is None or call + 1 < calls else until):
                 start, left = call * self.steps + made, self.steps - made
-                quotas = next_round(self.settings, pace.updates, start, left, 1)
+                quotas = next_quotas(self.settings, pace.updates, start, left, 1)
                 version = right.version
                 load = merge.merge([player.play(quotas)[0]])
                 learner.table.rebase(right.refresh(version), [])

@@ -10,7 +10,7 @@ from own_signals import own_signals, stop_after
 from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.errors import CheckpointMismatchError, RankMismatchError, RemoteRankError, TrainingStopped
 from dist_classicrl.process import stop as stopping
-from dist_classicrl.rules import register, unregister
+from dist_classicrl.rules.registry import register, unregister
 from dist_classicrl.schedules import PerVisit
 
 RULES = {rule.name: rule for rule in own_rules.RULES}

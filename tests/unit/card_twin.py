@@ -10,13 +10,14 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import card_on_core
 import numba
 import numpy as np
 
 from dist_classicrl import TabularMDP
 from dist_classicrl._jit import jit_for
 from dist_classicrl.environments.resolve import resolve
-from dist_classicrl.learning.card import kernels, launching, on_core, transfer
+from dist_classicrl.learning.card import kernels, launching, transfer
 from dist_classicrl.learning.card.cards import Card
 from dist_classicrl.learning.card.in_copies import InCopies
 from dist_classicrl.learning.card.in_one_table import InOneTable
@@ -127,11 +128,11 @@ def _all_threads(function):
     return _Kernel(lambda grid, *arguments: function(*arguments))
 
 
-_ADD_UP = _all_threads(on_core.add_up_all)
+_ADD_UP = _all_threads(card_on_core.add_up_all)
 
 
 def _room_for_copy(entries, itemsize):
-    """Return the `copies` of `on_core.play_round`, for values of so many bytes."""
+    """Return the `copies` of `card_on_core.play_round`, for values of so many bytes."""
     real = np.float64 if itemsize == 8 else np.float32
     return (
         np.zeros(entries, np.int64),
@@ -156,7 +157,7 @@ class OnCore(InCopies):
     def _play_round(self, grid, rule, simulation, walkers, parts, arrays, copies, moments, number):
         room = _room_for_copy(self.table.q.size, self._itemsize)
         letters = np.zeros(self._letters, np.int64), np.zeros(self._letters), np.zeros(1, np.int64)
-        on_core.play_round(
+        card_on_core.play_round(
             rule,
             simulation,
             walkers,
@@ -177,7 +178,7 @@ class OneOnCore(InOneTable):
     memory = CoreMemory
 
     def _make_kernels(self):
-        return WalkKernels(*map(_all_threads, (on_core.walk, on_core.add, on_core.move)))
+        return WalkKernels(*map(_all_threads, (card_on_core.walk, card_on_core.add, card_on_core.move)))
 
     def _make_add_up(self):
         return _ADD_UP
@@ -189,7 +190,7 @@ class RowsOnCore(InRows):
     memory = CoreMemory
 
     def _make_kernel(self):
-        return _all_threads(on_core.walk_in_rows)
+        return _all_threads(card_on_core.walk_in_rows)
 
     def _make_add_up(self):
         return _ADD_UP

@@ -20,7 +20,8 @@ from dist_classicrl.learning.rules.kernel import (
     update,
     value,
 )
-from dist_classicrl.rules import LearningRule, Range, Shared, register, unregister
+from dist_classicrl.rules import LearningRule, Range, Shared
+from dist_classicrl.rules.registry import register, unregister
 
 
 class ExpectedSarsa(NamedTuple):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dist_classicrl.engines.schedule import RoundPlayer, next_round
+from dist_classicrl.engines.schedule import RoundPlayer, next_quotas
 from dist_classicrl.tables.maps import PackedSums
 from dist_classicrl.tables.round_merge import Parts
 
@@ -29,7 +29,7 @@ def play_rounds(shared, merge, learner, settings, start, steps, seed):
     player = RoundPlayer(learner)
     end = start + steps
     while start < end:
-        quotas = next_round(settings, settings.sync_frequency, start, end - start, seed)
+        quotas = next_quotas(settings, settings.sync_frequency, start, end - start, seed)
         version = shared.version
         merge.merge([player.play(quotas)[0]])
         learner.table.rebase(shared.refresh(version), [])

@@ -25,9 +25,8 @@ from dist_classicrl.rules import (
     FixedPolicy,
     LearningRule,
     behaviors,
-    register,
-    unregister,
 )
+from dist_classicrl.rules.registry import register, unregister
 from dist_classicrl.schedules import Constant, Exponential, Linear, PerVisit
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable

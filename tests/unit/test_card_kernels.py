@@ -48,7 +48,8 @@ from dist_classicrl.learning.card.in_rows import InRows
 from dist_classicrl.learning.card.plan import Round, Shape, Units
 from dist_classicrl.learning.card.runs import learn_runs
 from dist_classicrl.learning.learner import Stream
-from dist_classicrl.rules import BUILT_IN, DynaQ, NStepSarsa, UCBQLearning
+from dist_classicrl.rules import DynaQ, NStepSarsa, UCBQLearning
+from dist_classicrl.rules.registry import BUILT_IN
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
 

@@ -35,7 +35,7 @@ from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.rules.kernel import best_value, rule_function, step_size, update
 from dist_classicrl.rules import LearningRule, Shared
 from dist_classicrl.rules import register as register_rule
-from dist_classicrl.rules import unregister as unregister_rule
+from dist_classicrl.rules.registry import unregister as unregister_rule
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.rows import visits_of

@@ -18,7 +18,8 @@ from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.errors import DeviceError
 from dist_classicrl.learning.card import kernels, runs
 from dist_classicrl.learning.rules.kernel import Learned, bits, rule_function, update
-from dist_classicrl.rules import LearningRule, register, unregister
+from dist_classicrl.rules import LearningRule
+from dist_classicrl.rules.registry import register, unregister
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.sweep import making, plan
 from dist_classicrl.sweep.plan import Plan

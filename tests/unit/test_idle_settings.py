@@ -9,12 +9,21 @@ import numpy as np
 import pytest
 from gymnasium.wrappers import TransformReward
 
-from dist_classicrl import DistAsyncQLearning, rules
+from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.data import Transitions
 from dist_classicrl.engines.engine import Layout, engine_for
 from dist_classicrl.engines.idle import idle_in_learn, idle_in_study, idle_settings, told
 from dist_classicrl.errors import SettingsError, StudyError
-from dist_classicrl.rules import TD, Boltzmann, DynaQ, PrioritizedSweeping, QLambda, SarsaLambda, UCBQLearning
+from dist_classicrl.rules import (
+    TD,
+    Boltzmann,
+    DynaQ,
+    PrioritizedSweeping,
+    QLambda,
+    SarsaLambda,
+    UCBQLearning,
+    registry,
+)
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
 from dist_classicrl.sweep import Range, Study, Sweep
@@ -131,7 +140,7 @@ def test_what_an_engine_or_a_rule_of_ones_own_heeds_is_for_it_to_say():
 
     settings = Settings(logical_workers=3, n_envs=3, behavior="ucb", epsilon=0.1)
     assert set(idle_settings(settings, Own(), COMPILED)) == {"epsilon", "buffer_size"}
-    assert rules.registered("q_learning").idle is None
+    assert registry.registered("q_learning").idle is None
 
 
 def test_training_says_once_what_was_given_in_vain(caplog):

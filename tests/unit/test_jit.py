@@ -18,12 +18,13 @@ from numba.core import caching
 from numba.core.registry import CPUDispatcher
 
 import dist_classicrl
-from dist_classicrl import _jit, rules
+from dist_classicrl import _jit
 from dist_classicrl._jit import machine_code
 from dist_classicrl._random import below, mix
 from dist_classicrl.environments.simulate import begin
 from dist_classicrl.learning.behavior import expected_value
 from dist_classicrl.learning.rules import find
+from dist_classicrl.rules import registry
 from dist_classicrl.tables.rows import value_of
 
 pytestmark = pytest.mark.slow  # processes of their own compile anew
@@ -516,10 +517,10 @@ def test_what_stands_for_jitted_code_refuses_calls_from_python_by_its_name(funct
         function(None, action=0)
 
 
-@pytest.mark.parametrize("name", [*rules.BUILT_IN, "tables.blocks"])
+@pytest.mark.parametrize("name", [*registry.BUILT_IN, "tables.blocks"])
 def test_what_is_kept_is_of_kernels_as_they_are_written_now(name, tmp_path, monkeypatch):
     monkeypatch.setattr(machine_code, "_PACKAGE", tmp_path)
-    module = find(name)[0].learn.__module__ if name in rules.BUILT_IN else f"dist_classicrl.{name}"
+    module = find(name)[0].learn.__module__ if name in registry.BUILT_IN else f"dist_classicrl.{name}"
     source, home = Path(import_module(module).__file__).read_text(), tmp_path / "kernels.py"
     home.write_text(source)
     before = machine_code._kernel_sources.__wrapped__()

@@ -9,7 +9,7 @@ import numpy as np
 import own_rules
 import pytest
 
-from dist_classicrl import DistAsyncQLearning, TabularMDP, rules
+from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.cli.main import main
 from dist_classicrl.errors import (
     CheckpointError,
@@ -21,7 +21,8 @@ from dist_classicrl.errors import (
 from dist_classicrl.learning.rules import find
 from dist_classicrl.learning.rules.kernel import entry_of, move, rule_function, unvisited, update
 from dist_classicrl.model import places
-from dist_classicrl.rules import LearningRule, Shared, register, unregister
+from dist_classicrl.rules import LearningRule, Shared, registry
+from dist_classicrl.rules.registry import register, unregister
 from dist_classicrl.schedules import Constant
 from dist_classicrl.settings import Settings
 
@@ -333,6 +334,6 @@ def test_what_the_table_knows_of_the_best_action_makes_no_difference_to_upper_co
             agent.train(MODEL, total_steps=3_000)
             tables.append(agent.q_table)
     finally:
-        unregister(rules.registered("always_compares"))
+        unregister(registry.registered("always_compares"))
     assert 0 < (tables[0] == 0.0).sum() < 6  # some were never tried, and most states are settled
     np.testing.assert_array_equal(*tables)

@@ -20,7 +20,8 @@ from dist_classicrl.environments.identity import Identity
 from dist_classicrl.errors import EnvMismatchError, OutsideSpaceError, SettingsError
 from dist_classicrl.model.agent_state import AgentState
 from dist_classicrl.model.policy import policy_of
-from dist_classicrl.rules import LearningRule, register, unregister
+from dist_classicrl.rules import LearningRule
+from dist_classicrl.rules.registry import register, unregister
 from dist_classicrl.settings import Settings
 
 CAPACITY = 5

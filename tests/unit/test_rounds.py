@@ -16,7 +16,7 @@ from dist_classicrl.engines.schedule import (
     SETTLED_LOAD,
     Pace,
     RoundPlayer,
-    next_round,
+    next_quotas,
 )
 from dist_classicrl.environments.model import TabularMDP
 from dist_classicrl.learning.learner import Stream
@@ -37,7 +37,7 @@ def test_quotas_are_the_steps_cut_into_rounds(workers, steps):
     settings = Settings(async_updates=False, logical_workers=workers, batch_size=3)
     at, end, keys = 700, 700 + steps, []
     while at < end:
-        quotas = next_round(settings, 2, at, end - at, 1)
+        quotas = next_quotas(settings, 2, at, end - at, 1)
         assert [quota.worker for quota in quotas.each()] == list(range(workers))
         sizes = [quota.steps for quota in quotas.each()]
         assert sum(sizes) == quotas.total
@@ -110,7 +110,7 @@ def test_the_table_is_the_same_bits_whoever_plays(settings):
         rng = np.random.default_rng(ranks)
         loads, start = [], 0
         while start < 1517:
-            quotas = next_round(settings, 3, start, 1517 - start, 9)
+            quotas = next_quotas(settings, 3, start, 1517 - start, 9)
             version = shared.version
             if ranks == 0:
                 loads.append(slowly_merged(learners[0], shared, merge, quotas))
@@ -175,7 +175,7 @@ def test_what_is_abandoned_leaves_nothing_behind():
     settings = Settings(async_updates=False, logical_workers=4, replay_ratio=0.5, buffer_size=10)
     learner = learner_of(MODEL, settings, 4, range(4))
     player = RoundPlayer(learner)
-    quotas = next_round(settings, 1, 0, 10_000, 3)
+    quotas = next_quotas(settings, 1, 0, 10_000, 3)
     assert player.play(quotas.of(range(2)), lambda: False) is None
     with pytest.raises(ZeroDivisionError):
         player.play(quotas.of(range(2)), lambda: 1 / 0)

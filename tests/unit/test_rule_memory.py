@@ -8,12 +8,12 @@ import own_rules
 import pytest
 from made_learners import learner_of
 
-from dist_classicrl import TabularMDP, rules
+from dist_classicrl import TabularMDP
 from dist_classicrl.errors import CheckpointError, SettingsError
 from dist_classicrl.learning.memory import RuleMemory, declared
 from dist_classicrl.learning.rules import find, learned_model
 from dist_classicrl.learning.rules.kernel import Transition
-from dist_classicrl.rules import LearningRule, MonteCarlo, PrioritizedSweeping
+from dist_classicrl.rules import LearningRule, MonteCarlo, PrioritizedSweeping, registry
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.local import LocalTable
 
@@ -27,11 +27,11 @@ def memory_of(algorithm):
     return rule, parameters, RuleMemory(rule, parameters, TABLE, WALKERS)
 
 
-ALL = [MonteCarlo(longest=5) if name == "monte_carlo" else name for name in rules.BUILT_IN]
+ALL = [MonteCarlo(longest=5) if name == "monte_carlo" else name for name in registry.BUILT_IN]
 ALL += [(rule, rule.parameters()) for rule in own_rules.RULES]
 
 
-@pytest.mark.parametrize("algorithm", ALL, ids=[*rules.BUILT_IN, *(rule.name for rule in own_rules.RULES)])
+@pytest.mark.parametrize("algorithm", ALL, ids=[*registry.BUILT_IN, *(rule.name for rule in own_rules.RULES)])
 def test_each_number_that_a_rule_remembers_has_a_range_and_others_are_refused(algorithm):
     rule, parameters, memory = memory_of(algorithm)
     known = declared(rule, parameters, STATES, ACTIONS)

@@ -20,7 +20,7 @@ from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules import check_source, find, why_none_travels
 from dist_classicrl.learning.rules.q_learning import RULE as Q_LEARNING
 from dist_classicrl.learning.rules.q_learning import QLearning
-from dist_classicrl.rules import LearningRule, Shared
+from dist_classicrl.rules import LearningRule, Shared, registry
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.shape import TableShape
 
@@ -46,49 +46,51 @@ def made(name="own", parameters=Watkins, **more):
 @pytest.fixture
 def own():
     """Register a rule for one test."""
-    rule = rules.register(made(check=check))
+    rule = registry.register(made(check=check))
     yield rule
-    rules.unregister(rule)
+    registry.unregister(rule)
 
 
 # The catalog
 
 
 def test_the_names_are_those_of_the_package_and_what_was_registered(own):
-    assert rules.names()[: len(rules.BUILT_IN)] == tuple(rules.BUILT_IN) and "own" in rules.names()
-    rules.unregister(own)
-    assert "own" not in rules.names() and rules.registered("own") is None
-    assert rules.of_class(Watkins) is None
+    assert (
+        registry.names()[: len(registry.BUILT_IN)] == tuple(registry.BUILT_IN) and "own" in registry.names()
+    )
+    registry.unregister(own)
+    assert "own" not in registry.names() and registry.registered("own") is None
+    assert registry.of_class(Watkins) is None
     with pytest.raises(SettingsError, match="got 'own'"):
         find("own")
-    rules.register(own)
+    registry.register(own)
 
 
 @pytest.mark.slow
 def test_rules_of_the_package_are_known_before_anything_is_compiled():
     program = """
 import sys
-from dist_classicrl import rules
+from dist_classicrl.rules import registry
 from dist_classicrl.settings import Settings
-assert Settings(algorithm="q_learning").algorithm == "q_learning" in rules.names()
-assert rules.registered("q_learning") is None
+assert Settings(algorithm="q_learning").algorithm == "q_learning" in registry.names()
+assert registry.registered("q_learning") is None
 assert "numba" not in sys.modules
 from dist_classicrl.learning.rules import find
 rule, parameters = find("q_learning")
-assert rules.registered("q_learning") is rule and type(parameters) is rule.parameters
+assert registry.registered("q_learning") is rule and type(parameters) is rule.parameters
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
-@pytest.mark.parametrize("name", rules.BUILT_IN)
+@pytest.mark.parametrize("name", registry.BUILT_IN)
 def test_each_rule_of_the_package_is_found_under_its_name(name):
     rule, parameters = find(name)
-    assert rule.name == name == rules.to_data(parameters)
+    assert rule.name == name == registry.to_data(parameters)
     assert find(parameters) == (rule, parameters) == find({"name": name})
-    assert rules.of_class(rule.parameters) is rules.registered(name) is rule
+    assert registry.of_class(rule.parameters) is registry.registered(name) is rule
     assert rule.parameters.__module__ == f"dist_classicrl.learning.rules.{name}"
     assert rule.parameters.__doc__ and set(rule.defaults) <= {"learning_rate", "epsilon"}
-    assert rule.defaults == rules.BUILT_IN[name]  # known also before the rule is loaded
+    assert rule.defaults == registry.BUILT_IN[name]  # known also before the rule is loaded
 
 
 def test_a_rule_is_found_by_name_by_its_parameters_and_by_data(own):
@@ -108,37 +110,37 @@ def test_a_rule_is_found_by_name_by_its_parameters_and_by_data(own):
     ],
 )
 def test_data_are_plain_and_lead_back_to_the_parameters(own, parameters, data):
-    assert rules.to_data(parameters) == data == Settings(algorithm=parameters).algorithm
+    assert registry.to_data(parameters) == data == Settings(algorithm=parameters).algorithm
     read = json.loads(json.dumps(data))
     assert find(read) == (own, parameters)
-    assert rules.to_data(read) == data
+    assert registry.to_data(read) == data
 
 
 def test_a_name_and_a_class_belong_to_one_rule(own):
-    assert rules.register(own) is own
+    assert registry.register(own) is own
     with pytest.raises(SettingsError, match="'own' of Sutton cannot be registered: the name or the class"):
-        rules.register(made(parameters=Sutton))
+        registry.register(made(parameters=Sutton))
     with pytest.raises(SettingsError, match="'other' of Watkins cannot be registered"):
-        rules.register(made("other"))
+        registry.register(made("other"))
     with pytest.raises(SettingsError, match="'q_learning' of Sutton cannot be registered"):
-        rules.register(made("q_learning", Sutton))
+        registry.register(made("q_learning", Sutton))
     with pytest.raises(SettingsError, match="'mine' of QLearning cannot be registered"):
-        rules.register(made("mine", QLearning))
-    assert find("own") == (own, Watkins()) and rules.of_class(Sutton) is None
+        registry.register(made("mine", QLearning))
+    assert find("own") == (own, Watkins()) and registry.of_class(Sutton) is None
     assert find("q_learning") == (Q_LEARNING, QLearning())
 
 
 def test_a_rule_that_is_written_anew_takes_the_place_of_the_old_one(own):
     with pytest.raises(SettingsError, match="To write the rule anew, write its class anew, too"):
-        rules.register(made(check=check))
+        registry.register(made(check=check))
 
     class Again(NamedTuple):
         trace_decay: float = 0.5
 
     Again.__qualname__ = Watkins.__qualname__
-    new = rules.register(made(parameters=Again))
-    assert rules.registered("own") is new and rules.of_class(Watkins) is None
-    rules.unregister(new)
+    new = registry.register(made(parameters=Again))
+    assert registry.registered("own") is new and registry.of_class(Watkins) is None
+    registry.unregister(new)
 
 
 @pytest.mark.parametrize(
@@ -191,27 +193,27 @@ def test_a_rule_that_is_written_anew_takes_the_place_of_the_old_one(own):
 )
 def test_a_rule_with_a_field_that_is_none_cannot_be_registered(field, given, told):
     with pytest.raises(SettingsError, match=re.escape(told)):
-        rules.register(made(**{field: given}))
-    assert rules.registered("own") is None and rules.of_class(Watkins) is None
+        registry.register(made(**{field: given}))
+    assert registry.registered("own") is None and registry.of_class(Watkins) is None
 
 
 @pytest.mark.parametrize("given", ["own", None, LearningRule, Watkins])
 def test_what_is_no_rule_cannot_be_registered(given):
     with pytest.raises(SettingsError, match="register takes a LearningRule, got .* Write register"):
-        rules.register(given)
+        registry.register(given)
 
 
 def test_what_plays_no_part_is_looked_at_for_each_choice_of_hyper_parameters():
     def idle(parameters):
         return {"epsilon": "chooses none"} if parameters.steps else {"nothing": "x"}
 
-    rule = rules.register(made(idle=idle))
+    rule = registry.register(made(idle=idle))
     try:
         assert Settings(algorithm=Watkins(steps=1)).algorithm == {"name": "own", "steps": 1}
         with pytest.raises(SettingsError, match=r"steps=0\) must be a dict .* got {'nothing': 'x'}"):
             Settings(algorithm=Watkins(steps=0))
     finally:
-        rules.unregister(rule)
+        registry.unregister(rule)
 
 
 def test_what_is_idle_with_defaults_that_are_no_choice_is_not_asked():
@@ -219,9 +221,9 @@ def test_what_is_idle_with_defaults_that_are_no_choice_is_not_asked():
         parameters=Sutton, check=refuse_usual, idle=lambda p: {"trace_decay": 1 / (0.9 - p.trace_decay)}
     )
     try:
-        assert rules.register(rule) is rule
+        assert registry.register(rule) is rule
     finally:
-        rules.unregister(rule)
+        registry.unregister(rule)
 
 
 def refuse_usual(parameters):
@@ -259,13 +261,13 @@ def refuse_usual(parameters):
     ],
 )
 def test_counts_that_are_none_are_told_where_a_training_begins(field, given, told):
-    rule = rules.register(made(**{field: given}))
+    rule = registry.register(made(**{field: given}))
     try:
         settings = Settings(algorithm="own")
         with pytest.raises(SettingsError, match=re.escape(told)):
             check_source(settings, LAKE)
     finally:
-        rules.unregister(rule)
+        registry.unregister(rule)
 
 
 @pytest.mark.parametrize("waits", [lambda p: None, lambda p: -1, lambda p: 0.5])
@@ -303,19 +305,19 @@ LAKE = resolve("FrozenLake-v1", 1, None)
 )
 def test_a_rule_trains_whose_counts_are_right_where_they_are_used(field, given):
     words = {"choices": {"kind": ["a", "b"]}}
-    rule = rules.register(made(parameters=Kinds, **words, **{field: given}))
+    rule = registry.register(made(parameters=Kinds, **words, **{field: given}))
     try:
         agent = DistAsyncQLearning(seed=1, algorithm=Kinds("b", 3))
         assert agent.train("FrozenLake-v1", total_steps=200).steps == agent.steps == 200
         assert why_none_travels(*find(Kinds("a", 3)))  # words there, too
     finally:
-        rules.unregister(rule)
+        registry.unregister(rule)
 
 
 @pytest.mark.parametrize("rule", [made(name=7), made(name=""), made(parameters=None), made(parameters=dict)])
 def test_what_has_no_name_or_no_named_tuple_is_no_rule(rule):
     with pytest.raises(SettingsError, match="needs a name, as text, and as parameters a class made with"):
-        rules.register(rule)
+        registry.register(rule)
 
 
 def test_a_class_in_place_of_its_object_is_told_what_to_write(own):
@@ -325,22 +327,24 @@ def test_a_class_in_place_of_its_object_is_told_what_to_write(own):
         find("SARSA")
 
 
-@pytest.mark.parametrize("name", rules.BUILT_IN)
+@pytest.mark.parametrize("name", registry.BUILT_IN)
 def test_the_names_of_the_package_are_taken_before_its_rules_are_loaded(monkeypatch, name):
-    monkeypatch.setattr(rules, "_known", {})
+    monkeypatch.setattr(registry, "_known", {})
     with pytest.raises(SettingsError, match=f"'{name}' of Sutton cannot be registered"):
-        rules.register(made(name, Sutton))
+        registry.register(made(name, Sutton))
 
 
 @pytest.mark.parametrize(
     "algorithm", ["no_such_rule", "", {"name": "no_such_rule"}, {}, None, 3, (), Sutton(), Sutton]
 )
 def test_what_is_no_rule_is_refused_with_the_names_of_those_that_there_are(own, algorithm):
-    for ask in (find, rules.to_data, lambda algorithm: Settings(algorithm=algorithm)):
+    for ask in (find, registry.to_data, lambda algorithm: Settings(algorithm=algorithm)):
         with pytest.raises(SettingsError) as caught:
             ask(algorithm)
         said = str(caught.value)
-        assert f"algorithm must be one of {', '.join(map(repr, rules.names()))}, got {algorithm!r}." in said
+        assert (
+            f"algorithm must be one of {', '.join(map(repr, registry.names()))}, got {algorithm!r}." in said
+        )
         assert ("Register a rule of your own first, on every rank." in said) is (
             algorithm not in ("no_such_rule", "")
         )
@@ -395,14 +399,16 @@ def test_a_learners_table_has_room_for_what_its_rule_declares(legal):
     mask = np.arange(STATES * ACTIONS).reshape(STATES, ACTIONS) % 4 != 1 if legal else None
     model = TabularMDP.garnet(STATES, ACTIONS, 2, seed=1)
     source = resolve(replace(model, action_mask=mask), 1, None)
-    rule = rules.register(made(tables=("first", "second"), shared=SHARED, memory=lambda own: (own.steps, 1)))
+    rule = registry.register(
+        made(tables=("first", "second"), shared=SHARED, memory=lambda own: (own.steps, 1))
+    )
     try:
         parameters = Watkins(steps=2)
         settings = Settings(algorithm=parameters)
         table = new_learner(problem_of(source, settings, Rates(settings, 1))).table
         one_state = new_learner(problem_of(source, settings, Rates(settings, 1), n_states=1)).table
     finally:
-        rules.unregister(rule)
+        registry.unregister(rule)
     rows = 2 * STATES + 4  # 11 shared numbers in rows of 3
     assert table.best.size == rows and table.q.size == rows * ACTIONS == table.base.size
     assert (table.n_states, table.n_actions, table.arrays.n_states) == (STATES, ACTIONS, STATES)

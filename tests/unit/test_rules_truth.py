@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from made_learners import learner_of
 
-from dist_classicrl import CompiledSimulator, DistAsyncQLearning, TabularMDP, rules
+from dist_classicrl import CompiledSimulator, DistAsyncQLearning, TabularMDP
 from dist_classicrl.environments.resolve import resolve
 from dist_classicrl.errors import EnvError, SettingsError
 from dist_classicrl.learning.learner import Stream
@@ -30,6 +30,7 @@ from dist_classicrl.rules import (
     SarsaLambda,
     TreeBackup,
     UCBQLearning,
+    registry,
 )
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
@@ -100,7 +101,7 @@ VARIANTS = (
 )
 
 
-@pytest.mark.parametrize("algorithm", [*rules.BUILT_IN, *VARIANTS], ids=str)
+@pytest.mark.parametrize("algorithm", [*registry.BUILT_IN, *VARIANTS], ids=str)
 def test_a_rule_learns_what_it_converges_to(algorithm):
     rule, parameters = find(algorithm)
     agent = learned(algorithm, GARNET)
@@ -219,7 +220,7 @@ class OneStep(gym.Env):
         return 0, 1.0, True, False, {}
 
 
-@pytest.mark.parametrize("algorithm", [name for name in rules.BUILT_IN if name != "ucb_q_learning"])
+@pytest.mark.parametrize("algorithm", [name for name in registry.BUILT_IN if name != "ucb_q_learning"])
 def test_nothing_is_ahead_where_a_time_limit_runs_out_with_the_last_step(algorithm):
     """Gymnasium says of such a step that it is terminated, and truncated as well."""
     agent = learned(algorithm, lambda: gym.wrappers.TimeLimit(OneStep(), 1), 2_000, learning_rate=0.5)
@@ -413,7 +414,7 @@ def test_what_is_cut_off_where_no_action_is_legal_has_nothing_ahead(algorithm, w
     assert sorted(learned.tolist()) == [[5.0, 3.0], *[[5.0, 5.0]] * (n_tables - 1)]
 
 
-@pytest.mark.parametrize("name", rules.BUILT_IN)
+@pytest.mark.parametrize("name", registry.BUILT_IN)
 def test_what_a_rule_remembers_comes_back_from_a_checkpoint_after_each_step(name):
     """Whatever it comes to is in the ranges that it declares: episodes are cut off after 7 steps."""
     settings = Settings(algorithm=name, epsilon=EPSILON, learning_rate=PerVisit(0.7))

@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dist_classicrl import DistAsyncQLearning, rules
+from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.compression import Carry, Quantized, TopK
 from dist_classicrl.errors import MissingExtraError, SettingsError, UnknownAttributeError
+from dist_classicrl.rules import registry
 from dist_classicrl.schedules import Constant, Exponential, Linear, PerVisit
 from dist_classicrl.settings import ByRule, Settings
 
@@ -130,7 +131,7 @@ def test_choices():
     for bad in ("float16", "int64", int, "nonsense", 3, object):
         with pytest.raises(SettingsError, match="dtype must be one of 'float64', 'float32', got "):
             Settings(dtype=bad)
-    known = ", ".join(map(repr, rules.names()))
+    known = ", ".join(map(repr, registry.names()))
     with pytest.raises(SettingsError, match=f"algorithm must be one of {known}, got 'no_such_rule'"):
         Settings(algorithm="no_such_rule")
     with pytest.raises(SettingsError, match="communication_backend must be one of 'mpi', got 'gloo'"):

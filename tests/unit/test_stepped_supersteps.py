@@ -30,7 +30,8 @@ from dist_classicrl.learning.supersteps.keyed_share import in_key_order
 from dist_classicrl.learning.supersteps.share import supersteps
 from dist_classicrl.learning.supersteps.shares import share_of
 from dist_classicrl.model import places
-from dist_classicrl.rules import LearningRule, NStepSarsa, register, unregister
+from dist_classicrl.rules import LearningRule, NStepSarsa
+from dist_classicrl.rules.registry import register, unregister
 from dist_classicrl.settings import Settings
 
 pytestmark = pytest.mark.slow

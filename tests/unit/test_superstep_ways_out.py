@@ -11,7 +11,8 @@ from keyed_games import scrambled
 from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.learning.rules.kernel import rule_function, update
-from dist_classicrl.rules import LearningRule, register, unregister
+from dist_classicrl.rules import LearningRule
+from dist_classicrl.rules.registry import register, unregister
 
 pytestmark = pytest.mark.slow  # each kernel here takes long to compile
 

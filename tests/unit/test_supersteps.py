@@ -24,15 +24,16 @@ from dist_classicrl.errors import (
     SettingsError,
     TrainingStopped,
 )
+from dist_classicrl.learning import loops
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.rules.kernel import best_value, rule_function, update, value
-from dist_classicrl.learning.supersteps import share
 from dist_classicrl.learning.supersteps.crew import WHO, joined
 from dist_classicrl.learning.supersteps.kernels import steps_at_once
 from dist_classicrl.learning.supersteps.partition import WHERE, Written
 from dist_classicrl.learning.supersteps.share import Share
 from dist_classicrl.model import places
-from dist_classicrl.rules import LearningRule, Range, register, unregister
+from dist_classicrl.rules import LearningRule, Range
+from dist_classicrl.rules.registry import register, unregister
 from dist_classicrl.schedules import Constant, Linear, PerVisit
 from dist_classicrl.settings import Settings
 
@@ -302,7 +303,7 @@ def twin(model, tables, steps, settings, most, step_sizes):
         return int(tables.start_states[2 * slot + other])
 
     while done < steps:
-        size = min(steps_at_once(0, done, most, share.STEPS_PER_WALKER), steps - done)
+        size = min(steps_at_once(0, done, most, loops.STEPS_PER_WALKER), steps - done)
         targets = []
         for k in range(size):
             at = int(KEY) + (done + k) * STRIDE

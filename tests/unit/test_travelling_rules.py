@@ -41,9 +41,8 @@ from dist_classicrl.rules import (
     SarsaLambda,
     TreeBackup,
     UCBQLearning,
-    register,
-    unregister,
 )
+from dist_classicrl.rules.registry import register, unregister
 
 # Each kernel here takes long to compile.
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fast_ramp")]

@@ -3,7 +3,7 @@
 import pytest
 
 from dist_classicrl.engines.supersteps.who_plays import WhoPlays
-from dist_classicrl.learning.supersteps.share import STEPS_PER_WALKER
+from dist_classicrl.learning.loops import STEPS_PER_WALKER
 
 
 def told(who, *orders):

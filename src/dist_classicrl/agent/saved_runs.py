@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 
-from dist_classicrl import rules
 from dist_classicrl.agent.checkpoint_body import checkpoint_fault, refused
 from dist_classicrl.checkpoint.folder import CheckpointFolder, Saved
 from dist_classicrl.checkpoint.local import LocalStorage
@@ -14,6 +13,7 @@ from dist_classicrl.checkpoint.manifest import MANIFEST, of_another_version
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.errors import CheckpointError
 from dist_classicrl.model.model_file import SavedModel, model_of
+from dist_classicrl.rules import registry
 from dist_classicrl.settings import Settings
 
 _OF_RUN = ("model.npz", "best_model.npz", "checkpoints")  # what is meant where the folder of a run is given
@@ -32,7 +32,7 @@ def saved_model_of(path: str | os.PathLike[str]) -> SavedModel:
     settings = saved.body["settings"] if fault is None else {}
     if unknown := sorted(set(settings).difference(Settings.__dataclass_fields__)):
         raise of_another_version(saved.url, saved.body, f"it has no settings {', '.join(unknown)}")
-    if advice := rules.to_register(settings):
+    if advice := registry.to_register(settings):
         raise CheckpointError(f"{saved.url} cannot be loaded: {advice}")
     try:
         if fault is not None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dist_classicrl import rules
 from dist_classicrl._files import read_regular, whole_file
 from dist_classicrl._words import nearest
 from dist_classicrl.cli import config
@@ -16,7 +15,7 @@ from dist_classicrl.cli.options import OF_SETTINGS
 from dist_classicrl.cli.synonyms import SYNONYMS
 from dist_classicrl.environments import named
 from dist_classicrl.errors import SettingsError, StudyError
-from dist_classicrl.rules import behaviors
+from dist_classicrl.rules import behaviors, registry
 from dist_classicrl.sweep.choosing.halving import SuccessiveHalving
 from dist_classicrl.sweep.choosing.search import Range
 from dist_classicrl.sweep.folder import written
@@ -137,7 +136,7 @@ def _with_parameters(path: Path, name: str, data: dict[str, Any]) -> Any:
 
     try:
         if name == "algorithm":
-            return rules.to_data(find(data)[1])
+            return registry.to_data(find(data)[1])
         if "temperature" in data:
             kind = Schedule(of_visits=False)
             data = {**data, "temperature": _value(path, "temperature", kind, data["temperature"])}

@@ -15,7 +15,7 @@ from dist_classicrl.engines.outcome import Learned
 from dist_classicrl.engines.progress import Company
 from dist_classicrl.engines.run import Run
 from dist_classicrl.engines.saving import RESCUE_SECONDS, Position
-from dist_classicrl.engines.schedule import Pace, RoundPlayer, next_round, sum_of
+from dist_classicrl.engines.schedule import Pace, RoundPlayer, next_quotas, sum_of
 from dist_classicrl.errors import CheckpointFencedError, DeviceError, DivergenceError
 from dist_classicrl.learning.learner import Learner, check_sums
 from dist_classicrl.learning.state import State, stack_states
@@ -323,7 +323,7 @@ class RoundLoop(Loop):
         while run.kept < run.steps:
             before = time.perf_counter()
             start, left = run.start + run.kept, run.steps - run.kept
-            quotas = next_round(run.settings, run.pace.updates, start, left, run.seed)
+            quotas = next_quotas(run.settings, run.pace.updates, start, left, run.seed)
             played = player.play(quotas)
             assert played is not None  # nothing says that it is not to go on
             parts, totals = played

@@ -35,7 +35,7 @@ _LOOKS = 5
 _LONGEST_CALL = 1 << 20
 
 
-def next_round(settings: Settings, updates: int, start: int, steps: int, seed: int) -> Quotas:
+def next_quotas(settings: Settings, updates: int, start: int, steps: int, seed: int) -> Quotas:
     """Return the quotas of a round of so many updates, where `steps` are left from global step `start` on.
 
     There are fewer in the last round, which deals out what is left as evenly as it goes.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dist_classicrl._jit import jit, jit_inline, overloads, picked_from, stub
-from dist_classicrl._random import SHIFT_32, below
+from dist_classicrl._random import SHIFT_32, below, unit
 from dist_classicrl.learning.rules.kernel import (
     best_value,
     bits,
@@ -27,12 +27,11 @@ from dist_classicrl.learning.rules.kernel import (
     rule_of_type,
     value,
 )
-from dist_classicrl.rules import compared_by_class
 from dist_classicrl.rules.behaviors import UCB, Boltzmann, EpsilonGreedy, FixedPolicy
+from dist_classicrl.rules.learning_rule import compared_by_class
 from dist_classicrl.tables.rows import actions_of, any_greedy_action, greedy_action, visits_of
 
-_ONE_OF_2_32, _ONE_OF_2_53 = 2.0**-32, 2.0**-53
-_SHIFT_11 = np.uint64(11)
+_ONE_OF_2_32 = 2.0**-32
 
 
 class Functions(NamedTuple):
@@ -207,12 +206,6 @@ def _largest(behavior, rule, context, state, masks, i, known, random):
 
 
 @jit_inline
-def _unit(random):
-    """Return a number from 0 to below 1, by the high 53 bits of the uint64 `random`."""
-    return np.float64(np.int64(random >> _SHIFT_11)) * _ONE_OF_2_53
-
-
-@jit_inline
 def _drawn(behavior, rule, context, state, masks, i, known, random):
     """Return an allowed action, each with a chance in proportion to its `measure`; evenly where all are 0."""
     n_actions = actions_of(context.table)
@@ -221,7 +214,7 @@ def _drawn(behavior, rule, context, state, masks, i, known, random):
         if _allows(masks, i, action):
             total += measure(behavior, rule, context, state, action, known)
             n_allowed += 1
-    left = _unit(random) * (total if total > 0.0 else n_allowed)
+    left = unit(random) * (total if total > 0.0 else n_allowed)
     found = 0
     for action in range(n_actions):
         if _allows(masks, i, action):

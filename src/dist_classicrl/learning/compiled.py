@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl._jit import jit_for
+from dist_classicrl._steps import NEVER
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.environments.trial import run_game, try_out
 from dist_classicrl.errors import ActionMaskError, DivergenceError
 from dist_classicrl.learning import loops
 from dist_classicrl.learning.learner import Problem, Stream, Totals, check_sums
-from dist_classicrl.learning.loops import NO_SHARES, NO_STEPS, Shares, Stretch, Walker, Walkers
+from dist_classicrl.learning.loops import NO_SHARES, NO_STEPS, Shares, StackedWalkers, Stretch, Walker
 from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.quotas import Quotas
 from dist_classicrl.learning.replay import ReplayMemory
@@ -24,9 +25,6 @@ from dist_classicrl.learning.rules import compiling
 from dist_classicrl.learning.state import State, check_arrays, check_position, check_replay, stack_states
 from dist_classicrl.rules.behaviors import EpsilonLadder
 from dist_classicrl.tables.round_merge import PartSums
-
-NEVER = 1 << 62
-"""The time limit of an episode that has none."""
 
 
 @dataclass
@@ -42,7 +40,7 @@ class _Episode:
 class _Together:
     """All walkers of a learner in common arrays, of which those of each episode are views."""
 
-    walkers: Walkers
+    walkers: StackedWalkers
     memory: RuleMemory
     rows: dict[int, int]  # by the number of a walker
     came: np.ndarray  # what was wrong with one of them, as in `Walker`
@@ -53,7 +51,7 @@ class _Together:
         numbers = sorted(episodes)
         every = [episodes[number] for number in numbers]
         arrays = {name: np.stack([getattr(one.walker, name) for one in every]) for name in _WRITTEN}
-        walkers = Walkers(time_limit=every[0].walker.time_limit, **arrays)
+        walkers = StackedWalkers(time_limit=every[0].walker.time_limit, **arrays)
         for row, one in enumerate(every):
             one.walker = one.walker._replace(**{name: getattr(walkers, name)[row] for name in _WRITTEN})
         memory = RuleMemory.together([one.memory for one in every])

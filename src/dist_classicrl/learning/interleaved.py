@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl._jit import jit_for
+from dist_classicrl._steps import NEVER
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.environments.simulate import CAME
 from dist_classicrl.environments.state_keys import words_of
 from dist_classicrl.environments.trial import run_game, try_out
-from dist_classicrl.learning.compiled import NEVER, infinite_return, stuck_states, stuck_there
+from dist_classicrl.learning.compiled import infinite_return, stuck_states, stuck_there
 from dist_classicrl.learning.learner import Problem, Stream, Totals
 from dist_classicrl.learning.loops import NO_STEPS, Stretch
 from dist_classicrl.learning.memory import RuleMemory, crew_state, put_crew

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from dist_classicrl._steps import NEVER
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import DivergenceError
 from dist_classicrl.learning.card.cards import Card
@@ -26,8 +27,6 @@ from dist_classicrl.settings import Settings
 from dist_classicrl.tables.line_table import LineTable
 from dist_classicrl.tables.local import LocalTable
 from dist_classicrl.tables.shape import OTHER_ARRAYS, TableShape
-
-_ENDLESS = 1 << 62
 
 
 def _never() -> bool:
@@ -55,9 +54,9 @@ class Stream:
     start: int
     used: int = 0
     is_cut: Callable[[], bool] = _never
-    last: int = _ENDLESS
+    last: int = NEVER
 
-    def stretch(self, rates: Rates, most: int = _ENDLESS) -> Stretch:
+    def stretch(self, rates: Rates, most: int = NEVER) -> Stretch:
         """Return its next steps, to `most`, its end or where a rate is another line; they are not counted."""
         at = self.start + self.used
         step_size, epsilon, end = rates.at(at)

@@ -34,6 +34,14 @@ DRAWS_PER_STEP = 3
 STEP_STRIDE = np.uint64(DRAWS_PER_STEP * int(GAMMA) % 2**64)
 TWICE_GAMMA = np.uint64(2 * int(GAMMA) % 2**64)
 
+STEPS_PER_WALKER = 2000
+"""So many steps have to be made for each walker of supersteps that moves at once, and of a card's rounds.
+
+More would learn from a table that does not know yet what the first of them found out. With half as many, and
+64 walkers at the beginning, the error on Taxi was 1.26 times that of one walker, and on a chain of 100 states
+1.19 times.
+"""
+
 LARGEST_SUM = 2.0**1000
 """Of what `Totals` counts, so that records, which add up millions of such sums, stay finite as well."""
 
@@ -91,7 +99,7 @@ class Shares(NamedTuple):
 NO_SHARES = Shares(0, 0, 0, np.uint64(0), NO_LINE, NO_LINE)
 
 
-class Walkers(NamedTuple):
+class StackedWalkers(NamedTuple):
     """Episodes under way, N of them, each row as the array of this name in `Walker`."""
 
     memory: np.ndarray  # int64, shape (N, M)

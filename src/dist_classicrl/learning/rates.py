@@ -6,12 +6,11 @@ from functools import lru_cache
 
 import numpy as np
 
+from dist_classicrl._steps import NEVER
 from dist_classicrl.learning.loops import NO_LINE, Line
 from dist_classicrl.rules import behaviors
 from dist_classicrl.schedules import PerVisit, Schedule
 from dist_classicrl.settings import Settings
-
-_NEVER = 1 << 62
 
 
 class Rates:
@@ -66,6 +65,6 @@ def _table(step_size: PerVisit, workers: int) -> np.ndarray:
 
 def _line(schedule: Schedule, step: int) -> tuple[Line, int]:
     if isinstance(schedule, PerVisit):
-        return NO_LINE, _NEVER
+        return NO_LINE, NEVER
     segment = schedule.segment(step)
     return Line(segment.value, segment.slope, step - segment.start), segment.end

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl import rules
 from dist_classicrl._files import open_regular, whole_file
 from dist_classicrl._version import __version__
 from dist_classicrl.checks import is_whole
@@ -25,6 +24,7 @@ from dist_classicrl.errors import ModelFileError
 from dist_classicrl.learning.rules import check_settings, table_shape
 from dist_classicrl.model.archive import ArrayArchive, digest_of, write_arrays
 from dist_classicrl.model.keyed import keys_fault
+from dist_classicrl.rules import registry
 from dist_classicrl.schedules import VISITS_END
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.shape import OTHER_ARRAYS
@@ -167,7 +167,7 @@ def _check_about(target: Path, about: Any, names: list[str]) -> None:
     if set(sums) != set(names):
         raise _refused(target, f"it should hold the arrays {', '.join(sorted(map(str, sums)))}")
     settings = about.get("settings")
-    if isinstance(settings, dict) and (advice := rules.to_register(settings)):
+    if isinstance(settings, dict) and (advice := registry.to_register(settings)):
         raise ModelFileError(f"{target} cannot be loaded: {advice}")
 
 

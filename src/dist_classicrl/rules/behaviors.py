@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dist_classicrl._words import nearest
 from dist_classicrl.checks import as_array, as_float, is_real, sum_tolerance
 from dist_classicrl.errors import SettingsError
-from dist_classicrl.rules import compared_by_class
+from dist_classicrl.rules.learning_rule import compared_by_class
 from dist_classicrl.schedules import Constant, PerVisit, Schedule, as_schedule, from_dict, to_dict
 from dist_classicrl.schedules import without_call as schedule_without_call
 

@@ -8,7 +8,8 @@ stability. Additions to numbers that rules share are atomic.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections import namedtuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import types
@@ -70,6 +71,11 @@ class LineArrays(NamedTuple):
     n_states: int
     n_tables: int
     n_actions: int
+
+
+def lines_with(*fields: str) -> Any:
+    """Return a class with the fields of `LineArrays`, and some behind these, to derive a kind of table of."""
+    return namedtuple("LinesWith", (*LineArrays._fields, *fields))
 
 
 @jit
@@ -335,15 +341,15 @@ def _add_amount(table, row, action, amount):
 
 
 ROW_FUNCTIONS[LineArrays] = RowFunctions(
-    _actions_of,
-    _value_of,
-    _row_maximum,
-    _greedy_action,
-    _any_greedy_action,
-    _visits_of,
-    _count,
-    _learn_target,
-    _learn_row,
-    _add_amount,
-    is_here,
+    actions_of=_actions_of,
+    value_of=_value_of,
+    row_maximum=_row_maximum,
+    greedy_action=_greedy_action,
+    any_greedy_action=_any_greedy_action,
+    visits_of=_visits_of,
+    count=_count,
+    learn_target=_learn_target,
+    learn_row=_learn_row,
+    add_amount=_add_amount,
+    send=is_here,
 )

@@ -8,35 +8,21 @@ takes a step size of the rule's own, or is shared, nobody could do for it: that 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from dist_classicrl._jit import jit_inline
-from dist_classicrl.tables.lines import LineArrays
+from dist_classicrl.tables.lines import LineArrays, lines_with
 from dist_classicrl.tables.rows import ROW_FUNCTIONS
 
 
-class Outbox(NamedTuple):
+class Outbox(lines_with("target", "put")):  # type: ignore[misc]
     """`LineArrays` that are only read, and where a target goes.
 
     `target`, float64 of shape (1,), has the target, and `put`, int64 of shape (3,), its row, its action and
     how many were put there.
     """
 
-    values: np.ndarray
-    counts: np.ndarray
-    width: int
-    count_width: int
-    first_count: int
-    n_touched: np.ndarray
-    legal: tuple[np.ndarray, np.ndarray] | None
-    row_shape: tuple[int, ...] | None
-    n_states: int
-    n_tables: int
-    n_actions: int
-    target: np.ndarray
-    put: np.ndarray
+    __slots__ = ()
 
     @classmethod
     def of(cls, arrays: LineArrays) -> Outbox:
@@ -72,29 +58,16 @@ ROW_FUNCTIONS[Outbox] = ROW_FUNCTIONS[LineArrays]._replace(
 )
 
 
-class Letters(NamedTuple):
+class Letters(lines_with("waits", "places", "actions", "targets", "n")):  # type: ignore[misc]
     """`LineArrays` that are only read, and letters to the owners of entries: which one, and its target.
 
     A rule knows the states of steps that wait by their places, from 0 to ``waits - 1``, and calls `update`
-    with those for rows. A letter to all actions of a state has the number of actions for its action.
+    with those for rows. A letter to all actions of a state has the number of actions for its action. `places`
+    and `actions`, int64, and `targets`, float64, have room for the most that a step may write, and `n`, int64
+    of shape (1,), says how many were written, and more than that where some had no room.
     """
 
-    values: np.ndarray
-    counts: np.ndarray
-    width: int
-    count_width: int
-    first_count: int
-    n_touched: np.ndarray
-    legal: tuple[np.ndarray, np.ndarray] | None
-    row_shape: tuple[int, ...] | None
-    n_states: int
-    n_tables: int
-    n_actions: int
-    waits: int
-    places: np.ndarray  # int64, shape (most,)
-    actions: np.ndarray
-    targets: np.ndarray  # float64
-    n: np.ndarray  # int64, shape (1,): how many were written, and more than `most` where some had no room
+    __slots__ = ()
 
     @classmethod
     def of(cls, arrays: LineArrays, waits: int) -> Letters:

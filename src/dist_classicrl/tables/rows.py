@@ -1,9 +1,13 @@
 """The arrays of a worker's table, and what learning does with one entry or row of a table.
 
-How that is done depends on the kind of table, a NamedTuple: `TableArrays` here, or that of
-`dist_classicrl.tables.lines`. An entry is ``row * A + action``. The rows of a table that a rule has first are
-the states; a rule with several tables has S rows for each, one table after the other, and what it shares
-besides stands in the rows behind them.
+How that is done depends on the kind of table, the class of a tuple, by `ROW_FUNCTIONS`. There are
+`TableArrays` here, `LineArrays` (`tables.lines`), and what rules see where what they move is elsewhere or
+added up first: `Outbox` and `Letters` (`tables.outbox`), `Summed` (`learning.supersteps.shared`) and
+`CardTable` (`learning.card.table`).
+
+An entry is ``row * A + action``. The rows of a table that a rule has first are the states; a rule with
+several tables has S rows for each, one table after the other, and what it shares besides stands in the rows
+behind them.
 
 Row searches are unrolled where the number of actions is part of a type: `TableArrays.row_shape` is a tuple of
 A zeros, or None to read A from the arrays. It makes the training loop 1.05 to 1.4 times as fast, and costs a
@@ -268,7 +272,7 @@ def _count_entry(table, updates, entry, counts_as, touched):
 
 
 @jit_inline
-def _compose(weight, shift, at, keep, moved):
+def compose(weight, shift, at, keep, moved):
     """Compose the map (keep, moved) after that of an entry, if there is one."""
     if weight is not None:
         kept = weight[at] * keep
@@ -319,7 +323,7 @@ def _learn_target(table, row, action, target, step_size):
     old = q[at]
     new = old + step_size * (target - old)
     q[at] = new
-    _compose(table.weight, table.shift, at, 1.0 - step_size, step_size * target)
+    compose(table.weight, table.shift, at, 1.0 - step_size, step_size * target)
     top = best[np.uint64(row)]
     if new != old and (old == top or new >= top):
         refresh_row(q, best, greedy, row, actions_of(table))
@@ -344,7 +348,7 @@ def _learn_row(table, row, target, step_size, counts_as, touched):
             new = old + step_size * (target - old)
             q[at] = new
             is_same &= new == top
-            _compose(table.weight, table.shift, at, keep, moved)
+            compose(table.weight, table.shift, at, keep, moved)
         else:
             is_same = False
     if is_same:
@@ -363,19 +367,19 @@ def _can_be_played(legal, value):
 def _add_amount(table, row, action, amount):
     at = _entry(table, row, action)
     table.q[at] += amount
-    _compose(table.weight, table.shift, at, 1.0, amount)
+    compose(table.weight, table.shift, at, 1.0, amount)
 
 
 ROW_FUNCTIONS[TableArrays] = RowFunctions(
-    _actions_of,
-    _value_of,
-    _row_maximum,
-    _greedy_action,
-    _any_greedy_action,
-    _visits_of,
-    _count,
-    _learn_target,
-    _learn_row,
-    _add_amount,
-    is_here,
+    actions_of=_actions_of,
+    value_of=_value_of,
+    row_maximum=_row_maximum,
+    greedy_action=_greedy_action,
+    any_greedy_action=_any_greedy_action,
+    visits_of=_visits_of,
+    count=_count,
+    learn_target=_learn_target,
+    learn_row=_learn_row,
+    add_amount=_add_amount,
+    send=is_here,
 )

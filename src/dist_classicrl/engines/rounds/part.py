@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from dist_classicrl.comm.compression import Codec
 from dist_classicrl.engines.rounds.messages import RoundMaps, RoundStart
-from dist_classicrl.engines.schedule import RoundPlayer, next_round, states_of
+from dist_classicrl.engines.schedule import RoundPlayer, next_quotas, states_of
 from dist_classicrl.learning.learner import Learner
 from dist_classicrl.learning.state import State, unstack_states
 from dist_classicrl.settings import Settings
@@ -60,7 +60,7 @@ class RoundPart:
     ) -> RoundMaps | None:
         """Play this rank's part of a round; see `RoundPlayer.play`."""
         updates, made = start.pace.updates, start.made
-        all_quotas = next_round(self.settings, updates, self.start + made, self.steps - made, self.seed)
+        all_quotas = next_quotas(self.settings, updates, self.start + made, self.steps - made, self.seed)
         quotas = all_quotas.of(range(self.carried[0], self.carried[-1] + 1))
         begin, away = time.perf_counter(), 0.0
 

@@ -10,7 +10,7 @@ import logging
 import math
 from dataclasses import dataclass
 
-from dist_classicrl.learning.supersteps import share
+from dist_classicrl.learning import loops
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class WhoPlays:
 
     def _wants_all(self, rate: float, position: int, now: float) -> bool:
         self._rate = rate
-        at_once = min(self.walkers, position // share.STEPS_PER_WALKER)
+        at_once = min(self.walkers, position // loops.STEPS_PER_WALKER)
         is_due = at_once >= 2 * self._at_once or now - self._tried > _TRY_SECONDS
         if at_once < min(_FIRST_TRY, self.walkers) or not is_due:
             return False

@@ -13,14 +13,11 @@ from typing import NamedTuple
 import numpy as np
 
 from dist_classicrl._jit import jit, jit_inline
-from dist_classicrl._random import GAMMA, mix
+from dist_classicrl._random import GAMMA, mix, unit
 from dist_classicrl.checks import as_array, is_whole
 from dist_classicrl.environments.sampling.packing import MOST_STATES
 from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.errors import SettingsError
-
-_2_53 = 2.0**-53
-_SHIFT_11 = np.uint64(11)
 
 
 class CartPole(NamedTuple):
@@ -83,8 +80,7 @@ def _game(
 @jit_inline
 def _uniform(random, number, low, high):
     """Return the number-th of the numbers between two that a word of random bits gives."""
-    bits = mix(random + np.uint64(number) * GAMMA)
-    return low + (high - low) * np.float64(bits >> _SHIFT_11) * _2_53
+    return low + (high - low) * unit(mix(random + np.uint64(number) * GAMMA))
 
 
 @jit_inline

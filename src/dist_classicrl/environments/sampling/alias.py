@@ -61,12 +61,12 @@ class ModelTables(NamedTuple):
 
 @jit_inline
 def _words(rewards):
-    return 8
+    return WORDS
 
 
 @jit_inline
 def _words_of_compact(rewards):
-    return 4
+    return WORDS_OF_COMPACT
 
 
 @picked(lambda rewards: _words if rewards.dtype == types.float64 else _words_of_compact)

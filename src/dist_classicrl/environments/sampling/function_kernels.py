@@ -9,6 +9,7 @@ import numba
 import numpy as np
 
 from dist_classicrl._jit import as_called_by_kernels, jit_closure, jit_inline
+from dist_classicrl._random import unit
 from dist_classicrl.environments.model_checks import PROBABILITY_TOLERANCE, ROUNDING_TOLERANCE
 from dist_classicrl.environments.sampling.alias import alias, drawn_start, fits_compact, slots_for, store
 
@@ -16,9 +17,6 @@ from dist_classicrl.environments.sampling.alias import alias, drawn_start, fits_
 #: number of the outcome, and what came.
 SOUND, CHANCE, STATE, REWARD, SUM = range(5)
 FAULT_SIZE = 5
-
-_SHIFT_11 = np.uint64(11)
-_2_53 = 2.0**-53
 
 
 class Simulated(NamedTuple):
@@ -305,7 +303,7 @@ def _game(transition: Any, n_outcomes: int, start: Any) -> tuple[Any, Any]:
     @jit_closure()
     def step(simulated, memory, state, action, random):
         """Draw one of the outcomes, as `CompiledSimulator.game` wants it."""
-        left = np.float64(random >> _SHIFT_11) * _2_53
+        left = unit(random)
         came, reward_that_came, ends = np.int64(-1), 0.0, False
         for number in range(n_outcomes):
             chance, next_state, reward, terminated = transition(simulated.data, state, action, number)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dist_classicrl._steps import NEVER
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.environments.trial import run_game, try_out
 from dist_classicrl.errors import DivergenceError, SettingsError
@@ -36,10 +37,10 @@ from dist_classicrl.learning.card.steps import (
     CardWalkers,
     Moment,
     Moments,
-    Parts,
+    RoundConstants,
     moments_of,
 )
-from dist_classicrl.learning.compiled import NEVER, infinite_return, stuck_states, stuck_there
+from dist_classicrl.learning.compiled import infinite_return, stuck_states, stuck_there
 from dist_classicrl.learning.learner import Problem, Stream, Totals
 from dist_classicrl.learning.memory import RuleMemory, crew_state, put_crew
 from dist_classicrl.learning.state import State, check_arrays, check_range
@@ -56,7 +57,7 @@ Crew = tuple[CardWalkers, RuleMemory]
 """All that move together: to the engine one walker."""
 
 
-class Sums(NamedTuple):
+class CardSums(NamedTuple):
     """What the walkers counted, see `steps.add_up`."""
 
     totals: np.ndarray  # float64, shape (N, 5)
@@ -67,7 +68,7 @@ class Moving(NamedTuple):
 
     number: int
     simulation: Any
-    parts: Parts
+    parts: RoundConstants
     memory: Any  # what its rule remembers
     walkers: CardWalkers
 
@@ -101,7 +102,7 @@ class CardLearner(ABC):
         self._clock: np.ndarray | None = None  # the step sizes by visits, of which there are these
         self._step_sizes: dict[int, Any] = {}  # on the card, by the number of blocks
         self._moving: Moving | None = None
-        self._sums: Sums | None = None  # on the card
+        self._sums: CardSums | None = None  # on the card
         #: Of kernels with the crew that is there: what they are given stays where it is from call to call.
         self._launchers: dict[int, Any] = {}
         self._add_up = self._make_add_up()
@@ -246,7 +247,7 @@ class CardLearner(ABC):
             )
         self._bounds[number] = bound * _NEXT_BOUND
 
-    def _parts(self, memory: RuleMemory) -> tuple[Any, Parts, Any]:
+    def _parts(self, memory: RuleMemory) -> tuple[Any, RoundConstants, Any]:
         """Return the simulation and the parts of a round on the card, and what the rule remembers there."""
         table = self.table
         context = memory.context(table, None, self._problem.settings.discount_factor)
@@ -257,7 +258,7 @@ class CardLearner(ABC):
         remembered = self.memory.put((context.whole, context.real, context.owned, context.model))
         whole, real, owned, model = remembered
         shape = table.shape
-        parts = Parts(
+        parts = RoundConstants(
             None,
             None,
             context.discount,
@@ -352,7 +353,7 @@ class CardLearner(ABC):
     def _take_sums(self, moving: Moving) -> np.ndarray:
         """Count what the walkers have counted; return numbers as `_play` does."""
         if self._sums is None:
-            self._sums = Sums(self.memory.put(np.zeros((self._n_sums, _COLUMNS))))
+            self._sums = CardSums(self.memory.put(np.zeros((self._n_sums, _COLUMNS))))
         if _ADDING not in self._launchers:
             self._launchers[_ADDING] = launching.launcher(self._add_up, moving.walkers, self._sums)
         grid = blocks_of(self._n_sums, self.shape), self.shape.threads

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dist_classicrl.errors import DeviceMemoryError
+from dist_classicrl.learning import loops
 from dist_classicrl.learning.card.cards import Card, free_memory
 
 LARGEST_COPY = 1 << 14
@@ -31,10 +32,6 @@ MOMENT_BYTES = 11 * 8
 
 _SUMS_BITS = 62
 _FEW = 64
-STEPS_PER_WALKER = 2000
-"""One walker moves for so many steps made: more would learn from a table that does not know yet what the
-first of them found out. It is the rule of `dist_classicrl.learning.supersteps`."""
-
 _STEPS_PER_ROUND = 20
 """A round has at most one step for so many steps made: a block does not know what others find out in it."""
 
@@ -83,7 +80,7 @@ def next_round(start: int, used: int, left: int, shape: Shape) -> Round:
     ``shape.walkers * shape.interval``, and no round is cut by that.
     """
     done = start + used
-    most = min(shape.walkers, max(_FEW, done // STEPS_PER_WALKER), left)
+    most = min(shape.walkers, max(_FEW, done // loops.STEPS_PER_WALKER), left)
     moving = 1
     while 2 * moving <= most and used % (2 * moving) == 0:
         moving *= 2

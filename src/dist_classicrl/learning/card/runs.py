@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl._random import stream_key
+from dist_classicrl._steps import NEVER
 from dist_classicrl.checks import WholeNumber, checked_whole
 from dist_classicrl.environments.resolve import Source, resolve, with_exploring_starts
 from dist_classicrl.environments.trial import run_game, try_out
@@ -21,7 +22,7 @@ from dist_classicrl.learning.card.cards import Card, cards, free_memory
 from dist_classicrl.learning.card.choosing import why_not_simulated
 from dist_classicrl.learning.card.one_run import BAD_GAME, DIVERGED, ENDED, Lines, RunArrays, RunParts
 from dist_classicrl.learning.card.plan import bytes_of_arrays, check_memory
-from dist_classicrl.learning.compiled import NEVER, infinite_return, stuck_states, stuck_there
+from dist_classicrl.learning.compiled import infinite_return, stuck_states, stuck_there
 from dist_classicrl.learning.interleaved import FROM_ENTRIES
 from dist_classicrl.learning.kinds import problem_of
 from dist_classicrl.learning.learner import Problem, Stream, are_sound, check_sums

@@ -22,7 +22,7 @@ from dist_classicrl.learning.card.table import CardTable, Seen
 from dist_classicrl.learning.loops import STEP_STRIDE, TWICE_GAMMA
 from dist_classicrl.learning.rules.kernel import Context, Learned, Now, Transition, learn, on_action
 from dist_classicrl.tables.lines import LineArrays
-from dist_classicrl.tables.rows import actions_of, visit_bucket
+from dist_classicrl.tables.rows import actions_of, compose, visit_bucket
 
 WRONG, TOO_LARGE, NO_ROOM = 0, 1, 2
 """Places in `faults`: a game gave what it must not, a target is beyond the bound, too many letters."""
@@ -34,8 +34,6 @@ FAULTS = 5
 
 LOST = -2
 """The state of a walker that makes no more steps, since its game gave what it must not."""
-
-_SMALLEST_WEIGHT = 1e-290
 
 SMALLEST_OF_BLOCK = 2.0**-100
 """The smallest weight of a block's map, of which a root may be due. It is none that float32 has not."""
@@ -63,7 +61,7 @@ class Episode(NamedTuple):
     error: float  # of all its updates: the last of its `totals`
 
 
-class Parts(NamedTuple):
+class RoundConstants(NamedTuple):
     """What stays the same in a round: see `learning.rules.kernel.Context` and `CardTable`."""
 
     step_sizes: np.ndarray | None
@@ -101,7 +99,7 @@ class OneTable(NamedTuple):
     known: np.ndarray  # int64, shape (E,): visits
     weight: np.ndarray  # float64, shape (E,): the map of all that was learned, as in `TableArrays`
     shift: np.ndarray
-    step_sizes: np.ndarray | None  # by visits, as in `Parts`
+    step_sizes: np.ndarray | None  # by visits, as in `RoundConstants`
     sums: np.ndarray  # int64, shape (E,): of the targets that were found in a step; 0 between two
     hits: np.ndarray  # int32, shape (E,): how many these are
     entries: np.ndarray  # int64, shape (W * L,): the letters of each walker
@@ -397,13 +395,6 @@ def _towards_mean(step_sizes, moment, i, visits, k, total):
 
 
 @jit_inline
-def _compose(weight, shift, entry, keep, moved):
-    kept = keep * weight[entry]
-    weight[entry] = kept if kept > _SMALLEST_WEIGHT else 0.0
-    shift[entry] = keep * shift[entry] + moved
-
-
-@jit_inline
 def _due(step_sizes, step_size, visits):
     # What may be None is an argument of a function of its own: only there numba leaves out the other branch.
     return step_size if step_sizes is None else step_sizes[visit_bucket(max(visits, 1))]
@@ -446,7 +437,7 @@ def apply_blocks(arrays, entry, blocks, is_rooted, updates, count, weight, targe
             blocks >>= 1
         moved = (1.0 - weight) * (targets / np.float64(count))
         arrays.values[entry] = weight * arrays.values[entry] + moved
-        _compose(arrays.weight, arrays.shift, entry, weight, moved)
+        compose(arrays.weight, arrays.shift, entry, weight, moved)
 
 
 @jit
@@ -508,7 +499,7 @@ def move_entry(table, moment, entry, k):
     keep, moved = _towards_mean(table.step_sizes, moment, 0, visits, k, total)
     table.values[entry] = keep * table.values[entry] + moved
     table.known[entry] = visits
-    _compose(table.weight, table.shift, entry, keep, moved)
+    compose(table.weight, table.shift, entry, keep, moved)
 
 
 @jit

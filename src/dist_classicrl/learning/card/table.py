@@ -13,6 +13,7 @@ import numpy as np
 
 from dist_classicrl._jit import jit, jit_inline
 from dist_classicrl._random import below
+from dist_classicrl.tables.lines import LineArrays
 from dist_classicrl.tables.rows import ROW_FUNCTIONS, RowFunctions, actions_of, is_here, learn_each_of_row
 
 
@@ -58,17 +59,6 @@ class CardTable(NamedTuple):
     entries: np.ndarray
     targets: np.ndarray
     n: np.ndarray
-
-
-@jit_inline
-def _actions_of(table):
-    return _actions(table.row_shape, table.n_actions)
-
-
-@jit_inline
-def _actions(row_shape, n_actions):
-    # What may be None is an argument of a function of its own: only there numba leaves out the other branch.
-    return n_actions if row_shape is None else len(row_shape)
 
 
 @jit_inline
@@ -128,6 +118,7 @@ def _visits_of(table, row, action):
 
 @jit_inline
 def _since(fresh, entry):
+    # What may be None is an argument of a function of its own: only there numba leaves out the other branch.
     return np.int64(0) if fresh is None else np.int64(fresh[entry])
 
 
@@ -151,15 +142,15 @@ def _add_amount(table, row, action, amount):
 
 
 ROW_FUNCTIONS[CardTable] = RowFunctions(
-    _actions_of,
-    _value_of,
-    _row_maximum,
-    _greedy_action,
-    _any_greedy_action,
-    _visits_of,
-    _count,
-    _write,
-    learn_each_of_row,
-    _add_amount,
-    is_here,
+    actions_of=ROW_FUNCTIONS[LineArrays].actions_of,
+    value_of=_value_of,
+    row_maximum=_row_maximum,
+    greedy_action=_greedy_action,
+    any_greedy_action=_any_greedy_action,
+    visits_of=_visits_of,
+    count=_count,
+    learn_target=_write,
+    learn_row=learn_each_of_row,
+    add_amount=_add_amount,
+    send=is_here,
 )

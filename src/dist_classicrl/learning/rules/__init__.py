@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numba.core.errors import NumbaError
 
-from dist_classicrl import rules
 from dist_classicrl._jit import class_of_its_own, is_compiled
 from dist_classicrl._words import nearest, why_not_compiled
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import SettingsError
-from dist_classicrl.rules import LearningRule
+from dist_classicrl.rules import LearningRule, registry
+from dist_classicrl.rules.learning_rule import compared_by_class
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.shape import TableShape
 
@@ -26,18 +26,18 @@ MOST_WAITING = 256
 
 
 def find(algorithm: Any) -> tuple[LearningRule, Any]:
-    """Return a rule and its hyper-parameters, named in one of the ways that `rules.to_data` takes.
+    """Return a rule and its hyper-parameters, named in one of the ways that `registry.to_data` takes.
 
     SettingsError where no such rule is known, a hyper-parameter is not allowed, or a function is not compiled
     code.
     """
-    data = rules.to_data(algorithm)
+    data = registry.to_data(algorithm)
     name, given = (data, {}) if isinstance(data, str) else (data["name"], {**data})
     given.pop("name", None)
-    rule = rules.registered(name)
+    rule = registry.registered(name)
     if rule is None:
         importlib.import_module(f"{__name__}.{name}")
-        rule = rules.registered(name)
+        rule = registry.registered(name)
         assert rule is not None  # it registers itself
     for key in given:
         if key not in rule.usual:
@@ -53,7 +53,7 @@ def find(algorithm: Any) -> tuple[LearningRule, Any]:
                 f"{function!r} of the learning rule {name!r} is not jitted. Put @rule_function of "
                 f"{__name__}.kernel before it."
             )
-    return rule, rules.checked(rule, parameters)
+    return rule, registry.checked(rule, parameters)
 
 
 def for_kernels(rule: LearningRule, parameters: Any) -> tuple[LearningRule, Any]:
@@ -62,17 +62,17 @@ def for_kernels(rule: LearningRule, parameters: Any) -> tuple[LearningRule, Any]
     A user's rule gets a class by which the machine code with its functions is found on disk, see
     `class_of_its_own`.
     """
-    if rule.name in rules.BUILT_IN:
+    if rule.name in registry.BUILT_IN:
         return rule, parameters
     kind: Any = _named(rule.parameters, *_functions_of(rule))
     named = replace(rule, parameters=kind)
-    rules.stand_in(named)
+    registry.stand_in(named)
     return named, kind(*parameters)
 
 
 @lru_cache(maxsize=64)
 def _named(kind: type, *functions: Any) -> type:
-    return rules.compared_by_class(class_of_its_own(kind, *functions))
+    return compared_by_class(class_of_its_own(kind, *functions))
 
 
 def _functions_of(rule: LearningRule) -> tuple[Any, ...]:
@@ -85,7 +85,7 @@ def compiling(rule: LearningRule) -> Iterator[None]:
     try:
         yield
     except (NumbaError, NotImplementedError) as error:
-        if rule.name in rules.BUILT_IN:
+        if rule.name in registry.BUILT_IN:
             raise
         code = rule.learn.py_func.__code__
         raise SettingsError(

@@ -31,15 +31,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dist_classicrl import rules
 from dist_classicrl._jit import jit, jit_inline, picked_from
 from dist_classicrl._random import GAMMA, below, mix
-from dist_classicrl.rules import LearningRule
-from dist_classicrl.tables.lines import LineArrays
-from dist_classicrl.tables.outbox import Letters, Outbox
+from dist_classicrl.rules import LearningRule, registry
 from dist_classicrl.tables.rows import (
     ONE_REPLAY,
-    TableArrays,
     actions_of,
     add_amount,
     any_greedy_action,
@@ -92,8 +88,9 @@ class Context(NamedTuple):
 
     Attributes
     ----------
-    table : TableArrays
-        Values: table t of the rule has state s in row ``t * table.n_states + s``.
+    table : NamedTuple
+        Values, in a table of one of the kinds that `dist_classicrl.tables.rows.ROW_FUNCTIONS` knows: table t
+        of the rule has state s in row ``t * table.n_states + s``.
     step_sizes : None or ndarray(float64, ndim=1)
         `PerVisit.table`; None where step sizes do not depend on visits.
     discount : float
@@ -110,7 +107,7 @@ class Context(NamedTuple):
         What the worker knows of the environment, zeros at first, by `LearningRule.model`.
     """
 
-    table: TableArrays | LineArrays | Outbox | Letters
+    table: Any
     step_sizes: np.ndarray | None
     discount: float
     behavior: Any
@@ -182,7 +179,7 @@ class Learned(NamedTuple):
 
 def rule_of_type(rule_type: Any) -> LearningRule | None:
     """Return the rule whose hyper-parameters have this numba type."""
-    return rules.of_class(getattr(rule_type, "instance_class", None))
+    return registry.of_class(getattr(rule_type, "instance_class", None))
 
 
 @rule_function
@@ -200,12 +197,12 @@ def _is_unknown(rule, context, state):
     return False
 
 
-@picked_from(rules.of_class)
+@picked_from(registry.of_class)
 def learn(rule, context, now, step, learned):
     """Learn from a transition."""
 
 
-@picked_from(rules.of_class, _learn_nothing)
+@picked_from(registry.of_class, _learn_nothing)
 def on_action(rule, context, now, state, action, learned):
     """Learn what waited for the next action."""
 
@@ -215,17 +212,17 @@ def _update(rule, context, now, row, action, target, learned):
     return update(context, now, row, action, target, learned)
 
 
-@picked_from(rules.of_class, _update)
+@picked_from(registry.of_class, _update)
 def on_target(rule, context, now, row, action, target, learned):
     """Learn from the target of an entry, where the entry is."""
 
 
-@picked_from(rules.of_class, _value)
+@picked_from(registry.of_class, _value)
 def preference(rule, context, state, action):
     """Return the number by which `action` is compared with others in `state`."""
 
 
-@picked_from(rules.of_class, _is_unknown)
+@picked_from(registry.of_class, _is_unknown)
 def is_by_value(rule, context, state):
     """Return whether `preference` is surely the value in the first table, for all actions of `state`."""
 

@@ -40,6 +40,7 @@ from dist_classicrl.learning.supersteps.one_walker import (
     count_end,
     counter_at,
     draw,
+    entry_name,
     find_target,
     gather,
     moment,
@@ -218,7 +219,7 @@ def settle_in_place(crew, boxes, context, stretch, done, size):
             is_entry = np.uint64(state) < np.uint64(crew.n_states) and action < n_actions
             if not (is_entry and number < table.n_tables):
                 return WRONG_RECORD
-            name = np.uint64(state * n_actions + action + number * crew.n_states * n_actions)
+            name = entry_name(state * n_actions + action, number, crew.n_states * n_actions)
             now = moment(stretch, done + identity, np.uint64(0))
             row = state + number * table.n_states
             move_entry(context, now, row, action, reals[at, TARGET], name, crew.errors)

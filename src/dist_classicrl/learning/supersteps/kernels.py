@@ -55,6 +55,7 @@ from dist_classicrl.learning.supersteps.one_walker import (
     count_end,
     counter_at,
     draw,
+    entry_name,
     find_target,
     gather,
     moment,
@@ -83,8 +84,6 @@ ACTION_MASK = (1 << ACTION_BITS) - 1
 
 # What a record asks for: a walker that comes may ask for a target, or only come, and a target may be all.
 MOVES, COMES, ASKS = 0, 1, 2
-
-OF_KEYS = 0x5851F42D4C957F2D  # tells the names of entries of several tables apart
 
 
 @jit
@@ -384,14 +383,13 @@ def settle(crew, context, stretch, done, replies, starts):
     table = context.table
     n_actions = actions_of(table)
     n_moved = crew.sizes[MOVED]
-    of_a_table = crew.n_states * n_actions if crew.n_states > 0 else OF_KEYS
     take_replies(crew, replies, starts)
     for i in range(n_moved):
         k, ahead = natural(i), natural(min(i + BLOCK // 2, n_moved - 1))
         prefetch_values(table, crew.rows[ahead])
         prefetch_counts(table, crew.rows[ahead], crew.actions[ahead])
         number = np.int64(crew.targets[k, 1]) if crew.targets.shape[1] > 1 else 0
-        name = np.uint64(crew.pairs[k] + number * of_a_table)
+        name = entry_name(crew.pairs[k], number, crew.n_states * n_actions)
         row = crew.rows[k] + number * table.n_states
         now = moment(stretch, done + crew.numbers[k], np.uint64(0))
         move_entry(context, now, row, crew.actions[k], crew.targets[k, 0], name, crew.errors)

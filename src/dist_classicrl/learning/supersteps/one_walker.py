@@ -21,6 +21,8 @@ from dist_classicrl.tables.rows import actions_of, count, value_of
 # What a kernel returns: whether it could go on, or what was wrong.
 FINE, WRONG_GAME, WRONG_RULE, WRONG_RECORD = 0, 1, 2, 3
 
+_OF_KEYS = 0x5851F42D4C957F2D  # tells the names of entries of several tables apart
+
 
 @jit_inline
 def come_or_go(crew, identity):
@@ -128,8 +130,17 @@ def find_target(rule, first, asking, now, step, record, reals, targets, at):
 
 
 @jit_inline
+def entry_name(pair, table, n_pairs):
+    """Return what an entry is called on any rank: that of `pair`, state * A + action, in one of the tables.
+
+    A table has `n_pairs` of them; 0: states are keys.
+    """
+    return np.uint64(pair + table * (n_pairs if n_pairs > 0 else _OF_KEYS))
+
+
+@jit_inline
 def move_entry(context, now, row, action, target, name, errors):
-    """Move an entry towards its target, which is a visit; `name` is the same on whichever rank it is."""
+    """Move an entry towards its target, which is a visit; `name` is its `entry_name`."""
     table = context.table
     size = step_size(context, now, row, action)
     error = abs(target - value_of(table, row, action))

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl._jit import jit_for
+from dist_classicrl._steps import NEVER
 from dist_classicrl.checks import is_whole
 from dist_classicrl.environments.simulate import CompiledSimulator
 from dist_classicrl.environments.state_keys import words_of
 from dist_classicrl.environments.trial import run_game, try_out
 from dist_classicrl.errors import ProtocolError, SettingsError
-from dist_classicrl.learning.compiled import NEVER, infinite_return, stuck_states, stuck_there
+from dist_classicrl.learning import loops
+from dist_classicrl.learning.compiled import infinite_return, stuck_states, stuck_there
 from dist_classicrl.learning.learner import Problem, Stream
 from dist_classicrl.learning.loops import NO_STEPS, Stretch
 from dist_classicrl.learning.memory import check_ranges, declared
@@ -69,13 +71,6 @@ from dist_classicrl.tables.shape import TableShape
 WALKERS = 1 << 14
 """By default. A constant of the run: with another one another table is learned."""
 
-STEPS_PER_WALKER = 2000
-"""So many steps have to be made for each walker that moves at once, see `steps_at_once`.
-
-With half as many, and 64 walkers at the beginning, the error on Taxi was 1.26 times that of one walker, and
-on a chain of 100 states 1.19 times.
-"""
-
 _MOST_WALKERS = 1 << 22
 _MOST_AT_ONCE = 1 << 28
 _MOST_STATES = 1 << (62 - ACTION_BITS - 2)
@@ -107,7 +102,7 @@ def supersteps(stream: Stream, rates: Rates, walkers: int, until: int) -> Iterat
         stretch = stream.stretch(rates)
         done = 0
         while done < stretch.steps and stream.used < until:
-            at_once = steps_at_once(stream.start, stream.used, walkers, STEPS_PER_WALKER)
+            at_once = steps_at_once(stream.start, stream.used, walkers, loops.STEPS_PER_WALKER)
             size = min(at_once, stretch.steps - done)
             yield stretch, done, size
             done += size
@@ -303,7 +298,7 @@ class Share(MessageSteps):
         if self._is_alone:
             return [call(lambda: self._learn_stretch(NO_STEPS, 0, 0))]
         if self._boxes is not None:
-            ramp = 0, self.walkers, STEPS_PER_WALKER
+            ramp = 0, self.walkers, loops.STEPS_PER_WALKER
             boxes, rest = self._boxes, (self._context, self._asking, NO_STEPS, *ramp, 0, 0)
             return [call(lambda: self._call(self._together, self._crew, boxes, *rest))]
         records = [np.empty((0, self.words), np.int64)] * self.ranks
@@ -331,7 +326,7 @@ class Share(MessageSteps):
 
     def _learn_stretch(self, stretch: Stretch, start: int, least: int) -> int:
         self._count(least + self.walkers)
-        ramp = start, self.walkers, STEPS_PER_WALKER
+        ramp = start, self.walkers, loops.STEPS_PER_WALKER
         self._call(self._learn, self._crew, self._context, self._asking, stretch, *ramp, least)
         return int(self._crew.sizes[MADE])
 
@@ -348,7 +343,7 @@ class Share(MessageSteps):
             if boxes.state[PHASE] == 0 and boxes.state[DONE] == 0:
                 self._count(least + self.walkers)
             self._make_room()
-            ramp = stream.start, self.walkers, STEPS_PER_WALKER
+            ramp = stream.start, self.walkers, loops.STEPS_PER_WALKER
             rest = self._context, self._asking, stretch, *ramp, least, looks
             if not self._call(self._together, self._crew, boxes, *rest):
                 return False

@@ -11,14 +11,14 @@ aim at.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from dist_classicrl._jit import jit, jit_inline
 from dist_classicrl.learning.rules.kernel import Learned, on_target, rule_of_type
 from dist_classicrl.learning.supersteps.sums import PARTS, add_exactly
-from dist_classicrl.tables.lines import LineArrays, learn_target_as
+from dist_classicrl.tables.lines import MOST_VISITS, LineArrays, learn_target_as, lines_with
 from dist_classicrl.tables.rows import ROW_FUNCTIONS, actions_of, learn_each_of_row
 
 WORDS = 2 * PARTS + 1
@@ -27,26 +27,14 @@ WORDS = 2 * PARTS + 1
 _NAME = np.uint64(0x2545F4914F6CDD1D)
 
 
-class Summed(NamedTuple):
+class Summed(lines_with("sums", "name")):  # type: ignore[misc]
     """`LineArrays` with numbers behind their rows of which updates are added up, not made.
 
     `sums`, int64 of shape (numbers, WORDS), has those sums, and `name`, uint64 of shape (1,), what the entry
-    that is moved is called on any rank. The first fields are those of `LineArrays`.
+    that is moved is called on any rank.
     """
 
-    values: np.ndarray
-    counts: np.ndarray
-    width: int
-    count_width: int
-    first_count: int
-    n_touched: np.ndarray
-    legal: tuple[np.ndarray, np.ndarray] | None
-    row_shape: tuple[int, ...] | None
-    n_states: int
-    n_tables: int
-    n_actions: int
-    sums: np.ndarray
-    name: np.ndarray
+    __slots__ = ()
 
     @classmethod
     def of(cls, arrays: LineArrays, numbers: int) -> Summed:
@@ -125,5 +113,6 @@ def move_numbers(table, sums):
             name = _NAME + np.uint64(number)
             learn_target_as(table, row, action, target, min(weight, 1.0), name)
             at = np.uint64(row * table.count_width + table.first_count + action)
-            table.counts[at] = min(np.int64(table.counts[at]) + sums[number, 2 * PARTS], 0xFFFFFFFF)
+            known = np.int64(table.counts[at]) + sums[number, 2 * PARTS]
+            table.counts[at] = min(known, np.int64(MOST_VISITS))
         sums[number, :] = 0

@@ -18,13 +18,13 @@ from dist_classicrl.learning.behavior import choose, choose_masked
 from dist_classicrl.learning.loops import on_line
 from dist_classicrl.learning.rules.kernel import Learned, Transition, learn, on_action
 from dist_classicrl.learning.supersteps.crew import MEMORY, REWARD
-from dist_classicrl.learning.supersteps.kernels import OF_KEYS
 from dist_classicrl.learning.supersteps.letters import keep, lets_wait, recall
 from dist_classicrl.learning.supersteps.one_walker import (
     FINE,
     WRONG_RECORD,
     WRONG_RULE,
     counter_at,
+    entry_name,
     find_target,
     moment,
     move_entry,
@@ -194,7 +194,6 @@ def settle_for(partition, context, place, stretch, done, records, reals, errors,
     table = context.table
     rank, n_states, walkers = place
     n_actions = actions_of(table)
-    of_a_table = n_states * n_actions if n_states > 0 else OF_KEYS
     for i in range(records.shape[0]):
         record = records[i]
         is_entry = np.uint64(record[ENTRY]) < np.uint64(n_actions * table.n_tables + has_states)
@@ -207,7 +206,7 @@ def settle_for(partition, context, place, stretch, done, records, reals, errors,
             continue
         number, action = divmod(record[ENTRY], n_actions)
         row = row_of(partition, record[STATE]) + number * table.n_states
-        name = np.uint64(record[STATE] * n_actions + action + number * of_a_table)
+        name = entry_name(record[STATE] * n_actions + action, number, n_states * n_actions)
         move_entry(context, now, row, action, reals[i, DATA], name, errors)
     return FINE
 

@@ -174,7 +174,7 @@ class SteppedShare(Share):
         answers = np.concatenate(self._heard((yield self._told(stretch, done, (yield questions)))))
         targets = np.empty((n, answers.shape[1]), np.int64)
         targets[order] = answers
-        self._learn_from(n, actions, targets)
+        self._learn_from(n, targets)
         self._before = stretch, done
 
     def settle_all(self) -> Exchanges:
@@ -303,7 +303,7 @@ class SteppedShare(Share):
         """Take note of that; return the answers."""
         return answers
 
-    def _learn_from(self, n: int, actions: np.ndarray, answers: np.ndarray) -> None:
+    def _learn_from(self, n: int, answers: np.ndarray) -> None:
         """Keep the targets, which are told with what is asked next."""
         if self._waits is None:
             self._moved = self._moved._replace(targets=answers[:, : self.width])

@@ -1,14 +1,13 @@
 """The rounds of a card, compiled for a core: the same numbers in the same order, one thread after the other.
 
-Tests compare a card's kernels with it, and its errors are those of a card: the number of walkers, of blocks
+A card's kernels are compared with it, and its errors are those of a card: the number of walkers, of blocks
 and of steps between merges is what they depend on.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
-from dist_classicrl._jit import jit
+from dist_classicrl._jit import _OPTIONS, classes_in, is_of_package
+from dist_classicrl._jit.machine_code import kept
 from dist_classicrl.learning.card.steps import (
     HALTED,
     add_up,
@@ -28,6 +27,13 @@ from dist_classicrl.learning.card.steps import (
     walk_rows,
 )
 from dist_classicrl.learning.card.table import Seen
+
+
+def jit(function):
+    """Compile a function as those of the package are, whose machine code is kept on disk."""
+    return kept(
+        function, {**_OPTIONS, "_nrt": False}, lambda kinds: all(map(is_of_package, classes_in(kinds)))
+    )
 
 
 @jit
