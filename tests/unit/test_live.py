@@ -63,7 +63,7 @@ def test_braille_has_a_bit_for_each_dot():
 
 def test_a_terminal_without_braille_gets_stars():
     file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    Console(file=file, width=40, height=8).print(Chart([1, 2_000_000], [0.25, 0.5], "steps", "none"))
+    Console(file=file, width=40, height=8).print(Chart([1, 2_000_000], [0.25, 0.5], "none"))
     file.flush()
     text = file.buffer.getvalue().decode("ascii")
     assert "*" in text and "0.25" in text and "0.5" in text and "2M steps" in text

@@ -113,7 +113,7 @@ class RunView:
             Layout(Panel(workers, title="workers", border_style="dim")),
             Layout(Panel(LastLines(_said(records, lines)), title="events", border_style="dim")),
         )
-        chart = Chart(records.steps, records.returns, "steps", "No episode has ended yet.")
+        chart = Chart(records.steps, records.returns, "No episode has ended yet.")
         screen = Layout()
         screen.split_column(
             Layout(headline(self._title, self._hint), size=1),
