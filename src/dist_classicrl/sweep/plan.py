@@ -74,6 +74,16 @@ class Plan:
         came out has not decided.
     varied : tuple of str
         The names of those that differ.
+    seeds : tuple of int
+        The seeds that each of the settings has in each environment.
+    total_steps : int
+        Environment steps of a run.
+    points : int
+        Points of a run's learning curve.
+    eval_episodes : int
+        Episodes for the return of a run's greedy policy in the end.
+    stopping : mapping, optional
+        What `SuccessiveHalving.to_dict` says; None: all settings get all steps.
     search : mapping, optional
         What a search by what came out goes through: how many settings, and of which.
     added : tuple of int

@@ -87,9 +87,13 @@ class Sweep:
     vary : mapping, optional
         Those that differ: a list of values each, or a `Range`.
     search : "grid", "random" or "tpe"
-        All combinations of the values; `n_variants` draws from `search_seed`; or as many that Optuna's
-        tree-structured Parzen estimator proposes by the scores so far (extra `optuna`). What it proposes
-        depends on the order in which runs end; settings once proposed stay.
+        All combinations of the values; random draws; or what Optuna's tree-structured Parzen estimator
+        proposes by the scores so far (extra `optuna`), which depends on the order in which runs end;
+        settings once proposed stay.
+    n_variants : int, optional
+        How many settings any search but a grid tries, which needs it.
+    search_seed : int
+        Of these draws and proposals.
     early_stopping : SuccessiveHalving, optional
         By default all settings get all steps.
     points : int
