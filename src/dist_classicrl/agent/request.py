@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from dist_classicrl.callbacks import callback_list
+from dist_classicrl.callbacks.shown import REPORT_SECONDS
 from dist_classicrl.checkpoint.plan import CheckpointPlan, checked_signals, checkpoint_plan
 from dist_classicrl.checks import (
     Or,
@@ -27,7 +28,6 @@ from dist_classicrl.process.stop import OF_LAUNCHER, with_launchers
 from dist_classicrl.settings import Settings
 
 _MOST_STEPS = 2**62
-_REPORT_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Request:
     def seconds_between_reports(self, settings: Settings) -> float:
         """Return how often to report by time; infinity: reports depend on steps alone."""
         if self.progress_interval == "auto":
-            return _REPORT_SECONDS if settings.async_updates else math.inf
+            return REPORT_SECONDS if settings.async_updates else math.inf
         return float(self.progress_interval)
 
     def bounded_steps(self, steps: int, source: Source, made: int) -> int:
