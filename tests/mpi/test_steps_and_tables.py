@@ -164,7 +164,8 @@ def test_no_visit_is_lost_whatever_the_options(world, make_agent, lake, digests,
     assert agent.visits.sum() == 50_011
     assert len(set(digests(agent))) == 1
     if name in ("threshold", "lossless", "top k", "quantized") and world.size > 1:
-        assert (result.bytes_saved > 0) == (name != "quantized")  # messages of so small a table are short
+        if name != "quantized":  # it may save nothing: messages of so small a table are short
+            assert result.bytes_saved > 0
         assert result.compression_seconds > 0.0
         assert (result.most_waiting > 0) == (name != "lossless")
 
