@@ -6,8 +6,9 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from typing import Any
 
 START_AGAIN = (
     "Start the job again, best with `python -m dist_classicrl launch`: it goes on from the last checkpoint."
@@ -20,6 +21,11 @@ _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 def counted(number: float, noun: str, form: str = ",") -> str:
     """Return how many there are, such as "1 worker" or "1,024 workers", with the number in this `form`."""
     return f"{number:{form}} {noun}{'' if number == 1 else 's'}"
+
+
+def name_of(data: str | Mapping[str, Any]) -> str:
+    """Return the name of a kind that a setting chooses: the setting itself, or what its plain data says."""
+    return data if isinstance(data, str) else str(data["name"])
 
 
 def why_not_compiled(error: BaseException) -> str:

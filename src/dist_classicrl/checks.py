@@ -178,6 +178,13 @@ def checked_limit(name: str, value: Any) -> float:
     return as_float(value)
 
 
+def checked_verbosity(value: Any) -> int:
+    """Return what `verbose` says, on Stable-Baselines3's scale from 0 to 2; SettingsError for others."""
+    if not is_flag(value) and not (is_whole(value) and value in range(3)):
+        raise SettingsError(f"verbose must be True or False, or 0, 1 or 2, got {value!r}.")
+    return int(value)
+
+
 def takes_one(function: Any) -> bool:
     """Whether a callable can be called with one argument, as far as it tells."""
     return takes(function, 1)

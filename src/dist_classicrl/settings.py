@@ -13,6 +13,7 @@ from typing import Any
 from dist_classicrl import compression as compressions
 from dist_classicrl import schedules
 from dist_classicrl._arguments import OURS, unset_settings
+from dist_classicrl._words import name_of
 from dist_classicrl.checks import (
     Checked,
     NumberType,
@@ -375,7 +376,7 @@ class Settings(Checked):
                 f"initial_value={self.initial_value:g} does not fit into a table of float32, whose numbers "
                 f"go up to {_MOST_OF_FLOAT32:g}. Make it smaller, or write dtype='float64'."
             )
-        self._check_compression(compressions.name_of(self.compression))
+        self._check_compression(name_of(self.compression))
         if self.compression == "threshold":  # which is none besides
             object.__setattr__(self, "compression", "none")
         if self.topology == "tree" and not self.async_updates:
@@ -470,7 +471,7 @@ class Settings(Checked):
 
     def check_packages(self, ranks: int) -> None:
         """Raise MissingExtraError where a training of so many ranks needs a package that is not installed."""
-        is_needed = ranks > 1 and compressions.name_of(self.compression) == "lossless"
+        is_needed = ranks > 1 and name_of(self.compression) == "lossless"
         if is_needed and find_spec("zstandard") is None:
             raise MissingExtraError(_NO_ZSTANDARD)
 

@@ -2,10 +2,10 @@
 
 import hashlib
 import random
-import time
 
 import pytest
 from rank_environments import UnevenLake
+from slowly import now_and_then
 
 from dist_classicrl.environments import TabularMDP
 from dist_classicrl.learning.compiled import CompiledLearner
@@ -17,16 +17,9 @@ def uneven_ranks(world, monkeypatch):
     """Make every rank's compiled learners stop now and then, for another time on every rank."""
     pace = random.Random(world.rank)
 
-    def slowed(learn):
-        def slow(*arguments):
-            if pace.random() < 0.3:
-                time.sleep(0.01 * pace.random())
-            return learn(*arguments)
-
-        return slow
-
-    monkeypatch.setattr(CompiledLearner, "learn", slowed(CompiledLearner.learn))
-    monkeypatch.setattr(CompiledLearner, "learn_apart", slowed(CompiledLearner.learn_apart))
+    for name in ("learn", "learn_apart"):
+        slowed = now_and_then(getattr(CompiledLearner, name), pace, 0.3)
+        monkeypatch.setattr(CompiledLearner, name, slowed)
 
 
 def digest(agent):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import MultiDiscrete
 from mpi4py import MPI
-from rank_environments import BrokenLake, UnevenLake
+from rank_environments import BrokenLake, Spread, UnevenLake
 
 from dist_classicrl.engines.supersteps.part import Part
 from dist_classicrl.errors import RemoteRankError, SettingsError
@@ -23,20 +23,12 @@ pytestmark = pytest.mark.skipif(
 PLACED = {"placement": "sharded", "walkers": 64}
 
 
-class SpreadLake(UnevenLake):
+class SpreadLake(Spread, UnevenLake):
     """FrozenLake, whose observations are few of very many."""
 
     def __init__(self):
         super().__init__(MPI.COMM_WORLD.rank)
         self.observation_space = MultiDiscrete([1 << 40, 4, 4])
-
-    def reset(self, **options):
-        state, info = super().reset(**options)
-        return self.seen(state), info
-
-    def step(self, action):
-        state, *rest = super().step(action)
-        return self.seen(state), *rest
 
     @staticmethod
     def seen(state):

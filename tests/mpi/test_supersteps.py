@@ -12,6 +12,7 @@ import numba
 import numpy as np
 import pytest
 from mpi4py import MPI
+from slowly import now_and_then
 
 from dist_classicrl import CompiledSimulator, TabularMDP
 from dist_classicrl.callbacks import BaseCallback
@@ -53,17 +54,8 @@ def uneven_ranks(request, world, monkeypatch):
     rank goes on without the others.
     """
     pace = random.Random(world.rank)
-
-    def slowed(function):
-        def slow(*arguments):
-            if pace.random() < 0.02:
-                time.sleep(0.01 * pace.random())
-            return function(*arguments)
-
-        return slow
-
-    monkeypatch.setattr(Share, "settle", slowed(Share.settle))
-    monkeypatch.setattr(Share, "play_together", slowed(Share.play_together))
+    for name in ("settle", "play_together"):
+        monkeypatch.setattr(Share, name, now_and_then(getattr(Share, name), pace, 0.02))
     if request.param != "memory":
         monkeypatch.setattr(training, "share", no_memory)
     if request.param == "messages":

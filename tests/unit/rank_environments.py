@@ -30,6 +30,18 @@ class UnevenLake(SteppedLake):
         return super().step(action)
 
 
+class Spread:
+    """What shows each state by its method `seen`, before the environment in a class's bases."""
+
+    def reset(self, **options):
+        state, info = super().reset(**options)
+        return self.seen(state), info
+
+    def step(self, action):
+        state, *rest = super().step(action)
+        return self.seen(state), *rest
+
+
 class BrokenLake(SteppedLake):
     """The same, but step number `breaks_at` raises `error`, or yields the reward `reward`.
 

@@ -39,6 +39,17 @@ def slow_down(calls=0, until=None, at_least=0.0, steps_per_second=STEPS_PER_SECO
     CompiledLearner.learn_apart = one_by_one
 
 
+def now_and_then(function, pace, share):
+    """Return a function that first waits, in that share of its calls, up to 10 ms by `pace`."""
+
+    def slow(*arguments):
+        if pace.random() < share:
+            time.sleep(0.01 * pace.random())
+        return function(*arguments)
+
+    return slow
+
+
 def slowly(arguments, calls=0, until=None, at_least=0.0):
     """Return the arguments with which Python runs slowly what it would run with `arguments`."""
     options = ["--calls", calls, "--at-least", at_least, *(["--until", until] if until else [])]

@@ -556,6 +556,7 @@ def test_without_the_source_it_is_stepped(monkeypatch):
 
     monkeypatch.setattr(rules.inspect, "getsource", gone)
     assert source_of("Blackjack-v1").stepped is not None
+    assert DistAsyncQLearning(seed=1).train("Blackjack-v1", total_steps=20).episodes > 0
 
 
 def test_the_packed_tables_are_made_once():

@@ -1075,10 +1075,25 @@ def test_an_environment_that_the_training_steps_through_is_not_played_in(wrapped
     ],
 )
 def test_how_much_a_callback_says_is_looked_at_when_it_is_made(make):
-    for wrong in (None, "x", np.array([1, 2]), -1, 0.5):
-        with pytest.raises(SettingsError, match="^verbose must be True or False, or 1 or 0, got"):
+    for wrong in (None, "x", np.array([1, 2]), -1, 0.5, 3):
+        with pytest.raises(SettingsError, match="^verbose must be True or False, or 0, 1 or 2, got"):
             make(wrong)
     assert [make(given).verbose for given in (False, True, np.bool_(True), 2)] == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("verbose", [0, 1, 2])
+def test_a_verbose_callback_says_where_it_writes_and_that_it_ends_the_training(verbose, tmp_path, caplog):
+    def enough(heard):
+        return heard["num_timesteps"] < 200
+
+    with caplog.at_level(logging.INFO, "dist_classicrl.callbacks"):
+        run = Reports([MetricsCallback(tmp_path, verbose), ConvertCallback(enough, verbose)]).start()
+        assert run.report(100) and not run.report(200)
+    begins, ends = (
+        f"Metrics of this run are written to {tmp_path}.",
+        "Training ends after 200 steps: the callb",
+    )
+    assert (begins in caplog.text) == (ends in caplog.text) == (verbose > 0)
 
 
 @pytest.mark.parametrize(

@@ -825,43 +825,28 @@ def _has_card():
         return False
 
 
-@pytest.mark.card
-@pytest.mark.skipif(not _has_card(), reason="there is no CUDA card")
-@pytest.mark.parametrize("algorithm", ["q_learning", "sarsa", "double_q_learning"])
-def test_a_cards_table_is_that_of_a_core_to_the_bit(algorithm):
-    settings = Settings(algorithm=algorithm, discount_factor=0.9, learning_rate=PerVisit(0.7))
-    shape = Shape(8, 64, 32)
-    here = made(OnCore, MODEL, settings, shape)
-    there = made(InCopies, MODEL, settings, shape, card=cards.cards()[0])
-    one, other = learned(here, 2_000_000), learned(there, 2_000_000)
-    for name in one:
-        assert np.array_equal(one[name], other[name]), name
+IN_COPIES, IN_ONE_TABLE = (OnCore, InCopies, Shape(8, 64, 32)), (OneOnCore, InOneTable, Shape(8, 64, 1))
+IN_ROWS = RowsOnCore, InRows, Shape(1, 1, 32)
 
 
 @pytest.mark.card
 @pytest.mark.skipif(not _has_card(), reason="there is no CUDA card")
 @pytest.mark.parametrize("algorithm", ["q_learning", "sarsa", "double_q_learning"])
-def test_one_table_on_a_card_is_that_of_a_core_to_the_bit(algorithm):
+@pytest.mark.parametrize(
+    ("kinds", "steps", "given"),
+    [
+        (IN_COPIES, 2_000_000, {}),
+        (IN_ONE_TABLE, 2_000_000, {}),
+        (IN_ROWS, 200_000, {"is_alone": True}),
+        (IN_ROWS, 200_000, {"is_alone": True, "dtype": np.float32}),
+    ],
+    ids=["copies", "one table", "rows where one walks", "rows of float32 where one walks"],
+)
+def test_what_a_card_learns_is_what_a_core_does_to_the_bit(algorithm, kinds, steps, given):
     settings = Settings(algorithm=algorithm, discount_factor=0.9, learning_rate=PerVisit(0.7))
-    shape = Shape(8, 64, 1)
-    here = made(OneOnCore, MODEL, settings, shape)
-    there = made(InOneTable, MODEL, settings, shape, card=cards.cards()[0])
-    one, other = learned(here, 2_000_000), learned(there, 2_000_000)
-    for name in one:
-        assert np.array_equal(one[name], other[name]), name
-
-
-@pytest.mark.card
-@pytest.mark.skipif(not _has_card(), reason="there is no CUDA card")
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@pytest.mark.parametrize("algorithm", ["q_learning", "sarsa", "double_q_learning"])
-def test_rows_on_a_card_are_those_of_a_core_to_the_bit_where_one_walks(algorithm, dtype):
-    settings = Settings(algorithm=algorithm, discount_factor=0.9, learning_rate=PerVisit(0.7))
-    here, there = (
-        made(kind, MODEL, settings, Shape(1, 1, 32), dtype=dtype, is_alone=True, card=cards.cards()[0])
-        for kind in (RowsOnCore, InRows)
-    )
-    one, other = learned(here, 200_000), learned(there, 200_000)
+    on_core, on_card, shape = kinds
+    one = learned(made(on_core, MODEL, settings, shape, **given), steps)
+    other = learned(made(on_card, MODEL, settings, shape, card=cards.cards()[0], **given), steps)
     for name in one:
         assert np.array_equal(one[name], other[name]), name
 

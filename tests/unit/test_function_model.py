@@ -681,9 +681,15 @@ def test_ranks_of_a_host_share_its_cores(monkeypatch):
 
 @pytest.mark.slow
 def test_a_few_states_are_packed_in_plain_python(monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(packing, "_FEW_SLOTS", 0)
+        whole = compile_model(of("stock"))
+    monkeypatch.setattr(packing, "_pack", packing.python_of(packing._pack))  # as if it were not loaded
     for kernel in ("alias", "store"):
         monkeypatch.setattr(packing, kernel, types.SimpleNamespace(py_func=getattr(packing, kernel).py_func))
-    compile_model(of("stock"), range(2, 4))
+    part = compile_model(of("stock"), range(2, 4))
+    own = [field.reshape(6, -1)[2:4].ravel() for field in (whole.thresholds, whole.rewards)]
+    assert_same(part, whole._replace(thresholds=own[0], outcomes=own[0].view(np.int32), rewards=own[1]))
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import re
 
 import gymnasium
@@ -213,7 +214,8 @@ def test_a_study_of_what_changes_nothing_is_refused_before_it_runs(vary, setting
     ],
 )
 def test_a_study_may_vary_what_plays_a_part_in_one_of_its_variants(vary, settings, tmp_path):
-    Sweep(RIVER, 1_000, 2, settings, vary, folder=tmp_path)
+    sweep = Sweep(RIVER, 1_000, 2, settings, vary, folder=tmp_path)
+    assert sweep.plan.n_variants == math.prod(map(len, vary.values()))
 
 
 IMPOSSIBLE = [  # a problem, settings, those that vary, and why some of them cannot be had
@@ -252,7 +254,8 @@ def refuses_closed(parameters, source):
 @pytest.mark.parametrize("check", [refuses_closed, lambda *_: 1 // 0])
 def test_what_a_rule_of_ones_own_raises_by_mistake_is_left_to_its_runs(check, monkeypatch, tmp_path):
     monkeypatch.setattr(idle, "check_source", check)
-    Sweep({"stepped": stepped_lake}, 1_000, 2, folder=tmp_path / "study")
+    sweep = Sweep({"stepped": stepped_lake}, 1_000, 2, folder=tmp_path / "study")
+    assert sweep.plan.n_variants == 1
 
 
 def test_what_is_legal_is_judged_where_all_runs_mask_actions_alike(tmp_path):
@@ -260,7 +263,8 @@ def test_what_is_legal_is_judged_where_all_runs_mask_actions_alike(tmp_path):
     with pytest.raises(StudyError, match="where it is illegal"):
         Sweep("tictactoe", 1_000, 2, {"behavior": policy}, folder=tmp_path / "refused")
     varied = {"use_action_mask": [False]}
-    Sweep("tictactoe", 1_000, 2, {"behavior": policy}, varied, folder=tmp_path / "study")
+    sweep = Sweep("tictactoe", 1_000, 2, {"behavior": policy}, varied, folder=tmp_path / "study")
+    assert sweep.plan.n_variants == 1
 
 
 @pytest.mark.slow

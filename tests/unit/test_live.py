@@ -18,7 +18,7 @@ from terminals import run_on_terminal
 
 from dist_classicrl import Sweep
 from dist_classicrl.cli.live.chart import Chart, braille, dots
-from dist_classicrl.cli.live.run_view import RunRecords, RunView
+from dist_classicrl.cli.live.run_view import LiveRecords, RunView
 from dist_classicrl.cli.live.screen import check_screen
 from dist_classicrl.cli.live.study_view import StudyView
 from dist_classicrl.errors import SettingsError
@@ -63,7 +63,7 @@ def test_braille_has_a_bit_for_each_dot():
 
 def test_a_terminal_without_braille_gets_stars():
     file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    Console(file=file, width=40, height=8).print(Chart([1, 2_000_000], [0.25, 0.5], "steps", "none"))
+    Console(file=file, width=40, height=8).print(Chart([1, 2_000_000], [0.25, 0.5], "none"))
     file.flush()
     text = file.buffer.getvalue().decode("ascii")
     assert "*" in text and "0.25" in text and "0.5" in text and "2M steps" in text
@@ -73,7 +73,7 @@ def test_a_terminal_without_braille_gets_stars():
 
 
 def test_records_are_read_as_they_come_and_anew_when_another_process_goes_on(tmp_path):
-    records = RunRecords(write(tmp_path, []) / "metrics.jsonl")
+    records = LiveRecords(write(tmp_path, []) / "metrics.jsonl")
     records.look()
     assert records.progress is None
     with open(tmp_path / "metrics.jsonl", "a") as file:
@@ -88,7 +88,7 @@ def test_records_are_read_as_they_come_and_anew_when_another_process_goes_on(tmp
 
 def test_a_long_curve_keeps_every_other_point(tmp_path, monkeypatch):
     monkeypatch.setattr("dist_classicrl.cli.live.run_view._MOST_POINTS", 16)
-    records = RunRecords(learning_run(tmp_path, reports=100) / "metrics.jsonl")
+    records = LiveRecords(learning_run(tmp_path, reports=100) / "metrics.jsonl")
     records.look()
     assert 8 <= len(records.steps) <= 16 and records.steps == sorted(records.steps)
     assert len(records.steps) == len(records.returns)

@@ -135,8 +135,14 @@ def test_values_near_the_largest_number_can_be_drawn(tmp_path, kind):
     names = ("td_error", "mean_return", "steps_per_second", "communication_fraction")
     lines = [hand_made.report(100 * i, i, **dict.fromkeys(names, VERY_LARGE[kind](i))) for i in range(1, 40)]
     records = read_metrics(hand_made.write(tmp_path, lines))
-    save(plot_curves(records, ("steps", "time"))[0], tmp_path / "one.svg")
-    save(plot_several_runs([records] * 3, list("abc"))[0], tmp_path / "several.svg")
+    one, curves = plot_curves(records, ("steps", "time"))
+    several = plot_several_runs([records] * 3, list("abc"))[0]
+    save(one, tmp_path / "one.svg")
+    save(several, tmp_path / "several.svg")
+    assert {curve.y.size for curve in curves.values()} == {39}
+    for axes in one.axes + several.axes:
+        assert np.isfinite([*axes.get_xlim(), *axes.get_ylim()]).all()
+        assert all(np.isfinite(line).all() for line in lines_of(axes))
 
 
 @pytest.mark.slow

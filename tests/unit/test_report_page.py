@@ -8,6 +8,7 @@ import hand_made_metrics as hand_made
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from function_models import STOCKED, sell
 from html_pages import BROWSER, Tags, look
 from learned_runs import make_run, run_command
 from matplotlib.figure import Figure
@@ -21,6 +22,7 @@ from dist_classicrl.report.page import Page, Section
 from dist_classicrl.report.sections import RunFacts, run_sections
 
 LAKE = TabularMDP.from_gymnasium("FrozenLake-v1")
+SHOP = TabularMDP.from_function(sell, **STOCKED, tables=False)
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +175,7 @@ def test_a_long_history_keeps_all_episodes_and_some_thousand_reports():
 
 def test_notebooks_show_what_a_terminal_does_as_a_table(trained):
     agent, result, _ = trained
-    for thing in (agent, result, LAKE, agent.policy):
+    for thing in (agent, result, LAKE, SHOP, agent.policy):
         text = thing._repr_html_()
         tags = Tags(text)
         assert tags.open == [] and tags.text[0] == type(thing).__name__

@@ -214,8 +214,9 @@ def test_lines_where_a_bar_is_asked_for_and_cannot_be(capsys):
     assert line.startswith("100%  0:00 left  1k/1k steps  ") and line.endswith("  1 worker")
 
 
-def test_verbose_says_what_begins_and_what_came_of_it(capsys):
-    result = DistAsyncQLearning(seed=1).train(GARNET, total_steps=1_000, verbose=1)
+@pytest.mark.parametrize("verbose", [1, 2])
+def test_verbose_says_what_begins_and_what_came_of_it(capsys, verbose):
+    result = DistAsyncQLearning(seed=1).train(GARNET, total_steps=1_000, verbose=verbose)
     begins, ends = capsys.readouterr().err.splitlines()
     assert begins == "training for 1,000 steps: 25 states, 4 actions, 1 worker, seed 1"
     assert ends.startswith("trained 1,000 steps in ")
@@ -230,7 +231,7 @@ def test_the_last_line_comes_before_what_came_of_it(capsys):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"progress_bar": "yes"}, {"progress_bar": 1}, {"verbose": 2}, {"verbose": "yes"}, {"verbose": None}],
+    [{"progress_bar": "yes"}, {"progress_bar": 1}, {"verbose": 3}, {"verbose": "yes"}, {"verbose": None}],
 )
 def test_what_is_no_wish(wrong):
     with pytest.raises(SettingsError, match=f"{next(iter(wrong))} must be True or False"):

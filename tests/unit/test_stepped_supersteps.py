@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from gymnasium.envs.toy_text.cliffwalking import CliffWalkingEnv
 from gymnasium.spaces import Discrete, MultiDiscrete
+from rank_environments import Spread
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl._random import stream_key
@@ -44,20 +45,12 @@ class SteppedCliff(CliffWalkingEnv):
     """CliffWalking under another class, which nothing is known of. Nothing in it is left to chance."""
 
 
-class SpreadCliff(CliffWalkingEnv):
+class SpreadCliff(Spread, CliffWalkingEnv):
     """The same, whose observations are few of very many."""
 
     def __init__(self, rows=1 << 30):
         super().__init__()
         self.observation_space = MultiDiscrete([rows, 12], start=[5, 0])
-
-    def reset(self, **options):
-        state, info = super().reset(**options)
-        return self.seen(state), info
-
-    def step(self, action):
-        state, *rest = super().step(action)
-        return self.seen(state), *rest
 
     @staticmethod
     def seen(state):

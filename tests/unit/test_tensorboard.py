@@ -1,5 +1,6 @@
 """What TensorBoard reads of a run, by TensorBoard's own reader."""
 
+import logging
 import math
 import os
 import sys
@@ -49,6 +50,13 @@ def test_scalars_under_the_names_of_stable_baselines(tmp_path):
     assert shown["time/time_elapsed"] == [(100, 0.1), (250, 0.25), (300, 0.3)]
     run.end()
     assert len(os.listdir(tmp_path / "logs")) == 1
+
+
+@pytest.mark.parametrize("verbose", [0, 1])
+def test_where_the_files_are_is_said_if_asked_for(verbose, tmp_path, caplog):
+    with caplog.at_level(logging.INFO):
+        Reports(TensorBoardCallback(tmp_path, verbose)).start()
+    assert (f"TensorBoard's files of this run are written to {tmp_path}." in caplog.text) == bool(verbose)
 
 
 def test_a_run_that_goes_on_is_one_curve(tmp_path):

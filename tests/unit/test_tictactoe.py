@@ -14,7 +14,7 @@ from gymnasium.utils.env_checker import check_env
 
 import dist_classicrl.environments
 from dist_classicrl.environments import tiktaktoe_mod
-from dist_classicrl.environments.tictactoe.env import ENV_ID, TicTacToeEnv
+from dist_classicrl.environments.tictactoe.env import TicTacToeEnv
 from dist_classicrl.environments.tictactoe.rules import rules
 from dist_classicrl.errors import IllegalActionError, SettingsError
 
@@ -73,7 +73,7 @@ def random_games(env, n_games, seed):
 def test_gymnasiums_checker_finds_nothing(agent_plays, capsys):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check_env(gymnasium.make(ENV_ID, agent_plays=agent_plays).unwrapped)
+        check_env(gymnasium.make("dist_classicrl/TicTacToe-v0", agent_plays=agent_plays).unwrapped)
         # Without an id the checker cannot make the other render modes, and says so.
         check_env(TicTacToeEnv(agent_plays), skip_render_check=True)
     assert capsys.readouterr().out.startswith("agent ")

@@ -352,9 +352,9 @@ class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
             Whether the rank that serves shows how far it is. By default there is a bar on a terminal and in a
             notebook, and nothing elsewhere: in files, pipes, batch jobs, and under a launcher. True: there, a
             line every 10 seconds on standard error.
-        verbose : bool
-            Say on standard error what is trained and what came of it, and show a line for each worker below
-            the bar.
+        verbose : bool or int
+            1: say on standard error what is trained and what came of it, and show a line for each worker
+            below the bar. 2, which Stable-Baselines3 has as well, says no more here.
         checkpoint_dir : str or path, optional
             Folder, or URL that fsspec knows, in which the run is saved while it goes on; each agent of a
             script has a subfolder of its own there. Rank 0's counts. By default nothing is saved.

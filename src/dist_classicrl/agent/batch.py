@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl._random import fresh_seed
+from dist_classicrl._words import name_of
 from dist_classicrl.agent.beginning import say_idle
 from dist_classicrl.checks import checked_whole
 from dist_classicrl.comm.rooted import RootedCollectives, rooted_over
@@ -79,7 +80,7 @@ def check_rule(settings: Settings, method: str) -> None:
             f"method='sweeps' solves for what the best actions are worth, which the rule {rule.name!r} does "
             f"not learn. Write method='incremental', or algorithm='{SWEPT[0]}'."
         )
-    behavior = behaviors.name_of(settings.behavior)
+    behavior = name_of(settings.behavior)
     if rule.name == "expected_sarsa" and behavior not in _BEHAVIORS:
         raise SettingsError(
             f"learn() with the rule 'expected_sarsa' learns what a behavior is worth, and behavior="

@@ -15,7 +15,7 @@ import numpy as np
 
 from dist_classicrl import schedules
 from dist_classicrl.agent.agreement import Agreement
-from dist_classicrl.agent.checkpoints import Found, check_goes_on, find, put_table_back, take_up
+from dist_classicrl.agent.checkpoints import CallAsked, Found, check_goes_on, find, put_table_back, take_up
 from dist_classicrl.checkpoint.plan import CheckpointPlan
 from dist_classicrl.comm import envelope
 from dist_classicrl.engines.idle import told
@@ -79,21 +79,15 @@ class Beginning:
 
 def begin_call(
     state: AgentState,
-    source: Source,
-    total: int,
-    ranks: int,
-    plan: CheckpointPlan | None,
+    asked: CallAsked,
     watch: StopWatch | None,
     agreement: Agreement,
-    in_rows: bool = False,
-    walkers: int | None = None,
-    reach: Callable[[PlaceName | None, BaseException | None], None] | None = None,
+    reach: Callable[[PlaceName | None, BaseException | None], None] | None,
 ) -> tuple[Beginning, Place | None]:
-    """Bring the agents of all ranks to where a call of `total` steps begins.
+    """Bring the agents of all ranks to where a call begins; return that, and where this rank saves the call.
 
-    Return that, and where this rank saves the call. `in_rows`: the engine sees to it that all have the table.
-    `walkers`: so many are saved with it, where there are some. All ranks call `reach`, before a checkpoint is
-    taken up, on the one that serves with where the call is saved, or with what it found wrong.
+    All ranks call `reach`, before a checkpoint is taken up, on the one that serves with where the call is
+    saved, or with what it found wrong.
     """
     found: Beginning | None = None
     place: Place | None = None
@@ -101,7 +95,7 @@ def begin_call(
     claimed, read = None, None
     if agreement.is_head:
         try:
-            place, read, claimed = find_out(state, source, total, plan, walkers)
+            place, read, claimed = find_out(state, asked)
         except BaseException as caught:  # whatever it is, the others must hear of it
             error = caught
     try:
@@ -109,7 +103,7 @@ def begin_call(
             reach(claimed, error)
         if agreement.is_head and error is None:
             try:
-                found = _begin(state, total, ranks, watch, place, read)
+                found = _begin(state, asked, watch, place, read)
             except BaseException as caught:
                 error = caught
         own = state.digests() if len(agreement.members) > 1 else []
@@ -121,9 +115,9 @@ def begin_call(
         state.change(**state.settings.of_schedules(beginning.schedules))  # not before all ranks are at it
     else:
         _warn_of_differences(state, beginning, own, everyone, agreement)
-        adopt(state, beginning, plan, watch)
+        adopt(state, beginning, asked.plan, watch)
     if state.large is not None:
-        if not in_rows and len(agreement.members) > 1:
+        if not asked.in_rows and len(agreement.members) > 1:
             _tell_large(state, state.large, agreement)
     elif beginning.has_loaded or (everyone != everyone[0]).any():
         if state.keyed is not None:
@@ -153,40 +147,36 @@ def _tell_keys(state: AgentState, keyed: KeyedRows, agreement: Agreement) -> Non
         keyed.put(keys, None, np.zeros(rows, state.values.dtype), np.zeros(rows, np.int64))
 
 
-def find_out(
-    state: AgentState, source: Source, total: int, plan: CheckpointPlan | None, walkers: int | None
-) -> tuple[Place | None, Found | None, PlaceName | None]:
+def find_out(state: AgentState, asked: CallAsked) -> tuple[Place | None, Found | None, PlaceName | None]:
     """Find out on the rank that serves where a call is saved, and claim that place if steps are to be made.
 
     Return the place, the checkpoint that is to be taken up, if there is one, and what the place is called
     from then on, if it was claimed.
     """
-    begin = state.requested
+    begin, plan = state.requested, asked.plan
     if begin < state.steps:
         # This call was begun by an earlier process. What the script does to the table between its calls, it
         # did then as well: the checkpoint contains it.
         put_table_back(state)
-    if plan is None or total == 0:
+    if plan is None or asked.total == 0:
         return None, None, None
-    asked = begin + total
-    place = state.places.of(plan, _experiment(state, source))
-    found = None if place.is_looked_through else find(state, source, place, plan, asked, walkers)
+    place = state.places.of(plan, _experiment(state, asked.source))
+    found = None if place.is_looked_through else find(state, asked, plan, place)
     if found is None:
-        check_goes_on(state, source, begin, walkers, plan.strict)
+        check_goes_on(state, asked, plan.strict)
     steps, read = (state.steps, place.read) if found is None else (found.steps, found.name)
     finished = state.finished if found is None else found.finished
-    if steps >= end_of(finished, begin, asked):
+    if steps >= end_of(finished, begin, begin + asked.total):
         return place, found, None
     if not place.claim(read):
-        found = find(state, source, place, plan, asked, walkers)
+        found = find(state, asked, plan, place)
     run = state.places.run if found is None or found.run is None else found.run
     return place, found, PlaceName(place.number, run)
 
 
 def _begin(
     state: AgentState,
-    total: int,
-    ranks: int,
+    asked: CallAsked,
     watch: StopWatch | None,
     place: Place | None,
     found: Found | None,
@@ -200,19 +190,20 @@ def _begin(
             take_up(state, place, found)
         place.is_looked_through = True
     begin = state.requested
-    asked = begin + total
-    end = end_of(state.finished, begin, asked)
+    until = begin + asked.total
+    end = end_of(state.finished, begin, until)
     return Beginning(
         begin=begin,
         end=end,
-        asked=asked,
+        asked=until,
         steps=state.steps,
         seed=state.drawn_seed(),
         schedules={
-            name: in_call(each, begin, total, state.steps) for name, each in state.settings.schedules.items()
+            name: in_call(each, begin, asked.total, state.steps)
+            for name, each in state.settings.schedules.items()
         },
         finished=list(state.finished),
-        ranks=ranks,
+        ranks=asked.ranks,
         run=state.places.run,
         place=None if place is None else place.name,
         generation=0 if place is None else place.generation,

@@ -42,6 +42,18 @@ _STATE_SETTINGS = ("buffer_size", "replay_ratio", "use_action_mask")
 
 
 @dataclass(frozen=True)
+class CallAsked:
+    """What a call of `train` asks for, as all ranks have agreed."""
+
+    source: Source
+    total: int  # steps of all ranks together
+    ranks: int  # of the communicator; 1 where a process is alone
+    plan: CheckpointPlan | None  # where it is saved
+    walkers: int | None  # so many are saved with it; None: it has none
+    in_rows: bool  # whether the engine sees to it that all ranks have the table
+
+
+@dataclass(frozen=True)
 class Found:
     """A checkpoint that was read and checked against what the agent is to learn."""
 
@@ -72,18 +84,8 @@ def _check_holds_agents(plan: CheckpointPlan) -> None:
         )
 
 
-def find(
-    state: AgentState,
-    source: Source,
-    place: Place,
-    plan: CheckpointPlan,
-    asked: int,
-    walkers: int | None = None,
-) -> Found | None:
+def find(state: AgentState, asked: CallAsked, plan: CheckpointPlan, place: Place) -> Found | None:
     """Return the newest checkpoint of the agent's place, if there is one to go on from; change nothing.
-
-    It is for a call in `source` that was to end at global step `asked`, with so many `walkers` if there are
-    some.
 
     CheckpointError where there are some and none is good, `plan` asks for one and there is none, or what it
     has as checkpoint_dir is itself an agent's folder;
@@ -105,7 +107,7 @@ def find(
         raise _refused(saved, fault)
     if _is_outdated(state, place, saved):
         return None
-    fits = _check(state, source, saved, plan.strict, asked, walkers)
+    fits = _check(state, asked, saved, plan.strict)
     body, arrays = saved.body, saved.arrays
     if (state.keyed is None) != ("keys" not in arrays):
         raise CheckpointMismatchError(
@@ -130,7 +132,7 @@ def find(
     if fits:
         stream = None if body["stream"] is None else (body["stream"]["start"], body["stream"]["used"])
         exact, pace = arrays.get("exact"), body.get("pace")
-        environment = Identity.from_dict(body["environment"]) or source.identity
+        environment = Identity.from_dict(body["environment"]) or asked.source.identity
         if (
             exact is not None
             and state.keyed is None
@@ -259,25 +261,23 @@ def _refused(saved: Saved, fault: str) -> CheckpointError:
     return refused(saved, fault, instead)
 
 
-def _check(
-    state: AgentState, source: Source, saved: Saved, strict: bool, asked: int, walkers: int | None
-) -> bool:
+def _check(state: AgentState, asked: CallAsked, saved: Saved, strict: bool) -> bool:
     """Return whether all of a checkpoint fits, or only its table.
 
     CheckpointMismatchError where `strict` and something differs, or the agent is further than the checkpoint.
     """
-    settings, body = state.settings, saved.body
+    settings, body, walkers = state.settings, saved.body, asked.walkers
     there, here = body["settings"], settings.to_dict()
     names = _SAME if settings.async_updates else (*_SAME, *_SAME_IN_ROUNDS)
     both = [(name, there.get(name), here[name]) for name in names]
     if not settings.async_updates:  # a card makes another table, of which older versions knew nothing
         both.append(("device", _device_of_rounds(there), _device_of_rounds(here)))
-    both.append(("environment", _environment_of_call(state, body, asked), source.identity.text))
+    both.append(("environment", _environment_of_call(state, body, asked.total), asked.source.identity.text))
     both.append(("table", saved.arrays["q_table"].shape, _shape_of(state, saved.arrays).of_table))
     if body["call"]["begin"] == state.requested < body["steps"]:  # in the middle of this call
         if walkers is not None:
             both.append(("walkers", _walkers_of(saved, walkers), walkers))
-        both.append(("what placement= chooses", *_engines(settings, source, body["mode"], walkers)))
+        both.append(("what placement= chooses", *_engines(settings, asked, body["mode"])))
     if settings.seed is not None:
         both.append(("seed", body["seed"], settings.seed))
     differing = [f"{name}: {one!r} there, {other!r} here" for name, one, other in both if one != other]
@@ -313,29 +313,29 @@ def _mismatch(url: str, differing: str) -> CheckpointMismatchError:
     )
 
 
-def _engines(settings: Settings, source: Source, mode: str, walkers: int | None) -> tuple[str, str]:
-    """Return what made a checkpoint of this `mode`, and what learns here with so many `walkers`.
+def _engines(settings: Settings, asked: CallAsked, mode: str) -> tuple[str, str]:
+    """Return what made a checkpoint of this `mode`, and what learns here.
 
     Both are "" where another engine makes no other table, and for a checkpoint of neither of these two, whose
     `async_updates` is another.
     """
     names = "rounds", "supersteps"
-    if settings.async_updates or source.simulator is None or mode not in names:
+    if settings.async_updates or asked.source.simulator is None or mode not in names:
         return "", ""
-    return mode, names[walkers is not None]
+    return mode, names[asked.walkers is not None]
 
 
-def check_goes_on(state: AgentState, source: Source, begin: int, walkers: int | None, strict: bool) -> None:
+def check_goes_on(state: AgentState, asked: CallAsked, strict: bool) -> None:
     """Check that a call which goes on from a checkpoint taken up before learns as it did there.
 
     Else new episodes begin, or CheckpointMismatchError where `strict`.
     """
-    pending = state.pending
-    if pending is None or not begin == pending.begin < state.steps:
+    pending, walkers = state.pending, asked.walkers
+    if pending is None or not state.requested == pending.begin < state.steps:
         return
     resumed = pending.resumed
     there = resumed.learners.get(0, {}).get("walkers") if resumed.mode == "supersteps" else None
-    one, other = _engines(state.settings, source, resumed.mode, walkers)
+    one, other = _engines(state.settings, asked, resumed.mode)
     if one != other:
         differing = f"what placement= chooses: {one!r} there, {other!r} here"
     elif walkers is not None and there is not None and len(there) != walkers:
@@ -348,13 +348,13 @@ def check_goes_on(state: AgentState, source: Source, begin: int, walkers: int | 
     state.pending = replace(pending, resumed=replace(resumed, learners={}))
 
 
-def _environment_of_call(state: AgentState, body: Mapping[str, Any], asked: int) -> str:
-    """Return in what the call of `train` was made that this one is.
+def _environment_of_call(state: AgentState, body: Mapping[str, Any], total: int) -> str:
+    """Return in what the call of `train` was made that this one is, of `total` steps.
 
     It may have ended before the one in which the checkpoint was written, and that be in a new environment.
     """
     newest: str = body["environment"]["text"]
-    call = finished_call(body["finished"], state.requested, asked)
+    call = finished_call(body["finished"], state.requested, state.requested + total)
     return newest if call is None else str(call.get("environment", newest))
 
 

@@ -8,8 +8,19 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from dist_classicrl.callbacks import callback_list
+from dist_classicrl.callbacks.shown import REPORT_SECONDS
 from dist_classicrl.checkpoint.plan import CheckpointPlan, checked_signals, checkpoint_plan
-from dist_classicrl.checks import Or, WholeNumber, YesOrNo, as_float, is_flag, is_real, is_whole, takes_one
+from dist_classicrl.checks import (
+    Or,
+    WholeNumber,
+    YesOrNo,
+    as_float,
+    checked_verbosity,
+    is_flag,
+    is_real,
+    is_whole,
+    takes_one,
+)
 from dist_classicrl.engines.progress import Progress
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import SettingsError
@@ -17,7 +28,6 @@ from dist_classicrl.process.stop import OF_LAUNCHER, with_launchers
 from dist_classicrl.settings import Settings
 
 _MOST_STEPS = 2**62
-_REPORT_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -111,8 +121,7 @@ class Request:
             )
         callback_list(self.callbacks)
         Or(None, YesOrNo("None"))("progress_bar", self.progress_bar)
-        if not is_flag(self.verbose) and not (is_whole(self.verbose) and self.verbose in (0, 1)):
-            raise SettingsError(f"verbose must be True or False, or 1 or 0, got {self.verbose!r}.")
+        checked_verbosity(self.verbose)
         if isinstance(interval, str) and interval == "auto":
             return steps
         if not is_real(interval):
@@ -128,7 +137,7 @@ class Request:
     def seconds_between_reports(self, settings: Settings) -> float:
         """Return how often to report by time; infinity: reports depend on steps alone."""
         if self.progress_interval == "auto":
-            return _REPORT_SECONDS if settings.async_updates else math.inf
+            return REPORT_SECONDS if settings.async_updates else math.inf
         return float(self.progress_interval)
 
     def bounded_steps(self, steps: int, source: Source, made: int) -> int:

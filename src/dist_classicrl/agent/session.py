@@ -16,7 +16,7 @@ from typing import Any
 from dist_classicrl.agent.agreement import Agreement, Alone
 from dist_classicrl.agent.beginning import Beginning, adopt, begin_call, say_idle
 from dist_classicrl.agent.checkpoint_body import constant_arrays, description
-from dist_classicrl.agent.checkpoints import put_back_to_call
+from dist_classicrl.agent.checkpoints import CallAsked, put_back_to_call
 from dist_classicrl.agent.observer import CallbackObserver
 from dist_classicrl.agent.reach import check_reach
 from dist_classicrl.agent.request import Request
@@ -82,15 +82,14 @@ class Session:
         settling = self._settling()
         with state.room_on_trial(), ExitStack() as until_training:
             settled = settling.agree(agreement, error, until_training)
-            source, total, in_rows = settled.source, settled.total, settled.in_rows
-            ranks, walkers = settling.ranks, self._walkers(settled)
+            source, in_rows = settled.source, settled.in_rows
+            walkers = self._walkers(settled)
+            asked = CallAsked(source, settled.total, settling.ranks, self.plan, walkers, in_rows)
             is_divided = state.large is not None and state.large.is_divided
             reach = None
             if is_divided and self.plan is not None:
                 reach = partial(check_reach, state, self.plan, agreement)
-            beginning, place = begin_call(
-                state, source, total, ranks, self.plan, self.watch, agreement, in_rows, walkers, reach
-            )
+            beginning, place = begin_call(state, asked, self.watch, agreement, reach)
             if state.steps >= beginning.end:
                 if state.steps == beginning.end:  # else it is a call of before, which another one followed
                     self._check_environment(source, beginning, agreement)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dist_classicrl.checks import is_flag, is_row, is_whole, takes_one
+from dist_classicrl.checks import checked_verbosity, is_row, is_whole, takes_one
 from dist_classicrl.errors import SettingsError, UnknownAttributeError
 
 if TYPE_CHECKING:
     from dist_classicrl.engines.outcome import Outcome
     from dist_classicrl.engines.progress import Progress
 
+logger = logging.getLogger(__name__)
 
 # What callbacks of Stable-Baselines3 have besides, and what takes its place here.
 _OF_OTHERS = {
@@ -36,8 +38,8 @@ class BaseCallback:
     Parameters
     ----------
     verbose : int
-        0: silent; 1: what the callback decides is logged. `SettingsError` for what is neither a whole number
-        of 0 or more nor True or False.
+        0: silent; 1: what the callback decides is logged. 2, which Stable-Baselines3 has as well, says no
+        more in the callbacks of this package. `SettingsError` for what is none of them, nor a flag.
 
     Attributes
     ----------
@@ -65,9 +67,7 @@ class BaseCallback:
     only_own_steps = False
 
     def __init__(self, verbose: int = 0) -> None:
-        if not is_flag(verbose) and not (is_whole(verbose) and verbose >= 0):
-            raise SettingsError(f"verbose must be True or False, or 1 or 0, got {verbose!r}.")
-        self.verbose = int(verbose)
+        self.verbose = checked_verbosity(verbose)
         self.model: Any = None
         self.num_timesteps = self.reported_timesteps = 0
         self.n_calls = 0
@@ -362,6 +362,8 @@ class ConvertCallback(BaseCallback):
     callback : callable
         Called at each report with a dict: "self" is the agent, "progress" the report, "num_timesteps" the
         steps of all ranks in all calls. The training ends in order where it returns False.
+    verbose : int
+        1: that it ends the training is logged.
 
     Raises
     ------
@@ -383,6 +385,13 @@ class ConvertCallback(BaseCallback):
                 "num_timesteps."
             )
         self.callback = callback
+
+    def on_step(self, progress: Progress) -> bool:
+        """Give a report, and return whether the training is to go on."""
+        goes_on = super().on_step(progress)
+        if not goes_on:
+            say_end(self, f"the callback {self.callback!r} asks for it")
+        return goes_on
 
     def _on_step(self) -> bool:
         return self.callback(
@@ -417,6 +426,12 @@ def one_callback(callbacks: CallbacksLike) -> BaseCallback:
 
 
 _ALLOWED = "A callback must be a BaseCallback, or a function of one argument, or a list of these."
+
+
+def say_end(callback: BaseCallback, why: str) -> None:
+    """Log why a callback ends the training, where it is to say what it decides."""
+    if callback.verbose > 0:
+        logger.info("Training ends after %s steps: %s.", f"{callback.num_timesteps:,}", why)
 
 
 def _callback(given: Any) -> BaseCallback:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import TYPE_CHECKING
 
-from dist_classicrl.callbacks.base import BaseCallback
+from dist_classicrl.callbacks.base import BaseCallback, say_end
 from dist_classicrl.checks import checked_limit, checked_whole
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.monitoring.reports import WINDOW, RecentEpisodes
@@ -14,8 +13,6 @@ from dist_classicrl.monitoring.reports import WINDOW, RecentEpisodes
 if TYPE_CHECKING:
     from dist_classicrl.callbacks.evaluation import EvalCallback
     from dist_classicrl.environments.identity import Identity
-
-logger = logging.getLogger(__name__)
 
 
 class _OfEvaluation(BaseCallback):
@@ -60,7 +57,9 @@ class StopTrainingOnRewardThreshold(_OfEvaluation):
         best = max(self._evaluation.log.means)  # not that of the best model, which its value may decide
         if best < self.reward_threshold:
             return True
-        _say(self, f"an evaluation's mean return is {best:.6g}, and {self.reward_threshold:.6g} is asked for")
+        say_end(
+            self, f"an evaluation's mean return is {best:.6g}, and {self.reward_threshold:.6g} is asked for"
+        )
         return False
 
 
@@ -102,7 +101,7 @@ class StopTrainingOnNoModelImprovement(_OfEvaluation):
         self._count(self._evaluation.has_improved)
         if self.no_improvement_evals <= self.max_no_improvement_evals:
             return True
-        _say(self, f"the last {self.no_improvement_evals} evaluations found no better model")
+        say_end(self, f"the last {self.no_improvement_evals} evaluations found no better model")
         return False
 
 
@@ -129,7 +128,7 @@ class _OfOwnEpisodes(BaseCallback):
     def _end(self, why: str) -> bool:
         """End the training; there may be reports of what was on its way, so say why once."""
         if not self._has_ended:
-            _say(self, why)
+            say_end(self, why)
         self._has_ended = True
         return False
 
@@ -215,8 +214,3 @@ class StopTrainingOnNoReturnImprovement(_OfOwnEpisodes):
         if waited < self.patience or self.num_timesteps < self.min_steps:
             return True
         return self._end(f"the mean return has not risen above {self.best:.6g} for {waited:,} steps")
-
-
-def _say(callback: BaseCallback, why: str) -> None:
-    if callback.verbose > 0:
-        logger.info("Training ends after %s steps: %s.", f"{callback.num_timesteps:,}", why)

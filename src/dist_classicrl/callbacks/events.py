@@ -21,6 +21,8 @@ class EventCallback(BaseCallback):
     ----------
     callback : BaseCallback, sequence, function or None
         What is called then.
+    verbose : int
+        Of `BaseCallback`: 1: what a subclass decides is logged.
     """
 
     def __init__(self, callback: CallbacksLike = None, verbose: int = 0) -> None:

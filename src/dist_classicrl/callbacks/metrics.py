@@ -39,6 +39,7 @@ class MetricsCallback(BaseCallback):
     folder : str or path
         Made if it is missing. Where several hosts may come to serve, all of them should see it.
     verbose : int
+        1: the folder is logged.
 
     Notes
     -----
@@ -69,6 +70,9 @@ class MetricsCallback(BaseCallback):
         except OSError as error:
             what = f"Metrics cannot be written to {self.folder}"
             refuse_or_warn(error, what, "MetricsCallback", self.num_timesteps)
+            return
+        if self.verbose > 0:
+            logger.info("Metrics of this run are written to %s.", self.folder)
 
     def _on_step(self) -> bool:
         progress = self.progress

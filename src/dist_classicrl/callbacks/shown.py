@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REPORT_SECONDS = 1.0
-"""How often a training reports that nobody but a bar listens to."""
+"""How often a training reports without a wish, and for a bar alone."""
 
 _LINE_SECONDS = 10.0
 _NOTEBOOK_SECONDS = 0.5

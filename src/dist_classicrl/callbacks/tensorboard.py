@@ -31,6 +31,7 @@ class TensorBoardCallback(ScalarsCallback):
     log_dir : str or path
         Made if it is missing; best one for each run.
     verbose : int
+        1: the folder is logged.
 
     Raises
     ------
@@ -56,6 +57,8 @@ class TensorBoardCallback(ScalarsCallback):
             what = f"TensorBoard's files cannot be written to {self.log_dir}"
             refuse_or_warn(error, what, "TensorBoardCallback", self.num_timesteps)
             return
+        if self.verbose > 0:
+            logger.info("TensorBoard's files of this run are written to %s.", self.log_dir)
         # Whatever is there of steps from this one on was lost with the process that wrote it.
         begins = Event(
             wall_time=time.time(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from dist_classicrl._words import name_of
 from dist_classicrl.checks import as_float, is_real, is_whole
 from dist_classicrl.errors import SettingsError
 
@@ -90,11 +91,6 @@ def to_data(compression: Any) -> str | dict[str, Any]:
         f"compression must be one of {', '.join(map(repr, NAMED))}, or TopK(share=0.1) or Quantized(bits=16) "
         f"of dist_classicrl.compression, got {compression!r}.{hint}"
     )
-
-
-def name_of(data: str | Mapping[str, Any]) -> str:
-    """Return the name of a kind of compression as plain data."""
-    return data if isinstance(data, str) else str(data["name"])
 
 
 class Carry(NamedTuple):

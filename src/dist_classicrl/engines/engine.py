@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from dist_classicrl.compression import Carry, name_of
+from dist_classicrl._words import name_of
+from dist_classicrl.compression import Carry
 from dist_classicrl.engines.decentralized.checks import check_decentralized
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.settings import LOGICAL_WORKERS, PLACEMENTS, Settings

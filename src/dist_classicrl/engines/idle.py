@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from dist_classicrl._words import name_of
 from dist_classicrl.engines.engine import OF_COPIES, Engine, Layout, is_built_in, written
 from dist_classicrl.learning.rules import find
 from dist_classicrl.rules import behaviors
@@ -123,7 +124,7 @@ def _by_choice(settings: Settings) -> dict[str, str]:
         name: f"with the algorithm {rule.name}, which {why}: {_OUT}, or take another."
         for name, why in rule.playing_no_part(parameters).items()
     }
-    behavior = behaviors.name_of(settings.behavior)
+    behavior = name_of(settings.behavior)
     if (why := behaviors.WITHOUT_EPSILON.get(behavior)) is not None:
         given = "an array as behavior" if behavior == behaviors.POLICY else f'behavior="{behavior}"'
         found["epsilon"] = f'with {given}, which {why}: write behavior="epsilon_greedy", or {_OUT}.'

@@ -10,7 +10,25 @@ from typing import Protocol
 
 import numpy as np
 
+from dist_classicrl._html import facts_of
 from dist_classicrl.environments.solution import Solution
+
+
+class Fingerprinted:
+    """A model that is equal to others of its kind that are the same process, whatever they are called."""
+
+    def fingerprint(self) -> str:
+        """Return a SHA-256 of the process in hexadecimal."""
+        raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        return self.fingerprint() == other.fingerprint() if isinstance(other, type(self)) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint())
+
+    def _repr_html_(self) -> str:
+        return facts_of(repr(self))
 
 
 class Pairs(Protocol):

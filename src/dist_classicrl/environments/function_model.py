@@ -13,6 +13,7 @@ import numpy as np
 from dist_classicrl._jit import class_of_its_own, is_of_package
 from dist_classicrl._random import stream_key
 from dist_classicrl.checks import is_whole
+from dist_classicrl.environments.finite_model import Fingerprinted
 from dist_classicrl.environments.model_checks import (
     as_array,
     check_acting_states,
@@ -73,7 +74,7 @@ class NoData(NamedTuple):
     nothing: int = 0
 
 
-class FunctionMDP:
+class FunctionMDP(Fingerprinted):
     """A Markov decision process of which nothing is stored: the function that describes it is asked.
 
     Made by `TabularMDP.from_function`, and taken as an environment wherever a `TabularMDP` is. It is
@@ -334,14 +335,6 @@ class FunctionMDP:
         was compiled, and what libraries do.
         """
         return self._digest
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, FunctionMDP):
-            return NotImplemented
-        return self.fingerprint() == other.fingerprint()
-
-    def __hash__(self) -> int:
-        return hash(self._digest)
 
     def __repr__(self) -> str:
         return (

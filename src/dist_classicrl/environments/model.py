@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dist_classicrl._html import facts_of
 from dist_classicrl.environments import reachability
+from dist_classicrl.environments.finite_model import Fingerprinted
 from dist_classicrl.environments.model_checks import (
     check_acting_states,
     checked_grid,
@@ -39,7 +39,7 @@ _OUTCOME_FIELDS = ("outcome_ptr", "outcome_prob", "outcome_next", "outcome_rewar
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TabularMDP(Making):
+class TabularMDP(Fingerprinted, Making):
     """A finite Markov decision process with a start distribution and an optional time limit.
 
     The outcomes of the state-action pairs are stored in compressed sparse row form: pair
@@ -186,22 +186,11 @@ class TabularMDP(Making):
         """Return the SHA-256 of the process (its arrays and numbers, not its labels) in hexadecimal."""
         return self._digest
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, TabularMDP):
-            return NotImplemented
-        return self.fingerprint() == other.fingerprint()
-
-    def __hash__(self) -> int:
-        return hash(self._digest)
-
     def __repr__(self) -> str:
         return (
             f"TabularMDP({self.name!r}, {self.n_states} states, {self.n_actions} actions, "
             f"{self.outcome_prob.size} outcomes, max_episode_steps={self.max_episode_steps})"
         )
-
-    def _repr_html_(self) -> str:
-        return facts_of(repr(self))
 
     def part(self, states: range | np.ndarray | None = None) -> ModelTables:
         """Return the alias tables of some states, or of all: what a rank needs that holds these."""

@@ -17,7 +17,6 @@ from numba import types
 
 from dist_classicrl._jit import (
     as_called_by_kernels,
-    check_compiles,
     class_of_its_own,
     is_of_package,
     jit_inline,
@@ -30,6 +29,7 @@ from dist_classicrl.environments.key_types import key_type
 from dist_classicrl.environments.model_checks import as_array, checked_time_limit
 from dist_classicrl.environments.sampling import alias
 from dist_classicrl.environments.sampling.alias import ModelTables as ModelTables
+from dist_classicrl.environments.sampling.function_checks import check_compiled, check_data
 from dist_classicrl.environments.sampling.function_source import add_function, add_values
 from dist_classicrl.environments.sampling.packing import compile_model
 from dist_classicrl.environments.state_keys import (
@@ -42,7 +42,7 @@ from dist_classicrl.environments.state_keys import (
     put_words,
     words_of,
 )
-from dist_classicrl.errors import ActionMaskError, ModelError, SettingsError
+from dist_classicrl.errors import ActionMaskError, SettingsError
 
 _SIZE = WholeNumber(1, bits=30)
 _begin_model, _advance_model = alias.begin_model, alias.advance_model
@@ -244,18 +244,9 @@ class CompiledSimulator:
         functions: dict[str, Any] = {"reset": reset, "step": step}
         if keyed and legal is not None:
             functions["legal"] = legal
-        check_compiles()
         for role, function in functions.items():
-            if not hasattr(function, "py_func"):
-                raise ModelError(
-                    f"{name}: {role} must be compiled with numba.njit, got {function!r}. Put @numba.njit "
-                    "above it."
-                )
-        if not (isinstance(data, tuple) and hasattr(data, "_fields")):
-            raise ModelError(
-                f"{name}: data must be a NamedTuple of arrays and numbers (typing.NamedTuple), got "
-                f"{type(data).__name__}."
-            )
+            check_compiled(name, role, function)
+        check_data(name, data)
         mask = None
         if legal is not None and not keyed:
             if callable(legal):

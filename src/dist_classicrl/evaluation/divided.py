@@ -71,7 +71,7 @@ def _play_some(
         with compiling(simulator):
             run_game(simulator, came, rewards, kernel, *arguments)
 
-    call(begin, simulation, memories, counters, states, n_states, came, rewards)
+    call(begin, simulation, memories, counters, states, n_states, came)
     running = np.arange(n)
     while running.size:
         asked.ask(states[running])

@@ -59,7 +59,7 @@ def play_greedily(simulation, memory, time_limit, table, key, returns, lengths, 
 
 
 @jit
-def begin_each(simulation, memories, counters, states, n_states, came, returns):
+def begin_each(simulation, memories, counters, states, n_states, came):
     """Begin an episode in each row of `memories`; return whether a game gave what it must not."""
     for i in range(states.size):
         counters[i] += GAMMA

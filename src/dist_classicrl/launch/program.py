@@ -64,11 +64,16 @@ def own_words(original: Sequence[str] | None = None) -> tuple[list[str], list[st
         if words[:1] == [_REPLACEMENT]:
             words = words[1:]
     if not words or words[0] in ("-", "-c"):
-        raise LauncherError(
-            f"This process was started as {' '.join(given)!r}, which cannot be started again on another "
-            "rank. Write the program into a file, and start that."
-        )
+        raise not_again(f"was started as {' '.join(given)!r}")
     return options, words
+
+
+def not_again(what: str) -> LauncherError:
+    """Return the error of a process that cannot be started again; `what` it runs, or was started as."""
+    return LauncherError(
+        f"This process {what}, which cannot be started again on another rank. Write the program into a "
+        "file, and start that."
+    )
 
 
 def main(words: Sequence[str]) -> int:

@@ -190,10 +190,7 @@ def command_of_replacement() -> list[str]:
     options, words = program.own_words()
     name = words[1].partition(".")[0] if words[0] == "-m" else PurePath(words[0]).stem
     if name in _NOT_TO_RUN_AGAIN:
-        raise LauncherError(
-            f"This process runs {name}, which cannot be started again on another rank. Write the program "
-            "into a file, and start that."
-        )
+        raise program.not_again(f"runs {name}")
     return program.command(words, options=options, replacement=True)
 
 

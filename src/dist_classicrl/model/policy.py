@@ -39,6 +39,22 @@ class Policy:
     visits : ndarray of int64, shape (states, actions)
     legal : ndarray of bool, shape (states, actions), or None
         The legal actions, where they are known to depend on the state alone.
+    observations : SpaceIndex, KeyIndex or None
+        Between the environment's own observations and states; None where they are states, from 0 on.
+    actions : SpaceIndex or None
+        Between the environment's own actions and those of the table, likewise.
+    labels : Labels
+        What states and actions are called where a policy is shown.
+    is_numbered : bool
+        False: observations are something else than states, and not known.
+    obeys_masks : bool
+        Whether the action mask in a ``Dict`` observation is obeyed.
+    has_told_masks : bool
+        Whether masks may have been told only as states were met: what nothing is known of is not played.
+    initial_value : float
+        What an action is worth of which nothing is known.
+    game : CompiledSimulator or None
+        The game, where states are keys: it tells what is legal in those that are not known.
 
     Raises
     ------
@@ -49,16 +65,13 @@ class Policy:
     q: np.ndarray
     visits: np.ndarray
     legal: np.ndarray | None = None
-    #: Between the environment's own values and the integers; None where they are integers from 0 on.
     observations: SpaceIndex | KeyIndex | None = None
     actions: SpaceIndex | None = None
     labels: Labels = field(default_factory=Labels)
-    is_numbered: bool = True  # False: observations are something else than states, and not known
-    obeys_masks: bool = True  # of Dict observations
-    #: Action masks may have been told only as states were met: what nothing is known of is not played.
+    is_numbered: bool = True
+    obeys_masks: bool = True
     has_told_masks: bool = False
-    initial_value: float = 0.0  # what an action is worth of which nothing is known
-    #: The game, where states are keys: it tells what is legal in those that are not known.
+    initial_value: float = 0.0
     game: CompiledSimulator | None = None
 
     def __post_init__(self) -> None:

@@ -180,6 +180,15 @@ def check_metrics(metrics: Any, name: str) -> None:
         )
 
 
+def check_reported(metrics: Any, name: str) -> None:
+    """Raise `PlotError` where there is no report."""
+    if not len(metrics):
+        raise PlotError(
+            f"The records of {name} hold no report of progress, so there is nothing to draw. Train longer "
+            "than one progress interval, or give another run."
+        )
+
+
 def drawable(values: Any) -> np.ndarray:
     """Return `values`, none larger than that the range of all has a size, which axes and colors need."""
     return np.clip(values, -_LARGEST, _LARGEST)

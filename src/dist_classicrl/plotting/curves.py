@@ -156,11 +156,7 @@ def curves_of(metrics: Metrics, x: Sequence[str], name: str, greedy: Greedy = NO
 def _check_records(metrics: Metrics, name: str) -> None:
     """Raise `PlotError` where there is no report, or nothing to draw in any."""
     canvas.check_metrics(metrics, name)
-    if not len(metrics):
-        raise PlotError(
-            f"The records of {name} hold no report of progress, so there is nothing to draw. Train longer "
-            "than one progress interval, or give another run."
-        )
+    canvas.check_reported(metrics, name)
     if not any(np.isfinite(metrics[panel.column]).any() for panel in PANELS if panel.column != GREEDY):
         raise PlotError(
             f"The {len(metrics)} reports of {name} tell neither return nor error, throughput or "

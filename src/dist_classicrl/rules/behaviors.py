@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dist_classicrl._words import nearest
+from dist_classicrl._words import name_of, nearest
 from dist_classicrl.checks import as_array, as_float, is_real, sum_tolerance
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.rules.learning_rule import compared_by_class
@@ -273,8 +273,3 @@ def behavior_of(data: str | Mapping[str, Any]) -> Any:
 def in_kernels(behavior: Any) -> Any:
     """Return a behavior as jitted functions take it: numbers, and a temperature as the exploration rate."""
     return Boltzmann() if isinstance(behavior, Boltzmann) else behavior
-
-
-def name_of(data: str | Mapping[str, Any]) -> str:
-    """Return the name of a behavior as plain data."""
-    return data if isinstance(data, str) else str(data["name"])

@@ -27,7 +27,7 @@ _PARCELS_LEFT = 32  # towards the end: others have nothing to do while the last 
 STEPPED_COST = 300
 # Arguments of an agent that a study gives itself.
 _NOT_HERE = ("seed", "comm")
-_MOST_RUNS = 10_000_000
+MOST_RUNS = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,16 @@ class Plan:
         came out has not decided.
     varied : tuple of str
         The names of those that differ.
+    seeds : tuple of int
+        The seeds that each of the settings has in each environment.
+    total_steps : int
+        Environment steps of a run.
+    points : int
+        Points of a run's learning curve.
+    eval_episodes : int
+        Episodes for the return of a run's greedy policy in the end.
+    stopping : mapping, optional
+        What `SuccessiveHalving.to_dict` says; None: all settings get all steps.
     search : mapping, optional
         What a search by what came out goes through: how many settings, and of which.
     added : tuple of int
@@ -296,7 +306,7 @@ def described(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def checked_seeds(seeds: Any) -> tuple[int, ...]:
     """Return seeds: 0, 1, .. where a number of them is given; StudyError for what is neither."""
-    if is_whole(seeds) and 1 <= seeds <= _MOST_RUNS:
+    if is_whole(seeds) and 1 <= seeds <= MOST_RUNS:
         return tuple(range(int(seeds)))
     given = list(seeds) if isinstance(seeds, (list, tuple, range)) else []
     if not given or not all(is_whole(seed) and 0 <= seed < 2**63 for seed in given):

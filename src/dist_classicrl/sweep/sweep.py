@@ -36,6 +36,7 @@ from dist_classicrl.sweep.hosts.run_maker import RunMaker
 from dist_classicrl.sweep.kept.environment_code import changed_code, code_of
 from dist_classicrl.sweep.making import Making
 from dist_classicrl.sweep.plan import (
+    MOST_RUNS,
     STEPPED_COST,
     Plan,
     checked_seeds,
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
     from dist_classicrl.environments.resolve import EnvLike, Source
 
 logger = logging.getLogger(__name__)
-
-_MOST_RUNS = 10_000_000
 
 
 @named_constructor(
@@ -87,9 +86,13 @@ class Sweep:
     vary : mapping, optional
         Those that differ: a list of values each, or a `Range`.
     search : "grid", "random" or "tpe"
-        All combinations of the values; `n_variants` draws from `search_seed`; or as many that Optuna's
-        tree-structured Parzen estimator proposes by the scores so far (extra `optuna`). What it proposes
-        depends on the order in which runs end; settings once proposed stay.
+        All combinations of the values; random draws; or what Optuna's tree-structured Parzen estimator
+        proposes by the scores so far (extra `optuna`), which depends on the order in which runs end;
+        settings once proposed stay.
+    n_variants : int, optional
+        How many settings any search but a grid tries, which needs it.
+    search_seed : int
+        Of these draws and proposals.
     early_stopping : SuccessiveHalving, optional
         By default all settings get all steps.
     points : int
@@ -164,9 +167,9 @@ class Sweep:
         how: Any = (varied, "random" if is_sampled else search, n_variants, search_seed)
         checked = checked_seeds(seeds)
         n_runs = n_tried(*how) * len(checked) * len(self._environments)
-        if n_runs > _MOST_RUNS:
+        if n_runs > MOST_RUNS:
             raise StudyError(
-                f"A study has at most {_MOST_RUNS:,} runs, got {n_runs:,}. Give fewer seeds, or vary fewer "
+                f"A study has at most {MOST_RUNS:,} runs, got {n_runs:,}. Give fewer seeds, or vary fewer "
                 "values."
             )
         made = [{**common, **each} for each in variants(*how)]

@@ -60,19 +60,17 @@ def braille(picture: np.ndarray) -> list[str]:
 
 
 class Chart:
-    """A curve with the numbers at its ends, as large as the place that it is given.
+    """A curve over steps with the numbers at its ends, as large as the place that it is given.
 
     Parameters
     ----------
     xs, ys : sequence of float
-    unit : str
-        What is written behind the numbers of `xs`.
     empty : str
         What stands there as long as there is no value.
     """
 
-    def __init__(self, xs: Sequence[float], ys: Sequence[float], unit: str, empty: str) -> None:
-        self._xs, self._ys, self._unit, self._empty = xs, ys, unit, empty
+    def __init__(self, xs: Sequence[float], ys: Sequence[float], empty: str) -> None:
+        self._xs, self._ys, self._empty = xs, ys, empty
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw it."""
@@ -94,6 +92,6 @@ class Chart:
         for number, line in enumerate(lines):
             label = f"{bounds[number]:.4g}" if number in bounds else ""
             yield Text.assemble((f"{label:>{_LABEL}} ", "dim"), (line, "cyan"))
-        first, last = short(xs[0]), f"{short(xs[-1])} {self._unit}"
+        first, last = short(xs[0]), f"{short(xs[-1])} steps"
         room = max(1, width - len(first) - len(last))
         yield Text(" " * (_LABEL + 1) + first + " " * room + last, style="dim", no_wrap=True)

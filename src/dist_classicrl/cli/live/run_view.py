@@ -24,7 +24,7 @@ _GONE, _BACK = ("excluded", "left"), ("readmitted", "replaced")
 _FIELDS = {field.name for field in fields(Progress)} - {"ranks", "events"}
 
 
-class RunRecords:
+class LiveRecords:
     """What the metrics of a run say so far; reads only what is new.
 
     Attributes
@@ -96,7 +96,7 @@ class RunView:
     """
 
     def __init__(self, folder: Path, title: str, hint: str) -> None:
-        self._records = RunRecords(folder / "metrics.jsonl")
+        self._records = LiveRecords(folder / "metrics.jsonl")
         self._title, self._hint = title, hint
 
     def picture(self, lines: list[str]) -> RenderableType:
@@ -113,7 +113,7 @@ class RunView:
             Layout(Panel(workers, title="workers", border_style="dim")),
             Layout(Panel(LastLines(_said(records, lines)), title="events", border_style="dim")),
         )
-        chart = Chart(records.steps, records.returns, "steps", "No episode has ended yet.")
+        chart = Chart(records.steps, records.returns, "No episode has ended yet.")
         screen = Layout()
         screen.split_column(
             Layout(headline(self._title, self._hint), size=1),
@@ -144,7 +144,7 @@ def _waiting() -> RenderableType:
     return Text("Before the first record: it is prepared, or compiled.", style="dim")
 
 
-def _workers(records: RunRecords) -> RenderableType:
+def _workers(records: LiveRecords) -> RenderableType:
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim", expand=True)
@@ -162,7 +162,7 @@ def _workers(records: RunRecords) -> RenderableType:
     return table
 
 
-def _said(records: RunRecords, lines: list[str]) -> list[str]:
+def _said(records: LiveRecords, lines: list[str]) -> list[str]:
     """Return what happened, the last of it at the end: events of the records, and lines of output."""
     events = [
         f"{clock(event['time'])} {event['kind']}"

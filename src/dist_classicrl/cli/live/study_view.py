@@ -105,7 +105,7 @@ class StudyView:
         ranked = sorted(self._by_settings.items(), key=lambda item: (-item[1].steps, -item[1].mean))
         best = ranked[0][1].curve if ranked else {}
         curve = {step: math.fsum(means) / len(means) for step, means in sorted(best.items())}
-        chart = Chart([*curve], [*curve.values()], "steps", "No run has ended yet.")
+        chart = Chart([*curve], [*curve.values()], "No run has ended yet.")
         names = len(study.environments) > 1
         screen, lower, processes = Layout(), Layout(), Layout()
         said = self._failures + lines

@@ -17,9 +17,10 @@ from dist_classicrl.cli.options import OPTIONS
 from dist_classicrl.cli.run_folder import RunFolder, folder_around, known_runs
 from dist_classicrl.cli.synonyms import SYNONYMS
 from dist_classicrl.environments import named
-from dist_classicrl.errors import DistClassicRLError, MetricsError, SettingsError
+from dist_classicrl.errors import DistClassicRLError, SettingsError
 from dist_classicrl.monitoring.reading import read_metrics
 from dist_classicrl.plotting import RunRecords, read_evaluations
+from dist_classicrl.plotting.canvas import check_reported
 
 _ALL = "none"  # what --group-by says to have one group
 _SETTINGS = (ENVIRONMENT, RANKS, *OPTIONS)
@@ -49,11 +50,7 @@ def read(run: str, with_best: bool = True) -> Run:
     if not Path(run).exists():
         raise FileNotFoundError(f"There is no {run!r}.{known_runs(Path(run))}")
     metrics = read_metrics(run)
-    if not len(metrics):
-        raise MetricsError(
-            f"The records of {run} hold no report of progress, so there is nothing to draw. Train longer "
-            "than one progress interval, or give another run."
-        )
+    check_reported(metrics, run)
     settings, arguments = _settings_of(run)
     best = _best(settings, arguments) if with_best else None
     named = {_name_of_argument(name): value for name, value in arguments.items()}

@@ -116,10 +116,9 @@ def examine_shared(
             f"Give a {option} that all hosts see: {use}.",
         )
     if unwritable:
-        name, trouble = unwritable[0]
         yield warning(
             check,
-            f"it cannot be written to on {listed([name for name, _ in unwritable])} ({trouble})",
+            f"it cannot be written to on {listed([name for name, _ in unwritable])} ({unwritable[0][1]})",
             f"Give a {option} that this user may write to on all hosts: {use}.",
         )
     if not blind and not unwritable and len({name for name, _ in reports}) > 1:

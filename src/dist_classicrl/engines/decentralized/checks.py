@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dist_classicrl.compression import name_of
+from dist_classicrl._words import name_of
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.settings import Settings
 

@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 from importlib.util import find_spec
 
-from dist_classicrl.compression import name_of
+from dist_classicrl._words import name_of
 from dist_classicrl.engines.run import Run
 from dist_classicrl.membership.admission import Entry
 from dist_classicrl.membership.group import Group

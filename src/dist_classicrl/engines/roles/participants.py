@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from dist_classicrl._words import name_of
 from dist_classicrl.comm.compression import Codec, codec_for
 from dist_classicrl.comm.transport import Channel
-from dist_classicrl.compression import name_of
 from dist_classicrl.engines.loops import LearningOn
 from dist_classicrl.engines.outcome import Outcome
 from dist_classicrl.engines.roles.messages import Final

@@ -28,6 +28,15 @@ def check_data(name: str, data: Any) -> None:
         )
 
 
+def check_compiled(name: str, role: str, function: Any) -> None:
+    """Refuse a function that is not compiled."""
+    check_compiles()
+    if not hasattr(function, "py_func"):
+        raise ModelError(
+            f"{name}: {role} must be compiled with numba.njit, got {function!r}. Put @numba.njit above it."
+        )
+
+
 def check_transition(name: str, data: Any, transition: Any) -> None:
     """Refuse a function that is not compiled, or gives other things than an outcome."""
     given = _returned(name, "transition", transition, data, *[types.int64] * 3)
@@ -56,11 +65,7 @@ def check_start(name: str, data: Any, start: Any) -> None:
 
 
 def _returned(name: str, role: str, function: Any, data: Any, *arguments: Any) -> Any:
-    check_compiles()
-    if not hasattr(function, "py_func"):
-        raise ModelError(
-            f"{name}: {role} must be compiled with numba.njit, got {function!r}. Put @numba.njit above it."
-        )
+    check_compiled(name, role, function)
     kind = data_type(name, data)
     try:
         return result_type(function, (kind, *arguments))

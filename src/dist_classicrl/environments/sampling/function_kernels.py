@@ -290,7 +290,7 @@ def _reach(allowed: Any, transition: Any, n_outcomes: int) -> Any:
             for action in range(place.n_actions):
                 if allowed(place, state, action):
                     for number in range(n_outcomes):
-                        chance, next_state, reward, terminated = transition(place.data, state, action, number)
+                        chance, next_state, _, terminated = transition(place.data, state, action, number)
                         if chance > 0 and not terminated and not reached[np.int64(next_state)]:
                             reached[np.int64(next_state)] = True
                             waiting[size] = np.int64(next_state)

@@ -25,7 +25,6 @@ from dist_classicrl.errors import IllegalActionError, SettingsError
 
 IllegalAction = Literal["lose", "raise"]
 
-ENV_ID = "dist_classicrl/TicTacToe-v0"
 _SIGNS = ".XO"
 
 

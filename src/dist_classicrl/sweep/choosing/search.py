@@ -87,8 +87,12 @@ def variants(
     vary : mapping of str to sequence or Range
         Values of each setting; a `Range` for a random search only.
     search : "grid" or "random"
-        All combinations, the last name fastest; or `n_variants` draws, each of which depends on `seed` and
-        its own number alone: with more of them the first ones stay the same.
+        All combinations, the last name fastest; or draws, each of which depends on `seed` and its own number
+        alone: with more of them the first ones stay the same.
+    n_variants : int, optional
+        How many draws; a grid has none.
+    seed : int
+        Of the draws, 0 or more; 0 for a grid.
 
     Raises
     ------
