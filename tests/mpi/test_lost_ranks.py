@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 from rank_environments import Corridor, SteppedLake
 
 from dist_classicrl.callbacks import BaseCallback
