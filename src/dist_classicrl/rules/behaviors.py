@@ -166,7 +166,7 @@ def _checked(behavior: Any) -> dict[str, Any]:
     for name, value in behavior._asdict().items():
         words, is_allowed = _BOUNDS[name]
         if isinstance(behavior, Boltzmann) and isinstance(value, (Schedule, dict)):
-            schedule = from_dict(value) if isinstance(value, dict) else value
+            schedule = from_dict(value) if isinstance(value, dict) else as_schedule(f"Boltzmann: {name}", value)
             if not isinstance(schedule, Constant):
                 values[name] = to_dict(_checked_temperature(schedule))
                 continue
