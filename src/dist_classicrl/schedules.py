@@ -345,9 +345,9 @@ def as_schedule(name: str, value: Any) -> Schedule:
     if not is_real(value):
         is_own = isinstance(value, Schedule) or (callable(value) and not isinstance(value, type))
         hint = (
-            " Functions, and schedules of your own classes, cannot be had: training goes along straight lines, "
-            "and files name the kind. For another course train in several calls, and set agent.epsilon or "
-            "agent.learning_rate before each."
+            " Functions, and schedules of your own classes, cannot be had: training goes along straight "
+            "lines, and files name the kind. For another course train in several calls, and set "
+            "agent.epsilon or agent.learning_rate before each."
         )
         raise SettingsError(
             f"{name} must be a number or a schedule ({', '.join(_KINDS)} of dist_classicrl.schedules), "

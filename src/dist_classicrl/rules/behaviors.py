@@ -166,7 +166,8 @@ def _checked(behavior: Any) -> dict[str, Any]:
     for name, value in behavior._asdict().items():
         words, is_allowed = _BOUNDS[name]
         if isinstance(behavior, Boltzmann) and isinstance(value, (Schedule, dict)):
-            schedule = from_dict(value) if isinstance(value, dict) else as_schedule(f"Boltzmann: {name}", value)
+            given = from_dict(value) if isinstance(value, dict) else value
+            schedule = as_schedule(f"Boltzmann: {name}", given)
             if not isinstance(schedule, Constant):
                 values[name] = to_dict(_checked_temperature(schedule))
                 continue
