@@ -188,11 +188,22 @@ class Session:
         if beginning.begin == beginning.end:
             return Tally(total_steps=0).result(0.0, 0.0, workers)
         read = None if place is None or place.read is None else f"{place.folder.url}/{place.read}"
-        logger.warning(
-            "All %s steps that this call of train asks for had been made before (%s in all): nothing to do.",
-            f"{beginning.asked - beginning.begin:,}",
-            f"{self.state.steps:,}",
-        )
+        asked = f"{beginning.asked - beginning.begin:,}"
+        if beginning.end < beginning.asked:
+            logger.warning(
+                "A callback, or total_episodes, ended this call of train before, after %s of the %s steps "
+                "that it asks for. It counts as finished: nothing to do. To go on, call train once more "
+                "after it, or ask for another number of steps.",
+                f"{beginning.end - beginning.begin:,}",
+                asked,
+            )
+        else:
+            logger.warning(
+                "All %s steps that this call of train asks for had been made before (%s in all): nothing to "
+                "do.",
+                asked,
+                f"{self.state.steps:,}",
+            )
         call = finished_call(self.state.finished, beginning.begin, beginning.asked)
         if call is not None:
             return Outcome.from_dict({**call["result"], "resumed_from": read})

@@ -71,9 +71,8 @@ def find(algorithm: Any) -> tuple[LearningRule, Any]:
 def _may_return_nothing(code: CodeType) -> bool:
     """Return whether a function has a way on which it returns None: in one word, or by a constant before."""
     words = [(each.opname, each.argval) for each in dis.get_instructions(code)]
-    return ("RETURN_CONST", None) in words or (("LOAD_CONST", None), ("RETURN_VALUE", None)) in pairwise(
-        words
-    )
+    in_two = ("LOAD_CONST", None), ("RETURN_VALUE", None)
+    return ("RETURN_CONST", None) in words or in_two in pairwise(words)
 
 
 def for_kernels(rule: LearningRule, parameters: Any) -> tuple[LearningRule, Any]:
