@@ -231,7 +231,7 @@ class Session:
         say_choice(settings, settled.card, settled.why)
         if self.group is None or self.group.is_server:
             source.give_hints()
-            if state.says_idle:
+            if not state.is_of_study:
                 say_idle(state, idle_settings(settings, engine, settled.layout))
         if self.group is None:  # who is not alone may have to begin anew
             state.pending = None
@@ -259,6 +259,7 @@ class Session:
                 take_over_saving=partial(self._take_over_saving, source, beginning),
                 reload=partial(self._reload, beginning),
                 wants_to_leave=lambda: state.leaving.why,
+                is_of_study=state.is_of_study,
                 is_sharded=asked.placement == "sharded",
                 lend=corner.put_back_when_read,
                 keyed=state.keyed,
