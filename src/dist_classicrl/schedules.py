@@ -334,14 +334,22 @@ def as_schedule(name: str, value: Any) -> Schedule:
     Raises
     ------
     SettingsError
-        If `value` is neither.
+        If `value` is neither, or a schedule of a class of one's own: kernels follow stretches of the kinds
+        that there are, and files name these.
     """
-    if isinstance(value, Schedule):
-        return value
+    if type(value) in _KINDS.values():
+        schedule: Schedule = value
+        return schedule
     if not is_real(value):
+        is_own = isinstance(value, Schedule) or (callable(value) and not isinstance(value, type))
+        hint = (
+            " Functions, and schedules of your own classes, cannot be had: training goes along straight "
+            "lines, and files name the kind. For another course train in several calls, and set "
+            "agent.epsilon or agent.learning_rate before each."
+        )
         raise SettingsError(
             f"{name} must be a number or a schedule ({', '.join(_KINDS)} of dist_classicrl.schedules), "
-            f"got {value!r} of type {type(value).__name__}."
+            f"got {value!r} of type {type(value).__name__}.{hint if is_own else ''}"
         )
     return Constant(_check_number(name, "value", value))
 

@@ -288,9 +288,21 @@ def test_what_is_kept_of_a_behavior_leads_back_to_it(tmp_path):
     assert Settings(behavior=Boltzmann()).behavior == "boltzmann" == Settings(behavior="boltzmann").behavior
 
 
+class OwnBehavior(NamedTuple):
+    chance: float = 0.5
+
+
+class OwnGreedy(EpsilonGreedy):
+    pass
+
+
 @pytest.mark.parametrize(
     "behavior, match",
     [
+        *(
+            (own, "^behavior must be one of .*got .*Behaviors of your own cannot be had, except as chances")
+            for own in (OwnBehavior(), OwnGreedy(), {1, 2}, lambda state: 0, object())
+        ),
         ("greedy", "behavior must be one of 'epsilon_greedy', .*got 'greedy'"),
         (Boltzmann, r"Write Boltzmann\(\) for its usual"),
         (Boltzmann(0.0), "Boltzmann: temperature must be a finite number above 0, got 0.0"),

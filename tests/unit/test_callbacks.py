@@ -91,6 +91,21 @@ class Diary(BaseCallback):
         self._note(f"checkpoint {name} {steps}")
 
 
+def test_callbacks_before_one_that_cannot_begin_are_closed():
+    class Failing(Diary):
+        def _init_callback(self):
+            super()._init_callback()
+            raise RuntimeError("no beginning")
+
+    first, failing, last = Diary(), Failing(), Diary()
+    with pytest.raises(RuntimeError, match="no beginning"):
+        DistAsyncQLearning(seed=1).train(
+            corridor(), total_steps=100, callbacks=[first, CallbackList([failing, last])]
+        )
+    assert [what for what, _ in first.heard] == ["init", "close"]
+    assert [what for what, _ in failing.heard] == ["init"] and not last.heard
+
+
 class PushDiary(Diary):
     def _on_push(self, rank, steps, staleness, n_bytes):
         self._note((rank, steps, staleness, n_bytes))

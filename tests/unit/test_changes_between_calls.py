@@ -11,6 +11,7 @@ from keyed_games import corridor
 from rank_environments import SteppedLake
 
 from dist_classicrl import DistAsyncQLearning, TabularMDP
+from dist_classicrl.agent.agent import state_of
 from dist_classicrl.data import play_episodes
 from dist_classicrl.errors import EnvError, SettingsError
 from dist_classicrl.model import places
@@ -108,10 +109,12 @@ def test_an_agent_that_begins_what_another_one_of_its_process_began_is_told_so(t
     assert "subfolder of its own, agent-1, and does not go on" in record.getMessage()
 
 
-def test_ctrl_c_at_a_prompt_says_that_the_agent_goes_on(tmp_path, monkeypatch, caplog):
+@pytest.mark.parametrize("is_of_study", [False, True])
+def test_ctrl_c_at_a_prompt_says_what_goes_on(tmp_path, monkeypatch, caplog, is_of_study):
     monkeypatch.setattr(places, "_agents", {})
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     agent = DistAsyncQLearning(seed=1)
+    state_of(agent).is_of_study = is_of_study
     with pytest.raises(KeyboardInterrupt):
         agent.train(
             ENV,
@@ -120,7 +123,8 @@ def test_ctrl_c_at_a_prompt_says_that_the_agent_goes_on(tmp_path, monkeypatch, c
             progress_interval=0,
             checkpoint_dir=tmp_path,
         )
-    assert "train() of this agent goes on from there" in caplog.text
+    who = "the same sweep" if is_of_study else "train() of this agent"
+    assert f"{who} goes on from there" in caplog.text
     steps = agent.steps
     assert agent.train(ENV, total_steps=10, checkpoint_dir=tmp_path).steps == 10 == agent.steps - steps
 

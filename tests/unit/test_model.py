@@ -296,6 +296,9 @@ def test_from_arrays_takes_rewards_by_pair_and_terminal_states():
     "changes, message",
     [
         (dict(transition=np.ones((2, 1, 3)) / 3), "transition has shape"),
+        (dict(transition=np.ones((1, 2, 2))), r"actions first, write np.moveaxis\(transition, 0, 1\)"),
+        (dict(transition=np.ones((2, 1, 3)) / 3), r"\(states, actions, states\)$"),
+        (dict(reward=np.zeros((1, 2, 2))), r"actions first, write np.moveaxis\(reward, 0, 1\)"),
         (dict(reward=np.zeros(2)), "reward has shape"),
         (dict(terminated=np.zeros((2, 1), dtype=bool)), "terminated has shape"),
         (dict(terminated=np.zeros(2)), "dtype float64"),
@@ -311,6 +314,33 @@ def test_from_arrays_refuses(changes, message):
     arguments = dict(transition=np.ones((2, 1, 2)) / 2, reward=np.zeros((start.size, 1)), start_prob=start)
     with pytest.raises(ModelError, match=message):
         TabularMDP.from_arrays(**{**arguments, **changes})
+
+
+def test_sparse_matrices_are_told_where_they_go():
+    sparse = pytest.importorskip("scipy.sparse")
+    transition, _, start, _, _ = random_model(5)
+    S, A, _ = transition.shape
+    matrices = [sparse.csr_matrix(transition[:, a]) for a in range(A)]
+    for given in (matrices, tuple(matrices), sparse.csr_matrix(transition.reshape(S * A, S))):
+        with pytest.raises(ModelError, match="transition is sparse, of csr_matrix; .*rows = ") as caught:
+            TabularMDP.from_arrays(given, np.zeros((S, A)), start)
+    with pytest.raises(ModelError, match="reward is sparse, of csr_matrix"):
+        TabularMDP.from_arrays(transition, matrices, start)
+    names = {"scipy": pytest.importorskip("scipy"), "np": np, "matrices": matrices, "A": A, "S": S}
+    rows = eval(str(caught.value).partition("rows = ")[2], names)
+    by_pair = np.arange(S * A, dtype=float)
+    model = TabularMDP(
+        n_states=S,
+        n_actions=A,
+        outcome_ptr=rows.indptr,
+        outcome_next=rows.indices,
+        outcome_prob=rows.data,
+        outcome_reward=np.repeat(by_pair, np.diff(rows.indptr)),
+        outcome_terminated=np.zeros(rows.nnz, bool),
+        start_prob=start,
+    )
+    dense = TabularMDP.from_arrays(transition, by_pair.reshape(S, A), start)
+    assert model == dense
 
 
 def test_from_dict_keeps_order_and_forbids_what_is_not_listed():

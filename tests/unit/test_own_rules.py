@@ -301,6 +301,33 @@ def test_what_is_not_jitted_is_no_rule():
         unregister(rule)
 
 
+class Forgetful(NamedTuple):
+    """Does not give back what was learned."""
+
+
+@rule_function
+def learn_and_forget(rule, context, now, step, learned):
+    update(context, now, step.state, step.action, step.reward, learned)
+
+
+@rule_function
+def learn_and_forget_at_ends(rule, context, now, step, learned):
+    if not step.terminated:
+        return update(context, now, step.state, step.action, step.reward, learned)
+    update(context, now, step.state, step.action, step.reward, learned)
+
+
+@pytest.mark.parametrize("learn", [learn_and_forget, learn_and_forget_at_ends])
+def test_a_rule_that_returns_nothing_is_named(learn):
+    rule = register(LearningRule("forgetful", Forgetful, learn))
+    try:
+        told = f"^{learn.__name__} of the learning rule 'forgetful' .*py, line [0-9]+. returns None"
+        with pytest.raises(SettingsError, match=told):
+            DistAsyncQLearning(algorithm="forgetful", seed=1).train(MODEL, total_steps=100)
+    finally:
+        unregister(rule)
+
+
 def test_a_rule_that_cannot_be_compiled_is_named():
     class Typo(NamedTuple):
         pass

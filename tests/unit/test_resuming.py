@@ -380,6 +380,28 @@ def test_a_request_in_the_last_steps_of_a_call_stops_the_script_behind_it(
     assert same(again, straight)
 
 
+@pytest.mark.parametrize("ended", ["callback", "episodes"])
+def test_a_call_that_was_ended_says_so_when_it_is_given_again(tmp_path, restart, caplog, ended):
+    def train(steps=10_000):
+        more = {"callbacks": lambda locals_: False} if ended == "callback" else {"total_episodes": 5}
+        agent = DistAsyncQLearning(seed=11)
+        return agent, agent.train(LAKE, total_steps=steps, checkpoint_dir=tmp_path, **more).steps
+
+    _, made = train()
+    restart()
+    caplog.clear()
+    agent, again = train()
+    assert made == again < 10_000
+    assert f"ended this call of train before, after {made:,} of the 10,000 steps" in caplog.text
+    assert "had been made before" not in caplog.text
+    assert agent.train(LAKE, total_steps=500, checkpoint_dir=tmp_path).steps == 500
+    restart()
+    caplog.clear()
+    agent = DistAsyncQLearning(seed=11)  # with another number of steps it goes on in the same call
+    assert agent.train(LAKE, total_steps=12_000, checkpoint_dir=tmp_path).steps == 12_000
+    assert agent.steps == 12_000 and "nothing to do" not in caplog.text
+
+
 def test_a_request_in_a_call_that_was_made_before_is_answered_by_the_next(tmp_path, restart, caplog):
     DistAsyncQLearning(seed=11).train(LAKE, total_steps=100, checkpoint_dir=tmp_path)
     restart()

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from slow_learner import visit_slot
 
-from dist_classicrl import schedules
+from dist_classicrl import DistAsyncQLearning, schedules
 from dist_classicrl.errors import SettingsError
+from dist_classicrl.rules import Boltzmann
 from dist_classicrl.schedules import Constant, Exponential, Linear, PerVisit
 
 FOLLOW_THE_STEP = [
@@ -141,6 +142,33 @@ def test_what_schedules_refuse():
     ):
         with pytest.raises(SettingsError, match=match):
             make()
+
+
+class Cosine(Linear):
+    """Says one thing, and would be learned with as a line."""
+
+    def __init__(self):
+        super().__init__(1.0, 0.1, fraction=0.5)
+
+    def at(self, step):
+        return 0.0
+
+
+def test_schedules_of_ones_own_are_refused_wherever_they_are_given():
+    agent = DistAsyncQLearning(seed=1)
+    for give, name in (
+        (lambda own: DistAsyncQLearning(epsilon=own), "epsilon"),
+        (lambda own: DistAsyncQLearning(learning_rate=own), "learning_rate"),
+        (lambda own: DistAsyncQLearning(behavior=Boltzmann(own)), "Boltzmann: temperature"),
+        (lambda own: setattr(agent, "epsilon", own), "epsilon"),
+        (lambda own: setattr(agent, "learning_rate", own), "learning_rate"),
+    ):
+        with pytest.raises(SettingsError, match=f"{name} must be .*got Cosine.*set agent.epsilon"):
+            give(Cosine())
+    with pytest.raises(SettingsError, match="Functions, and schedules of your own"):
+        DistAsyncQLearning(epsilon=lambda left: left)
+    with pytest.raises(SettingsError, match="of type type.$"):
+        DistAsyncQLearning(epsilon=Linear)
 
 
 def test_numbers_become_constants():

@@ -1,5 +1,6 @@
 """Compiled simulation: alias tables hold exactly the model's chances, and games run that users write."""
 
+import random as python_random
 import types
 from typing import NamedTuple
 
@@ -286,6 +287,42 @@ def walk(**more):
         reset=walk_reset, step=walk_step, memory_size=1,
     )  # fmt: skip
     return CompiledSimulator.game(**{**arguments, **more})
+
+
+@numba.njit
+def slips():
+    return np.random.random() < 0.5  # noqa: NPY002
+
+
+@numba.njit
+def slipping_step(data, memory, state, action, random):
+    return state if slips() else np.int64(0), 0.0, False
+
+
+@numba.njit
+def python_step(data, memory, state, action, random):
+    return np.int64(python_random.randint(0, 2)), 0.0, False
+
+
+@numba.njit
+def seeding_step(data, memory, state, action, random):
+    np.random.seed(random & 0xFFFFFFFF)  # noqa: NPY002
+    return np.int64(np.random.randint(3)), 0.0, False  # noqa: NPY002
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (slipping_step, "np.random.random"),
+        (python_step, "python_random.randint"),
+        (seeding_step, None),
+        (walk_step, None),
+    ],
+)
+def test_a_game_that_draws_by_what_no_seed_reaches_is_told(function, told, caplog):
+    CompiledSimulator.game("slippery", 3, 2, walk().tables, walk_reset, function)
+    assert caplog.text.count("two runs with the same seed differ") == (told is not None)
+    assert told is None or f"slippery: its functions draw by {told}" in caplog.text
 
 
 def test_kernels_for_a_users_game_have_files_of_their_own():

@@ -3,6 +3,7 @@
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import gymnasium
 import numpy as np
 import pytest
 from own_rules import sum_of_both
@@ -21,13 +22,16 @@ from dist_classicrl.learning.rules.kernel import (
     entry_of,
     move,
     rule_function,
+    step_size,
     target_found,
     update,
     update_row,
     value,
 )
+from dist_classicrl.learning.supersteps import trial
 from dist_classicrl.learning.supersteps.crew import MEMORY, joined
 from dist_classicrl.rules import (
+    BUILT_IN,
     TD,
     UCB,
     Boltzmann,
@@ -287,6 +291,52 @@ def test_a_rule_that_learns_where_the_walkers_memory_is_not_is_refused(more):
     with registered("counting", Coin, learn_and_count, on_target=there_by_count, **more):
         with pytest.raises(SettingsError, match=r"'counting': it learns where the entry is \(on_target\)"):
             agent(algorithm="counting").train(garnet(), total_steps=1000, placement="sharded")
+
+
+class Advantage(NamedTuple):
+    """Looks at the state that it acted in, by `kind`: 0 values, 1 visits, 2 number, 3 not at all."""
+
+    kind: int = 0
+
+
+@rule_function
+def learn_advantage(rule, context, now, step, learned):
+    target = step.reward
+    if not step.terminated:
+        target += context.discount * best_value(context, step)
+    if rule.kind == 0:
+        target -= value(context, step.state, 0)
+    if rule.kind == 1:
+        target += step_size(context, now, step.state, step.action)
+    if rule.kind == 2:
+        target += 1.0 / (1.0 + step.state)
+    if rule.kind == 3:  # the best of the next state, met one step before, is no matter of this one's row
+        target += context.real[now.walker, 0]
+        context.real[now.walker, 0] = 0.0 if step.terminated or step.truncated else best_value(context, step)
+    return update(context, now, step.state, step.action, target, learned)
+
+
+@pytest.mark.parametrize("placement", ["sharded", "stepped"])
+def test_a_rule_that_looks_at_the_state_it_acted_in_is_refused(placement):
+    environment = garnet() if placement == "sharded" else lambda: gymnasium.make("FrozenLake-v1")
+    with registered("advantage", Advantage, learn_advantage, memory=lambda parameters: (0, 1)):
+        for kind in range(3):
+            with pytest.raises(
+                SettingsError, match="'advantage' declares can_travel=True, but its learn looks"
+            ):
+                agent(algorithm=Advantage(kind)).train(
+                    environment, total_steps=1000, placement="sharded", walkers=16
+                )
+        agent(algorithm=Advantage(3)).train(environment, total_steps=1000, placement="sharded", walkers=16)
+
+
+@pytest.mark.parametrize("name", sorted(BUILT_IN))
+def test_no_rule_of_the_package_that_travels_looks_there(name, monkeypatch):
+    monkeypatch.setattr(trial, "BUILT_IN", {})
+    rule, parameters = find(name)
+    if rule.can_travel:
+        for behavior in ("epsilon_greedy", "boltzmann", "ucb"):
+            trial.try_rule(problem_of(garnet(), settings_of(algorithm=parameters, behavior=behavior)))
 
 
 @rule_function

@@ -6,6 +6,7 @@ import builtins
 import dis
 import enum
 import hashlib
+import random
 from collections.abc import Iterator
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any
@@ -231,6 +232,34 @@ class _Digest:
             self._tell("built in", module, name)
         else:
             raise _UnknownError
+
+
+def unseeded_draws(*functions: Any) -> list[str]:
+    """Return by which names of `np.random` or `random` compiled functions draw, or those that they call.
+
+    Numba seeds these by itself. There are none where a function seeds them, with what it was given maybe.
+    """
+    found, seen, left = [], set(), list(functions)
+    while left:
+        function = getattr(left.pop(), "py_func", None)
+        if function is None or function in seen:
+            continue
+        seen.add(function)
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        try:
+            for name, attributes, _ in _uses(function.__code__):
+                used = _inside(cells[name]) if name in cells else function.__globals__.get(name)
+                for attribute in attributes:
+                    if isinstance(used, ModuleType):
+                        used, name = getattr(used, attribute, None), f"{name}.{attribute}"
+                if name.endswith("random.seed"):
+                    return []
+                if isinstance(getattr(used, "__self__", None), np.random.RandomState | random.Random):
+                    found.append(name)
+                left.append(used)
+        except _UnknownError:  # numba will say what it cannot compile
+            continue
+    return found
 
 
 def _is_known_by_name(module: str | None, *others: str) -> bool:

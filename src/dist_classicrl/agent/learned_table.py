@@ -18,7 +18,7 @@ from dist_classicrl.evaluation import LONGEST_EPISODE
 from dist_classicrl.evaluation.episodes import EvaluationResult, evaluate
 from dist_classicrl.model import model_file
 from dist_classicrl.model.agent_state import AgentState
-from dist_classicrl.schedules import Constant, PerVisit, without_call
+from dist_classicrl.schedules import Constant, PerVisit, as_schedule, without_call
 from dist_classicrl.settings import Settings
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class LearnedTable:
     @epsilon.setter
     def epsilon(self, value: Any) -> None:
         self._state.check_at_rest("epsilon")
-        self._state.change(epsilon=without_call(value))
+        self._state.change(epsilon=without_call(as_schedule("epsilon", value)))
 
     @property
     def learning_rate(self) -> Any:
@@ -168,7 +168,7 @@ class LearnedTable:
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
         self._state.check_at_rest("learning_rate")
-        self._state.change(learning_rate=without_call(value))
+        self._state.change(learning_rate=without_call(as_schedule("learning_rate", value)))
 
     # Using what was learned
 

@@ -187,11 +187,22 @@ class Session:
         if beginning.begin == beginning.end:
             return Tally(total_steps=0).result(0.0, 0.0, workers)
         read = None if place is None or place.read is None else f"{place.folder.url}/{place.read}"
-        logger.warning(
-            "All %s steps that this call of train asks for had been made before (%s in all): nothing to do.",
-            f"{beginning.asked - beginning.begin:,}",
-            f"{self.state.steps:,}",
-        )
+        asked = f"{beginning.asked - beginning.begin:,}"
+        if beginning.end < beginning.asked:
+            logger.warning(
+                "A callback, or total_episodes, ended this call of train before, after %s of the %s steps "
+                "that it asks for. It counts as finished: nothing to do. To go on, call train once more "
+                "after it, or ask for another number of steps.",
+                f"{beginning.end - beginning.begin:,}",
+                asked,
+            )
+        else:
+            logger.warning(
+                "All %s steps that this call of train asks for had been made before (%s in all): nothing to "
+                "do.",
+                asked,
+                f"{self.state.steps:,}",
+            )
         call = finished_call(self.state.finished, beginning.begin, beginning.asked)
         if call is not None:
             return Outcome.from_dict({**call["result"], "resumed_from": read})
@@ -219,7 +230,7 @@ class Session:
         say_choice(settings, settled.card, settled.why)
         if self.group is None or self.group.is_server:
             source.give_hints()
-            if state.says_idle:
+            if not state.is_of_study:
                 say_idle(state, idle_settings(settings, engine, settled.layout))
         if self.group is None:  # who is not alone may have to begin anew
             state.pending = None
@@ -247,6 +258,7 @@ class Session:
                 take_over_saving=partial(self._take_over_saving, source, beginning),
                 reload=partial(self._reload, beginning),
                 wants_to_leave=lambda: state.leaving.why,
+                is_of_study=state.is_of_study,
                 is_sharded=asked.placement == "sharded",
                 lend=corner.put_back_when_read,
                 keyed=state.keyed,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from dist_classicrl.checks import checked_verbosity, is_row, is_whole, takes_one
@@ -205,13 +206,17 @@ class BaseCallback:
         )
 
     def init_callback(self, agent: Any) -> None:
-        """Tell the agent that trains."""
+        """Tell the agent that trains. Where one raises, those that were told before hear `on_close`."""
         self.model = agent
         for child in self.children:
             child.parent, child.recorded = self._caller, self.recorded
         self._init_callback()
-        for child in self.children:
-            child.init_callback(agent)
+        with ExitStack() as told:
+            told.callback(self._on_close)
+            for child in self.children:
+                child.init_callback(agent)
+                told.callback(child.on_close)
+            told.pop_all()
 
     def on_training_start(self, progress: Progress, reported: int | None = None) -> None:
         """Tell that this rank serves from now on, how far the training is, and how far it was reported.

@@ -115,6 +115,7 @@ class Run:
     #: Takes what brings `values` and `counts` up to date, to be called before anybody else reads them.
     lend: Callable[[Callable[[], None]], None] = lambda settle: None
     keyed: KeyedStates | None = None  # where states are keys: `values` and `counts` grow with them
+    is_of_study: bool = False  # so that another sweep goes on with it, and no command or agent
     is_sharded: bool = False  # whether the table was asked to be one for all, also where a process is alone
     large: LargeTable | None = None  # in which the engine learns: `values` and `counts` are its rows
     rows: Any = None  # a `LineTable` in which this rank's learner is to learn
@@ -279,6 +280,7 @@ class Run:
             return stop.error(None, self.start + self.kept)
         if checkpoint is not None:
             again = "train() of this agent" if is_interactive() else "the same command"
+            again = "the same sweep" if self.is_of_study else again
             how = f"The checkpoint is {checkpoint}; {again} goes on from there."
         elif self.saver.is_saved():
             how = (

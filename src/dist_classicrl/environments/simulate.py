@@ -8,6 +8,7 @@ class, so that one kernel serves all of them and the choice costs nothing while 
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from dist_classicrl._jit import (
     overloads,
     stub,
 )
+from dist_classicrl._jit.identity import unseeded_draws
 from dist_classicrl.checks import WholeNumber, YesOrNo
 from dist_classicrl.environments.finite_model import ArrayModel, FiniteModel
 from dist_classicrl.environments.key_types import key_type
@@ -43,6 +45,8 @@ from dist_classicrl.environments.state_keys import (
     words_of,
 )
 from dist_classicrl.errors import ActionMaskError, SettingsError
+
+logger = logging.getLogger(__name__)
 
 _SIZE = WholeNumber(1, bits=30)
 _begin_model, _advance_model = alias.begin_model, alias.advance_model
@@ -247,6 +251,13 @@ class CompiledSimulator:
         for role, function in functions.items():
             check_compiled(name, role, function)
         check_data(name, data)
+        if drawn := unseeded_draws(*functions.values()):
+            logger.warning(
+                "%s: its functions draw by %s, which no seed of a training reaches: two runs with the same "
+                "seed differ. Draw by the 64 bits that they are given as random.",
+                name,
+                drawn[0],
+            )
         mask = None
         if legal is not None and not keyed:
             if callable(legal):

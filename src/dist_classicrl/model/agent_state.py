@@ -118,7 +118,7 @@ class AgentState:
     trains_in: SteppedEnv | None = None  # what a training steps through, while it does
     said: set[str] = field(default_factory=set)  # of settings that play no part: each is said once
     is_loaded: bool = False  # its settings were read, and nobody may have written them now
-    says_idle: bool = True  # a study says it of all its runs
+    is_of_study: bool = False  # which says of all its runs what is idle, and how they go on
 
     def __post_init__(self) -> None:
         check_settings(self.settings)

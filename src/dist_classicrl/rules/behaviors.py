@@ -138,7 +138,7 @@ def to_data(behavior: Any) -> str | dict[str, Any]:
         kind = NAMED[said]
         if set(given) <= set(kind._fields):  # type: ignore[attr-defined]
             return to_data(kind(**given))
-    if isinstance(behavior, FixedPolicy):
+    if type(behavior) is FixedPolicy:
         return _policy_data(behavior.probabilities)
     name = next((name for name, kind in NAMED.items() if type(behavior) is kind), None)
     if name is not None:
@@ -146,9 +146,10 @@ def to_data(behavior: Any) -> str | dict[str, Any]:
         usual = NAMED[name]._field_defaults  # type: ignore[attr-defined]
         changed = {key: value for key, value in values.items() if value != usual[key]}
         return {"name": name, **changed} if changed else name
-    if not isinstance(behavior, (str, dict, type)) and hasattr(behavior, "__len__"):
+    is_named = isinstance(behavior, (str, dict, type))
+    if not is_named and hasattr(behavior, "__getitem__") and not hasattr(behavior, "_fields"):
         return _policy_data(behavior)
-    hint = ""
+    hint = "" if is_named or behavior is None else " Behaviors of your own cannot be had, except as chances."
     if isinstance(behavior, type) and behavior in NAMED.values():
         hint = f" Write {behavior.__name__}() for its usual hyper-parameters."
     if isinstance(behavior, str):
@@ -166,7 +167,8 @@ def _checked(behavior: Any) -> dict[str, Any]:
     for name, value in behavior._asdict().items():
         words, is_allowed = _BOUNDS[name]
         if isinstance(behavior, Boltzmann) and isinstance(value, (Schedule, dict)):
-            schedule = from_dict(value) if isinstance(value, dict) else value
+            given = from_dict(value) if isinstance(value, dict) else value
+            schedule = as_schedule(f"Boltzmann: {name}", given)
             if not isinstance(schedule, Constant):
                 values[name] = to_dict(_checked_temperature(schedule))
                 continue

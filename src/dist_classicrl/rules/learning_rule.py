@@ -121,7 +121,9 @@ class LearningRule:
     can_travel : bool
         Whether `learn` can be called where the values of the acted state are not: each call must `update` one
         entry, that of the action in one of the tables, towards a target from the transition, the next state's
-        values and what the walker remembers, which begins with zeros again after a truncation.
+        values and what the walker remembers, which begins with zeros again after a truncation. A rule of
+        one's own is tried out before walkers travel, and refused if that state's values, visits or number
+        change its target.
     waits : callable, optional
         Returns, for hyper-parameters, how many steps at most wait in what the walker remembers, the newest
         among them, until their target is known. For a rule of one table that can travel this is what lets

@@ -182,7 +182,7 @@ class Laboratory:
         arguments = {**settings.arguments(), "seed": trial.seed}
         with read_back():
             agent = DistAsyncQLearning(**arguments, comm=THIS_PROCESS)
-        state_of(agent).says_idle = False
+        state_of(agent).is_of_study = True
         place = self._checkpoints(trial)
         is_long = simulator is not None and trial.total_steps > LONG_STEPS
         saving: dict[str, Any] = {}

@@ -18,18 +18,20 @@ _MOST_PAIRS = 1 << 26
 
 def fields_of_arrays(transition: Any, reward: Any, terminated: Any) -> dict[str, Any]:
     """Return the outcomes in dense arrays as fields of a model; see `TabularMDP.from_arrays`."""
-    probability = as_array("transition", transition)
+    probability = _dense("transition", transition)
     if probability.ndim != 3 or probability.shape[0] != probability.shape[2]:
         raise ModelError(
             f"transition has shape {probability.shape}; it must have the shape (states, actions, states)"
+            f"{_with_actions_first('transition', probability)}"
         )
     S, A, _ = probability.shape
-    rewards = as_array("reward", reward)
+    rewards = _dense("reward", reward)
     if rewards.shape == (S, A):
         rewards = rewards[:, :, None]
     elif rewards.shape != (S, A, S):
         raise ModelError(
             f"reward has shape {rewards.shape}; it must have shape ({S}, {A}, {S}) or ({S}, {A})"
+            f"{_with_actions_first('reward', rewards)}"
         )
     ends = np.zeros(S, dtype=bool) if terminated is None else as_array("terminated", terminated)
     if ends.shape not in {(S,), (S, A, S)} or ends.dtype.kind != "b":
@@ -48,6 +50,26 @@ def fields_of_arrays(transition: Any, reward: Any, terminated: Any) -> dict[str,
         "outcome_reward": np.broadcast_to(rewards, (S, A, S)).reshape(S * A, S)[pair, follow],
         "outcome_terminated": np.broadcast_to(ends, (S, A, S)).reshape(S * A, S)[pair, follow],
     }
+
+
+def _dense(name: str, value: Any) -> np.ndarray:
+    """Return an array; ModelError for sparse matrices, also one for each action: it says where they go."""
+    first = value[0] if isinstance(value, (list, tuple)) and value else value
+    if hasattr(first, "tocsr"):
+        raise ModelError(
+            f"{name} is sparse, of {type(first).__name__}; from_arrays takes dense arrays. Give TabularMDP a "
+            "row for each pair, in the order state * n_actions + action: outcome_ptr=rows.indptr, "
+            "outcome_next=rows.indices and outcome_prob=rows.data of such a csr_matrix, with outcome_reward "
+            "and outcome_terminated for each. Of a list of one (S, S) matrix for each of A actions it is "
+            "rows = scipy.sparse.vstack(matrices).tocsr()[np.arange(A * S).reshape(A, S).T.ravel()]"
+        )
+    return as_array(name, value)
+
+
+def _with_actions_first(name: str, given: np.ndarray) -> str:
+    if given.ndim != 3 or given.shape[1] != given.shape[2]:
+        return ""
+    return f". Where it has the actions first, write np.moveaxis({name}, 0, 1)"
 
 
 def fields_of_outcomes(probability: Any, next_state: Any, reward: Any, terminated: Any) -> dict[str, Any]:

@@ -96,8 +96,10 @@ def digits_of(
         for key, part in space.spaces.items():
             yield from digits_of(part, (*path, key), role, whole)
     else:
+        is_finite = isinstance(space, (spaces.Text, spaces.OneOf))  # or may be
+        fault = "has no numbers of its own" if is_finite else "is not finite"
         raise SpaceError(
-            f"The {role} space {space_text(whole)} is not finite{place_text(path)}: {space_text(space)} "
+            f"The {role} space {space_text(whole)} {fault}{place_text(path)}: {space_text(space)} "
             f"cannot be counted as 0..n-1. {advice_for(space, path, role)}"
         )
 

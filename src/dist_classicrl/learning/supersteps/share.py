@@ -62,6 +62,7 @@ from dist_classicrl.learning.supersteps.together import (
     WAITING,
     Boxes,
 )
+from dist_classicrl.learning.supersteps.trial import try_rule
 from dist_classicrl.rules import LearningRule
 from dist_classicrl.rules.behaviors import FixedPolicy
 from dist_classicrl.tables.line_table import LineTable
@@ -280,7 +281,8 @@ class Share(MessageSteps):
     # Supersteps
 
     def compile(self) -> None:
-        """Compile what is called, or load it, and try the game out."""
+        """Compile what is called, or load it, and try the rule and the game out."""
+        try_rule(self._problem)
         try_out(self._simulator)
         for compile_one in self.kernels():
             compile_one()

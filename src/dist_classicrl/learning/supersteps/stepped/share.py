@@ -32,6 +32,7 @@ from dist_classicrl.learning.supersteps.stepped.kernels import (
     WHAT,
     WHO,
 )
+from dist_classicrl.learning.supersteps.trial import try_rule
 
 if TYPE_CHECKING:
     from dist_classicrl.environments.stepped.batches import LoopedEnvs
@@ -105,7 +106,8 @@ class SteppedShare(Share):
         self._moved = _Moved(nothing, nothing, nothing, np.zeros((0, min(self.n_tables, 2)), np.int64))
 
     def compile(self) -> None:
-        """Compile what is called, or load it."""
+        """Compile what is called, or load it, and try the rule out."""
+        try_rule(self._problem)
         for compile_one in self.kernels():
             compile_one()
 
