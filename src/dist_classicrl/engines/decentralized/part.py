@@ -262,16 +262,14 @@ class RoundPart:
         """Wait for the round that is being exchanged, if there is one."""
         wire = self.group.wire
         begun = self.group.wire.now()
-        backoff, tries = Backoff(wire.sleep), 0
+        backoff = Backoff(wire.sleep, _SPINS)
         while (under_way := self._under_way) is not None:
             has_moved = self._advance()
             self._tend(tend)
             if has_moved:
-                backoff, tries = Backoff(wire.sleep), 0
+                backoff.reset()
                 continue
-            tries += 1
-            if tries > _SPINS:
-                backoff.wait()
+            backoff.wait()
             if wire.now() - max(begun, under_way.since) > self.patience:  # before, this rank learned
                 self._give_up(under_way)
         self._waited += self.group.wire.now() - begun

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from dist_classicrl.comm.messages import decode, encode
-from dist_classicrl.comm.transport import Backoff
 from dist_classicrl.engines.decentralized.messages import Begin, Cut, Play, Played
 from dist_classicrl.engines.decentralized.part import RoundPart
 from dist_classicrl.engines.outcome import Learned
@@ -156,10 +155,7 @@ class Coordinator(LearningServer[Client, RoundPart]):
         self._played = {}
         self._order(encode(Play(self._attempt, until, self.tally.so_far(self.seconds))))
         self._played[self.group.rank] = self.part.play(until, self._tend)
-        backoff = Backoff(self.group.wire.sleep)
-        while len(self._played) < len(self.part.players):
-            self._tend()
-            backoff.wait()
+        self._await(self._played, len(self.part.players))
         self._check_alike()
         self._count()
 

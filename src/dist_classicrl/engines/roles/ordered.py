@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -170,6 +171,16 @@ class LearningServer(Serving[Client], Generic[Client, P]):
         self._look_around_anyhow()
         if self._is_broken:
             raise Broken
+
+    def _await(self, told: Collection[int], players: int) -> None:
+        """Look around until so many players have told; `Broken` as in `_tend`."""
+        backoff = Backoff(self.group.wire.sleep)
+        while len(told) < players:
+            before = len(told)
+            self._tend()
+            if len(told) > before:
+                backoff.reset()
+            backoff.wait()
 
     def _look_around_anyhow(self) -> None:
         woken = self.wake()

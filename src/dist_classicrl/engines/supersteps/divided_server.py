@@ -7,7 +7,6 @@ steps again. A checkpoint is written by all hosts at once, each its own rows.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,6 @@ import numpy as np
 
 from dist_classicrl.checkpoint.arrays import ArrayEntry
 from dist_classicrl.comm.messages import decode, encode
-from dist_classicrl.comm.transport import Backoff
 from dist_classicrl.engines.roles.messages import Leave
 from dist_classicrl.engines.roles.ordered import Broken
 from dist_classicrl.engines.roles.peers import Peer
@@ -155,7 +153,8 @@ class DividedServer(RowsServer):
             # The leaving rank still holds them under the old division.
             self._some = {}
             leaving.channel.send(encode(AskRows(self._attempt, first, last)))
-            self._wait(self._some, leaving)
+            if not self._hear({leaving.rank: leaving}, self._some):
+                raise _lost_on_the_way()
             lines = self._some[leaving.rank].lines.reshape(moved.size, -1)
             slots = division.slots_of(moved)
             for holder in sorted({division.holders[slot] for slot in first_slots}):
@@ -163,22 +162,12 @@ class DividedServer(RowsServer):
                 if holder == own:
                     rows.put(moved[is_theirs], lines[is_theirs].reshape(-1))
                 elif is_theirs.any():
-                    peer, self._got = others[holder], {}
+                    peer = others[holder]
+                    self._got.clear()
                     told = np.ascontiguousarray(lines[is_theirs]).reshape(-1)
                     peer.channel.send(encode(PutRows(self._attempt, first, moved[is_theirs], told)))
-                    self._wait(self._got, peer)
-
-    def _wait(self, answers: Collection[int], peer: Peer[Client]) -> None:
-        """Wait until what this one says is among the answers; RankLostError if it is lost meanwhile."""
-        backoff = Backoff(self.group.wire.sleep)
-        while peer.rank not in answers:
-            self._look_around_anyhow()
-            if self.peers.present.get(peer.rank) is not peer:
-                raise RankLostError(
-                    "A host was lost while rows of the table moved from a host that leaves. Start the job "
-                    "again: with checkpoint_dir= it goes on from the last checkpoint."
-                )
-            backoff.wait()
+                    if not self._hear({(peer.rank, first): peer}, self._got):
+                        raise _lost_on_the_way()
 
     # Checkpoints
 
@@ -207,15 +196,18 @@ class DividedServer(RowsServer):
         return entries
 
     def _await_saved(self, others: dict[str, Peer[Client]], lost: Exception) -> None:
-        backoff = Backoff(self.group.wire.sleep)
-        while missing := [peer for peer in others.values() if peer.rank not in self._saved]:
-            self._look_around_anyhow()
-            if any(self.peers.present.get(peer.rank) is not peer for peer in missing):
-                raise lost
-            backoff.wait()
+        if not self._hear({peer.rank: peer for peer in others.values()}, self._saved):
+            raise lost
 
     def finish(self, result: dict[str, Any]) -> None:
         """See `Serving`: all rows have to be there then."""
         if not self._is_at_cut:
             raise self._lost()
         super().finish(result)
+
+
+def _lost_on_the_way() -> RankLostError:
+    return RankLostError(
+        "A host was lost while rows of the table moved from a host that leaves. Start the job again: with "
+        "checkpoint_dir= it goes on from the last checkpoint."
+    )

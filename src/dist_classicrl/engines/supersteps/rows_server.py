@@ -9,7 +9,7 @@ the server's where the whole table is needed, and hears it before rows get other
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +45,7 @@ class RowsServer(SuperstepServer):
         #: Whether each host has all rows of the last cut.
         self._is_spread = self.knows_all
         self._some: dict[int, SomeRows] = {}
-        self._got: dict[int, int] = {}
+        self._got: set[tuple[int, int]] = set()  # ranks with the first row of what they have got
         self._halted: set[int] = set()
         self._leaves: list[tuple[Peer[Client], Leave]] = []
         self._gone_back_to: Resumed | None = None
@@ -79,7 +79,7 @@ class RowsServer(SuperstepServer):
                     self._some[peer.rank] = some
             case GotRows(attempt, first):
                 if attempt == self._attempt:
-                    self._got[peer.rank] = first
+                    self._got.add((peer.rank, first))
             case Leave() as leave:
                 self._leaves.append((peer, leave))
             case _:
@@ -135,15 +135,16 @@ class RowsServer(SuperstepServer):
         """Tell all rows to one who came at the end; return False if it is lost. Nobody else is heard."""
         rows, wire, backoff = HostRows(self.part), self.group.wire, Backoff(self.group.wire.sleep)
         begin = wire.now()
+        self._got.clear()
         for first, last in rows.slices():
             peer.channel.send(encode(SomeRows(self._attempt, first, rows.told(slice(first, last)))))
-            while self._got.get(peer.rank) != first:
+            while (peer.rank, first) not in self._got:
                 if peer.channel.lost or wire.now() > peer.channel.last_heard + self.group.timing.silence:
                     return False
                 while (answer := peer.channel.poll()) is not None:
                     match decode(answer):
                         case GotRows(_, got):
-                            self._got[peer.rank] = got
+                            self._got.add((peer.rank, got))
                         case Failed() | Beat() as told:
                             self.take_in_common(peer, told)
                 self.keep_alive()
@@ -174,10 +175,7 @@ class RowsServer(SuperstepServer):
             asked = {peer: there for peer, there in theirs.items() if there.size}
             for peer in asked:
                 peer.channel.send(encode(AskRows(self._attempt, first, last)))
-            backoff = Backoff(self.group.wire.sleep)
-            while len(self._some) < len(asked):
-                self._tend()
-                backoff.wait()
+            self._await(self._some, len(asked))
             for peer, there in asked.items():
                 rows.put(there, self._some[peer.rank].lines)
         self.part.own_share.table.check_finite()
@@ -195,15 +193,21 @@ class RowsServer(SuperstepServer):
         rows = HostRows(self.part)
         for first, last in rows.slices() if others else ():
             told = encode(SomeRows(self._attempt, first, rows.told(slice(first, last))))
-            self._got = {}
+            self._got.clear()
             for peer in others:
                 peer.channel.send(told)
-            backoff = Backoff(self.group.wire.sleep)
-            while any(self._got.get(peer.rank) != first for peer in others):
-                if any(self.peers.present.get(peer.rank) is not peer for peer in others):
-                    return False
-                self._look_around_anyhow()
-                backoff.wait()
+            if not self._hear({(peer.rank, first): peer for peer in others}, self._got):
+                return False
+        return True
+
+    def _hear(self, due: Mapping[Any, Peer[Client]], answers: Container[Any]) -> bool:
+        """Look around until all that is due has come; return False if one is lost before from whom it is."""
+        backoff = Backoff(self.group.wire.sleep)
+        while missing := [peer for answer, peer in due.items() if answer not in answers]:
+            if any(self.peers.present.get(peer.rank) is not peer for peer in missing):
+                return False
+            self._look_around_anyhow()
+            backoff.wait()
         return True
 
     # After a loss

@@ -14,7 +14,6 @@ from typing import NoReturn
 import numpy as np
 
 from dist_classicrl.comm.messages import decode, encode
-from dist_classicrl.comm.transport import Backoff
 from dist_classicrl.engines.outcome import Learned
 from dist_classicrl.engines.roles.cores import with_cores
 from dist_classicrl.engines.roles.ordered import Broken, LearningServer
@@ -246,7 +245,7 @@ class SuperstepServer(LearningServer[Client, Part]):
         self._played = {}
         self._order(encode(Play(self._attempt, until)))
         self._played[self.group.rank] = self.part.play(until, self._tend)
-        self._await(self._played)
+        self._await(self._played, len(self.part.players))
         before, self._used = self._used, self.part.stream.used
         if any(played.used != self._used for played in self._played.values()):
             raise ProtocolError("The ranks ended their supersteps at different steps.")
@@ -299,21 +298,12 @@ class SuperstepServer(LearningServer[Client, Part]):
         own = self.part.rows()
         self._order(encode(TellRows(self._attempt)))
         self._rows[self.group.rank] = own
-        self._await(self._rows)
+        self._await(self._rows, len(self.part.players))
         rows = [self._rows[rank] for rank in self.part.players]
         self.part.gather(rows)
         self.table.overwritten()
         walkers = joined(told.walkers for told in rows)
         self.cut = replace(self.cut, used=self._used, walkers=walkers, tally=self.tally.so_far(self.seconds))
-
-    def _await(self, told: dict[int, Played] | dict[int, Rows]) -> None:
-        backoff = Backoff(self.group.wire.sleep)
-        while len(told) < len(self.part.players):
-            before = len(told)
-            self._tend()
-            if len(told) > before:
-                backoff.reset()
-            backoff.wait()
 
     def close(self, linger: float) -> None:
         """See `Serving`."""
