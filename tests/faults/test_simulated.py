@@ -19,7 +19,7 @@ from simulated_network import Killed, Plan
 from dist_classicrl import settings
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.engines import schedule
-from dist_classicrl.engines.decentralized.messages import Begin
+from dist_classicrl.engines.decentralized.messages import RoundsBegin
 from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.engines.progress import Observer
 from dist_classicrl.engines.roles.participants import Participant
@@ -160,7 +160,7 @@ def test_whoever_takes_over_at_the_end_counts_earlier_steps_once(name, monkeypat
 
 @pytest.mark.core
 @pytest.mark.parametrize(
-    ("name", "kind", "where"), [("rounds", RoundOrder, "start"), ("decentralized", Begin, "cut")]
+    ("name", "kind", "where"), [("rounds", RoundOrder, "start"), ("decentralized", RoundsBegin, "cut")]
 )
 def test_with_each_table_that_a_server_tells_comes_what_was_counted(name, kind, where, monkeypatch):
     """Whoever takes over may have counted as a server before, what the table that it goes on from lacks."""

@@ -18,7 +18,7 @@ from dist_classicrl.engines.laggards import Laggards
 from dist_classicrl.engines.loops import LearningOn
 from dist_classicrl.engines.roles.messages import Final
 from dist_classicrl.engines.roles.participants import Roles
-from dist_classicrl.engines.roles.peers import Peer
+from dist_classicrl.engines.roles.peers import Client, Peer
 from dist_classicrl.engines.roles.server_base import Serving
 from dist_classicrl.engines.roles.worker_base import Working
 from dist_classicrl.errors import ProtocolError
@@ -34,7 +34,6 @@ class PlayedPart(Protocol):
         """Exchange nothing more."""
 
 
-Client = TypeVar("Client")
 Order = TypeVar("Order")
 P = TypeVar("P", bound=PlayedPart)
 W = TypeVar("W", bound="OrderedWorker[Any, Any]")

@@ -18,10 +18,10 @@ from dist_classicrl.engines.roles.messages import Leave
 from dist_classicrl.engines.roles.ordered import Broken
 from dist_classicrl.engines.roles.peers import Peer
 from dist_classicrl.engines.supersteps.division import Division
-from dist_classicrl.engines.supersteps.host_rows import HostRows
+from dist_classicrl.engines.supersteps.host_lines import HostLines
 from dist_classicrl.engines.supersteps.messages import AskRows, Begin, LoadRows, PutRows, SavedRows, SaveRows
 from dist_classicrl.engines.supersteps.rows_server import RowsServer, unreadable
-from dist_classicrl.engines.supersteps.server import Client
+from dist_classicrl.engines.supersteps.server import SuperstepClient
 from dist_classicrl.errors import RankLostError
 
 
@@ -43,7 +43,7 @@ class DividedServer(RowsServer):
         assert division is not None  # else another server serves
         return division
 
-    def take_in(self, peer: Peer[Client], message: np.ndarray) -> None:
+    def take_in(self, peer: Peer[SuperstepClient], message: np.ndarray) -> None:
         """See `SuperstepServer`."""
         match decode(message):
             case SavedRows() as saved:
@@ -72,7 +72,7 @@ class DividedServer(RowsServer):
     def _spread(self) -> None:
         self._is_spread = True
 
-    def tell_end(self, peer: Peer[Client], message: np.ndarray) -> None:
+    def tell_end(self, peer: Peer[SuperstepClient], message: np.ndarray) -> None:
         """See `RowsServer`: it needs no rows, but has to know which host has them."""
         part, refresh = self.part, self.table.refresh(-1)
         if part.players:
@@ -126,7 +126,7 @@ class DividedServer(RowsServer):
             if why := self._saved[peer.rank].error:
                 raise unreadable(peer.rank, what, why)
 
-    def _let_leave(self, peer: Peer[Client], leave: Leave) -> None:
+    def _let_leave(self, peer: Peer[SuperstepClient], leave: Leave) -> None:
         """See `RowsServer`: what its host alone has goes to the others first.
 
         It waits for the next `Begin` where there is to be one: who came since the last has no part yet, and
@@ -140,9 +140,9 @@ class DividedServer(RowsServer):
             self._move_out(peer, host, left)
         super()._let_leave(peer, leave)
 
-    def _move_out(self, leaving: Peer[Client], host: str, left: set[str]) -> None:
+    def _move_out(self, leaving: Peer[SuperstepClient], host: str, left: set[str]) -> None:
         """Let the hosts that are left have the rows of another one, which `leaving` tells."""
-        division, rows = self._division, HostRows(self.part)
+        division, rows = self._division, HostLines(self.part)
         own, others = self.group.host_of(self.group.rank), self._others(self.part.players)
         first_slots = [slot for slot, holder in enumerate(division.holders) if holder == host]
         theirs = [(first, last, division.rows_of(host, first, last)) for first, last in division.slices()]
@@ -195,7 +195,7 @@ class DividedServer(RowsServer):
             entries |= {key: ArrayEntry.of(entry) for key, entry in saved.entries.items()}
         return entries
 
-    def _await_saved(self, others: dict[str, Peer[Client]], lost: Exception) -> None:
+    def _await_saved(self, others: dict[str, Peer[SuperstepClient]], lost: Exception) -> None:
         if not self._hear({peer.rank: peer for peer in others.values()}, self._saved):
             raise lost
 

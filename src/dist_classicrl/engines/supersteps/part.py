@@ -72,7 +72,7 @@ def _walkers_of(resumed: Resumed | None) -> State:
     return resumed.learners[0] if resumed is not None and is_same else {}
 
 
-class Sums:
+class WalkerCounts:
     """What walkers have counted, entered into the tally of a call, which was at `cut` when this was made."""
 
     def __init__(self, tally: Tally, cut: Cut) -> None:

@@ -22,10 +22,10 @@ from dist_classicrl.engines.roles.messages import Leave
 from dist_classicrl.engines.roles.peers import Peer
 from dist_classicrl.engines.run import Resumed
 from dist_classicrl.engines.saving import Saver
-from dist_classicrl.engines.supersteps.host_rows import HostRows
+from dist_classicrl.engines.supersteps.host_lines import HostLines
 from dist_classicrl.engines.supersteps.messages import AskRows, GotRows, Halt, Halted, SomeRows
-from dist_classicrl.engines.supersteps.part import Sums, cut_at
-from dist_classicrl.engines.supersteps.server import Client, SuperstepServer
+from dist_classicrl.engines.supersteps.part import WalkerCounts, cut_at
+from dist_classicrl.engines.supersteps.server import SuperstepClient, SuperstepServer
 from dist_classicrl.errors import CheckpointUnreadableError, RankLostError
 from dist_classicrl.membership.heartbeat import Beat
 from dist_classicrl.process.stop import Stop
@@ -47,7 +47,7 @@ class RowsServer(SuperstepServer):
         self._some: dict[int, SomeRows] = {}
         self._got: set[tuple[int, int]] = set()  # ranks with the first row of what they have got
         self._halted: set[int] = set()
-        self._leaves: list[tuple[Peer[Client], Leave]] = []
+        self._leaves: list[tuple[Peer[SuperstepClient], Leave]] = []
         self._gone_back_to: Resumed | None = None
         super().__post_init__()
 
@@ -68,7 +68,7 @@ class RowsServer(SuperstepServer):
         self._is_spread = False
         super().has_admitted(rank)
 
-    def take_in(self, peer: Peer[Client], message: np.ndarray) -> None:
+    def take_in(self, peer: Peer[SuperstepClient], message: np.ndarray) -> None:
         """See `SuperstepServer`. Who leaves is let go between two supersteps, so that its rows are whole."""
         match decode(message):
             case Halted(attempt):
@@ -96,7 +96,7 @@ class RowsServer(SuperstepServer):
                     self._let_leave(peer, leave)
         return super()._look()
 
-    def _let_leave(self, peer: Peer[Client], leave: Leave) -> None:
+    def _let_leave(self, peer: Peer[SuperstepClient], leave: Leave) -> None:
         self.members.let_go(peer, leave)
 
     def _save(self, saver: Saver) -> None:
@@ -126,14 +126,14 @@ class RowsServer(SuperstepServer):
         self._spread()
         super().finish(result)
 
-    def tell_end(self, peer: Peer[Client], message: np.ndarray) -> None:
+    def tell_end(self, peer: Peer[SuperstepClient], message: np.ndarray) -> None:
         """See `Serving`: its host may have had nobody who was told of the rows."""
         if self.group.host_of(peer.rank) == self.group.host_of(self.group.rank) or self._tell_rows_to(peer):
             super().tell_end(peer, message)
 
-    def _tell_rows_to(self, peer: Peer[Client]) -> bool:
+    def _tell_rows_to(self, peer: Peer[SuperstepClient]) -> bool:
         """Tell all rows to one who came at the end; return False if it is lost. Nobody else is heard."""
-        rows, wire, backoff = HostRows(self.part), self.group.wire, Backoff(self.group.wire.sleep)
+        rows, wire, backoff = HostLines(self.part), self.group.wire, Backoff(self.group.wire.sleep)
         begin = wire.now()
         self._got.clear()
         for first, last in rows.slices():
@@ -154,10 +154,10 @@ class RowsServer(SuperstepServer):
 
     # Rows of other hosts
 
-    def _others(self, ranks: Collection[int]) -> dict[str, Peer[Client]]:
+    def _others(self, ranks: Collection[int]) -> dict[str, Peer[SuperstepClient]]:
         """Return the first of these ranks on each other host, among those that are there."""
         own = self.group.host_of(self.group.rank)
-        found: dict[str, Peer[Client]] = {}
+        found: dict[str, Peer[SuperstepClient]] = {}
         for rank in sorted(ranks):
             host, peer = self.group.host_of(rank), self.peers.present.get(rank)
             if peer is not None and host != own:
@@ -166,7 +166,7 @@ class RowsServer(SuperstepServer):
 
     def _gather_rows(self) -> None:
         """Take in the rows that other hosts own; `Broken` if one who has them is lost."""
-        others, rows = self._others(self.part.players), HostRows(self.part)
+        others, rows = self._others(self.part.players), HostLines(self.part)
         if not others:
             return
         for first, last in rows.slices():
@@ -188,9 +188,9 @@ class RowsServer(SuperstepServer):
             if not self._spread_to(list(others.values())):
                 self._is_spread = False
 
-    def _spread_to(self, others: list[Peer[Client]]) -> bool:
+    def _spread_to(self, others: list[Peer[SuperstepClient]]) -> bool:
         """Tell all rows to these; return False if one is lost."""
-        rows = HostRows(self.part)
+        rows = HostLines(self.part)
         for first, last in rows.slices() if others else ():
             told = encode(SomeRows(self._attempt, first, rows.told(slice(first, last))))
             self._got.clear()
@@ -200,7 +200,7 @@ class RowsServer(SuperstepServer):
                 return False
         return True
 
-    def _hear(self, due: Mapping[Any, Peer[Client]], answers: Container[Any]) -> bool:
+    def _hear(self, due: Mapping[Any, Peer[SuperstepClient]], answers: Container[Any]) -> bool:
         """Look around until all that is due has come; return False if one is lost before from whom it is."""
         backoff = Backoff(self.group.wire.sleep)
         while missing := [peer for answer, peer in due.items() if answer not in answers]:
@@ -236,7 +236,7 @@ class RowsServer(SuperstepServer):
         self.cut = cut_at(run, saved)
         self._used = self.cut.used
         self.tally.go_back_to(saved.tally)
-        self._sums = Sums(self.tally, self.cut)
+        self._sums = WalkerCounts(self.tally, self.cut)
         self.table.overwritten()
         self._is_at_cut = self._must_begin = True
         self._is_broken = self._is_spread = False
@@ -246,7 +246,7 @@ class RowsServer(SuperstepServer):
         self.part.close()
         self._attempt = self.group.next_attempt(self._attempt)
         self._halted = set()
-        message, asked = encode(Halt(self._attempt)), set[Peer[Client]]()
+        message, asked = encode(Halt(self._attempt)), set[Peer[SuperstepClient]]()
         lost = {rank for rank, _ in self.members.lost_before}
         writers = lost.union(self.peers.present, self.part.players) - {self.group.rank}
         backoff, begin = Backoff(self.group.wire.sleep), self.group.wire.now()

@@ -20,7 +20,7 @@ from dist_classicrl.engines.roles.ordered import Broken, LearningServer
 from dist_classicrl.engines.roles.peers import Peer
 from dist_classicrl.engines.saving import Position, Saver
 from dist_classicrl.engines.supersteps.messages import Begin, Cut, Keep, Play, Played, Rows, TellRows
-from dist_classicrl.engines.supersteps.part import Part, Sums
+from dist_classicrl.engines.supersteps.part import Part, WalkerCounts
 from dist_classicrl.engines.supersteps.table import GatheredTable
 from dist_classicrl.engines.supersteps.who_plays import WhoPlays
 from dist_classicrl.errors import ProtocolError, StateLimitError
@@ -33,14 +33,14 @@ _PLAY_SECONDS = 0.1
 
 
 @dataclass
-class Client:
+class SuperstepClient:
     """What the server knows of a worker: the version of the table that it could go on with, -1: none."""
 
     version: int
 
 
 @dataclass
-class SuperstepServer(LearningServer[Client, Part]):
+class SuperstepServer(LearningServer[SuperstepClient, Part]):
     """Serves one call of `train`, and owns `part` of the rows; the table is that of `cut`."""
 
     can_rescue = False
@@ -58,7 +58,7 @@ class SuperstepServer(LearningServer[Client, Part]):
         self._is_closed = False
         self._played: dict[int, Played] = {}
         self._rows: dict[int, Rows] = {}
-        self._sums = Sums(self.tally, self.cut)
+        self._sums = WalkerCounts(self.tally, self.cut)
         self._rate = 0.0
         self._who = WhoPlays(self.part.can_be_alone, self.part.run.walkers or 1)
         self._kept_at = self.group.wire.now()
@@ -136,11 +136,11 @@ class SuperstepServer(LearningServer[Client, Part]):
         ranks = [self.group.rank, *(peer.rank for peer in self.peers.learners)]
         return with_cores(self.told, self.group, ranks)
 
-    def new_client(self, is_first: bool) -> Client:
+    def new_client(self, is_first: bool) -> SuperstepClient:
         """Return what there is to know of a worker."""
-        return Client(self.table.version if is_first and self.knows_all else -1)
+        return SuperstepClient(self.table.version if is_first and self.knows_all else -1)
 
-    def take_in(self, peer: Peer[Client], message: np.ndarray) -> None:
+    def take_in(self, peer: Peer[SuperstepClient], message: np.ndarray) -> None:
         """Take in what a worker has done, its rows, or what any may send."""
         match decode(message):
             case (Played() | Rows()) as told:

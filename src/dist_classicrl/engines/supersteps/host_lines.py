@@ -14,7 +14,7 @@ from dist_classicrl.learning.supersteps.row_share import RowShare
 
 
 @dataclass(frozen=True)
-class HostRows:
+class HostLines:
     """The table of this rank's host; `part` says whose its rows are."""
 
     part: Part
