@@ -375,7 +375,7 @@ def check_saved(name, history):
 
 
 @pytest.mark.parametrize(
-    ("name", "seed", "orders"), [("supersteps", 1, 9), ("rows", 1, 9), ("divided", 4, 20)]
+    ("name", "seed", "orders"), [("supersteps", 1, 9), ("rows", 1, 9), ("divided", 4, 22)]
 )
 @pytest.mark.parametrize("n_again", [1, 2])
 def test_a_stop_is_heard_before_all_steps_are_made_again_that_a_loss_cost(
@@ -392,7 +392,7 @@ def test_who_takes_over_and_has_to_stop_at_once_saves_no_rows_of_a_superstep_tha
     monkeypatch,
 ):
     """The host of the server that was lost had rows that nobody else has."""
-    history = stopped_history("divided", 4, 1, {0: Plan(Kind.PLAY, 60)}, monkeypatch)
+    history = stopped_history("divided", 4, 1, {0: Plan(Kind.PLAY, 66)}, monkeypatch)
     assert not [wrong for wrong in history.wrong if "TrainingStopped" not in wrong]
     check_saved("divided", history)
 
