@@ -25,7 +25,7 @@ from dist_classicrl import DistAsyncQLearning, TabularMDP
 from dist_classicrl.comm import envelope
 from dist_classicrl.comm.messages import decode, encode
 from dist_classicrl.comm.transport import Channel, Wire
-from dist_classicrl.engines.decentralized.messages import RoundSums
+from dist_classicrl.engines.decentralized.messages import SentSums
 from dist_classicrl.engines.decentralized.patterns import PATTERNS, Adder, ExchangePattern, Sums
 from dist_classicrl.membership.group import Group
 from dist_classicrl.schedules import PerVisit
@@ -99,7 +99,7 @@ def exchange(wire: Wire, channels: dict[int, Channel], pattern: ExchangePattern,
             total: Sums = ended.value
             return total
         for place, sums in step.send.items():
-            channels[place].send(encode(RoundSums(0, sums.maps, sums.counted)))
+            channels[place].send(encode(SentSums(0, sums.maps, sums.counted)))
         while not all(came[place] for place in step.awaits):
             for channel, message in wire.receive(list(channels.values())):
                 told = decode(message)

@@ -64,7 +64,7 @@ TIMING = Timing(INTERVAL, SILENCE, STUCK)
 @contextmanager
 def _short_rounds() -> Iterator[None]:
     """Let the length of rounds change often in runs of hundreds of steps."""
-    with mock.patch.multiple(schedule, ROUND_UPDATES=3, _LONGEST_SHARE=2, MOVING_LOAD=3.0):
+    with mock.patch.multiple(schedule, ROUND_UPDATES=3, LONGEST_SHARE=2, MOVING_LOAD=3.0):
         yield
 
 

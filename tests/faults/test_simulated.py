@@ -19,7 +19,7 @@ from simulated_network import Killed, Plan
 from dist_classicrl import settings
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.engines import schedule
-from dist_classicrl.engines.decentralized.messages import Begin
+from dist_classicrl.engines.decentralized.messages import RoundsBegin
 from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.engines.progress import Observer
 from dist_classicrl.engines.roles.participants import Participant
@@ -160,7 +160,7 @@ def test_whoever_takes_over_at_the_end_counts_earlier_steps_once(name, monkeypat
 
 @pytest.mark.core
 @pytest.mark.parametrize(
-    ("name", "kind", "where"), [("rounds", RoundOrder, "start"), ("decentralized", Begin, "cut")]
+    ("name", "kind", "where"), [("rounds", RoundOrder, "start"), ("decentralized", RoundsBegin, "cut")]
 )
 def test_with_each_table_that_a_server_tells_comes_what_was_counted(name, kind, where, monkeypatch):
     """Whoever takes over may have counted as a server before, what the table that it goes on from lacks."""
@@ -375,7 +375,7 @@ def check_saved(name, history):
 
 
 @pytest.mark.parametrize(
-    ("name", "seed", "orders"), [("supersteps", 1, 9), ("rows", 1, 9), ("divided", 4, 20)]
+    ("name", "seed", "orders"), [("supersteps", 1, 9), ("rows", 1, 9), ("divided", 4, 22)]
 )
 @pytest.mark.parametrize("n_again", [1, 2])
 def test_a_stop_is_heard_before_all_steps_are_made_again_that_a_loss_cost(
@@ -392,7 +392,7 @@ def test_who_takes_over_and_has_to_stop_at_once_saves_no_rows_of_a_superstep_tha
     monkeypatch,
 ):
     """The host of the server that was lost had rows that nobody else has."""
-    history = stopped_history("divided", 4, 1, {0: Plan(Kind.PLAY, 60)}, monkeypatch)
+    history = stopped_history("divided", 4, 1, {0: Plan(Kind.PLAY, 66)}, monkeypatch)
     assert not [wrong for wrong in history.wrong if "TrainingStopped" not in wrong]
     check_saved("divided", history)
 

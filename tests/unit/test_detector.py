@@ -9,6 +9,7 @@ import dist_classicrl
 from dist_classicrl.comm import collectives
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.mpi_tools import detector as module
+from dist_classicrl.mpi_tools import part
 
 INTERVAL = 10.0
 SOME_BEATS = 10 * INTERVAL + 1.0  # at whose end there is one
@@ -62,7 +63,7 @@ class Channel:
     lost = None
 
     def __init__(self, net, rank, peer, piece_bytes):
-        self.net, self.ends, self.piece_bytes = net, (rank, peer), piece_bytes
+        self.net, self.peer, self.ends, self.piece_bytes = net, peer, (rank, peer), piece_bytes
         self.way_here = net.waiting.setdefault((peer, rank), deque())
         self.way_there = net.waiting.setdefault((rank, peer), deque())
 
@@ -84,7 +85,7 @@ class Channel:
 
 @pytest.fixture
 def net(monkeypatch):
-    monkeypatch.setattr(module, "own_communicator", lambda comm, *rest, **options: comm)
+    monkeypatch.setattr(part, "own_communicator", lambda comm, *rest, **options: comm)
     monkeypatch.setattr(module, "Wire", Wire)
     monkeypatch.setattr(collectives, "_used", [])  # communicators that are not free yet
     return Net()

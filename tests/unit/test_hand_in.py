@@ -7,7 +7,7 @@ import pytest
 from dist_classicrl.engines.outcome import NOTHING_LEARNED, Tally
 from dist_classicrl.engines.server.leases import LeaseBook
 from dist_classicrl.engines.server.messages import HandIn, Push, Pushed, Wishes
-from dist_classicrl.engines.server.server import Client, Server
+from dist_classicrl.engines.server.server import AsyncClient, Server
 from dist_classicrl.engines.server.tree import Branch
 from dist_classicrl.tables.merging import AFFINE
 
@@ -33,7 +33,7 @@ def server():
 
 
 def test_each_push_that_is_handed_in_counts_once(server):
-    peer = SimpleNamespace(rank=1, client=Client(-1, hands_in=True))
+    peer = SimpleNamespace(rank=1, client=AsyncClient(-1, hands_in=True))
     for sequence, is_last in ((2, False), (3, False), (4, True)):
         assert peer.client.hands_in
         server._take_hand_in(peer, 0, HandIn(Pushed(sequence, None, 7, NOTHING_LEARNED), is_last, 4))
@@ -47,7 +47,7 @@ def push(server):
     server.table.version = 2
     server.members = SimpleNamespace(note_progress=lambda *_: None, note_push=lambda _: None)
     server.group = SimpleNamespace(view=SimpleNamespace(term=0))
-    peer = SimpleNamespace(rank=1, client=Client(-1))
+    peer = SimpleNamespace(rank=1, client=AsyncClient(-1))
 
     def take(sequence, made, given_back=(), is_last=False):
         pushed = Pushed(sequence, None, sum(made.values()), NOTHING_LEARNED)

@@ -157,7 +157,7 @@ def test_what_is_logged_is_checked(alone):
             monitor.log_metrics(2**53)
         monitor.log_metrics(np.int64(7), reward=np.float32(2.0))
         monitor.log_metrics(8, reward=np.array(4.0))
-    with pytest.raises(SettingsError, match="This monitor is closed"):
+    with pytest.raises(SettingsError, match="This DistributedMonitor is closed"):
         monitor.log_metrics(8)
     monitor.close()  # again does nothing
     assert monitor.metrics["reward"][-1] == 3.0  # of refused calls nothing stays

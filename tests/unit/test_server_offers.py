@@ -10,7 +10,7 @@ from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.engines.roles.peers import Peer, PeerEvent, Peers
 from dist_classicrl.engines.server.leases import LeaseBook
 from dist_classicrl.engines.server.messages import Wishes
-from dist_classicrl.engines.server.server import Client, Server
+from dist_classicrl.engines.server.server import AsyncClient, Server
 from dist_classicrl.membership.phi_accrual import Arrivals
 
 SLOW = 2
@@ -27,7 +27,7 @@ def server():
     channel = SimpleNamespace(send=server.sent.append, close=lambda: None)
     server.members = SimpleNamespace(peers=Peers())
     for rank in (1, SLOW):
-        client = Client(0, Wishes(quantum=10, refresh=False))
+        client = AsyncClient(0, Wishes(quantum=10, refresh=False))
         server.peers.add(Peer(rank, channel, client, Arrivals(1.0, now=0.0), 0.0))
     server.table = SimpleNamespace(applied={}, version=0)
     server.tally = Tally(total_steps=0)

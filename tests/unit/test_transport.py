@@ -143,6 +143,16 @@ def test_a_wait_whose_length_is_known_is_not_slept_through():
     assert end_of_wait(1.0)[1] < 1.0 / 2e-3 + 10
 
 
+def test_the_first_waits_can_be_spins_and_again_after_something_happened():
+    slept = []
+    backoff = Backoff(slept.append, spins=2)
+    for _ in range(2):
+        for _ in range(3):
+            backoff.wait()
+        backoff.reset()
+    assert slept == [2e-5, 2e-5]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
 def test_who_waits_for_messages_is_woken_when_it_asked_for_it():
     """In threads as well, which serve beside one that learns."""

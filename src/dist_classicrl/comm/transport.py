@@ -38,12 +38,15 @@ _PR_SET_TIMERSLACK = 29  # of Linux
 
 
 class Backoff:
-    """Sleeps that double from 20 microseconds to 2 milliseconds while nothing happens."""
+    """Sleeps that double from 20 microseconds to 2 milliseconds while nothing happens.
 
-    def __init__(self, sleep: Callable[[float], None] | None = None) -> None:
+    The first so many waits are `spins`, which do not sleep.
+    """
+
+    def __init__(self, sleep: Callable[[float], None] | None = None, spins: int = 0) -> None:
         self._sleep = time.sleep if sleep is None else sleep
-        self._seconds = _FIRST_SLEEP
-        self._slept = 0.0
+        self._spins = spins
+        self._spun, self._seconds, self._slept = 0, _FIRST_SLEEP, 0.0
         self._expected = math.inf
 
     def expect(self, seconds: float) -> None:
@@ -55,7 +58,10 @@ class Backoff:
         self._expected = seconds
 
     def wait(self) -> None:
-        """Sleep once."""
+        """Sleep once, or spin."""
+        if self._spun < self._spins:
+            self._spun += 1
+            return
         most = max(_FIRST_SLEEP, _EXPECTED_SHARE * max(self._expected, self._slept))
         seconds = min(self._seconds, most)
         self._sleep(seconds)
@@ -64,7 +70,7 @@ class Backoff:
 
     def reset(self) -> None:
         """Start over: something happened."""
-        self._seconds, self._slept = _FIRST_SLEEP, 0.0
+        self._spun, self._seconds, self._slept = 0, _FIRST_SLEEP, 0.0
 
 
 def wait_until(ready: Callable[[], bool], seconds: float, what: str, waited: float = 0.0) -> None:

@@ -14,6 +14,7 @@ from dist_classicrl._words import counted
 from dist_classicrl.diagnosis.findings import Finding, failure, ok, warning
 from dist_classicrl.diagnosis.plan import HERE, TrainingPlan
 from dist_classicrl.engines.engine import SHARDED_FROM, Layout, engine_for
+from dist_classicrl.engines.server.window import KEPT_PER_SLOT
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.learning.interleaved import WALKERS
 from dist_classicrl.learning.rules import find, table_shape, why_none_travels
@@ -27,7 +28,6 @@ COUNT_BYTES = 8
 REPLAY_BYTES = 24  # per transition: state and action, reward, next state
 _STAMP_BYTES = 4
 _MAP_BYTES = 28  # weight, shift, visits, known visits; and the entry's number as int32
-_KEPT_PER_SLOT = 4
 _TIGHT = 0.8
 
 
@@ -83,7 +83,7 @@ def maps_bytes(shape: TableShape, settings: Settings) -> int:
     """Return what the pushes take that a worker keeps, if each touched every entry."""
     entries = shape.size
     each = _MAP_BYTES + index_bytes(entries) - 4 + (4 if settings.replay_ratio else 0)
-    return (_KEPT_PER_SLOT * settings.prefetch_factor + 1) * entries * each
+    return (KEPT_PER_SLOT * settings.prefetch_factor + 1) * entries * each
 
 
 def replay_bytes(settings: Settings) -> int:

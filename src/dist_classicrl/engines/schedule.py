@@ -27,8 +27,8 @@ SETTLED_LOAD = 16.0
 """Likewise once they only go up and down: then rounds cost no accuracy."""
 
 _LONGEST = 128 * ROUND_UPDATES
-_LONGEST_SHARE = 32  # a round has at most one in so many of the steps made before
-_LOOK_GROWTH = 1.25
+LONGEST_SHARE = 32  # a round has at most one in so many of the steps made before
+LOOK_GROWTH = 1.25
 _STILL = 1e-4
 _MOVED = 0.05
 _LOOKS = 5
@@ -80,8 +80,8 @@ class Pace:
         made = self.made + steps
         if not self.may_grow:
             return replace(self, made=made)
-        looks = self._look(values, made) if made >= _LOOK_GROWTH * self.looked else self._looks
-        most = min(_LONGEST, made // (_LONGEST_SHARE * settings.logical_workers * settings.batch_size))
+        looks = self._look(values, made) if made >= LOOK_GROWTH * self.looked else self._looks
+        most = min(_LONGEST, made // (LONGEST_SHARE * settings.logical_workers * settings.batch_size))
         wanted = 2 * self.updates
         fits = MOVING_LOAD if looks[-1] else SETTLED_LOAD
         if load * wanted > fits * self.updates:

@@ -8,7 +8,7 @@ from typing import Any
 from dist_classicrl.checks import WholeNumber, checked_positive
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import message
-from dist_classicrl.comm.transport import Backoff, Channel, Wire
+from dist_classicrl.comm.transport import Backoff, Wire
 from dist_classicrl.errors import RankLostError, RankTimeoutError, SettingsError
 from dist_classicrl.mpi_tools.links import Link, close, receive
 from dist_classicrl.mpi_tools.part import Part
@@ -29,10 +29,6 @@ class _Peer(Link):
     most_untaken = 1024
     told = 0  # the last barrier that it was told of
     reached = 0  # the last one that it has come to
-
-    def __init__(self, rank: int, channel: Channel) -> None:
-        super().__init__(channel)
-        self.rank = rank
 
     @property
     def has_room(self) -> bool:
@@ -101,7 +97,7 @@ class QuorumBarrier(Part):
         size = self._wire.size
         self._quorum = size // 2 + 1 if quorum is None else quorum
         others = [rank for rank in range(size) if rank != self._wire.rank]
-        self._peers = [_Peer(rank, self._wire.channel(rank, _TAG, _MESSAGE_BYTES)) for rank in others]
+        self._peers = [_Peer(self._wire.channel(rank, _TAG, _MESSAGE_BYTES)) for rank in others]
         self._number = 0
         if self._quorum > size:
             self.close()

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dist_classicrl.checks import WholeNumber, checked_positive, checked_whole
-from dist_classicrl.comm.collectives import own_communicator
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import message
 from dist_classicrl.comm.transport import Channel, Wire
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.membership.phi_accrual import THRESHOLD, Arrivals
 from dist_classicrl.mpi_tools.links import Link, close, receive
+from dist_classicrl.mpi_tools.part import Part
 
 logger = logging.getLogger(__name__)
 
@@ -48,9 +48,8 @@ class _Peer(Link):
 
     most_untaken = 2
 
-    def __init__(self, rank: int, channel: Channel, arrivals: Arrivals) -> None:
+    def __init__(self, channel: Channel, arrivals: Arrivals) -> None:
         super().__init__(channel)
-        self.rank = rank
         self.arrivals = arrivals
         self.state: State = "healthy"
         self.reason = ""
@@ -58,7 +57,7 @@ class _Peer(Link):
         self.has_beaten = False  # since it was last judged
 
 
-class FailureDetector:
+class FailureDetector(Part):
     """Tells which ranks of a communicator are alive.
 
     Every rank calls `send_heartbeat` in its main loop, and `check_node_health` where it wants to know. No
@@ -100,6 +99,10 @@ class FailureDetector:
     -----
     Time in which this rank itself did not call any method is counted as nobody's silence beyond one interval.
     So call either method at least once per interval; a rank that checks less often finds out later.
+
+    By `close` a rank takes leave of the others, which then do not take its silence for a failure. It waits up
+    to a second for ranks that are healthy to close theirs, too. After it the methods send nothing, and say
+    what was known last.
 
     How many beats a rank has ahead of one that does not take them is limited to two, whatever time passes.
 
@@ -161,14 +164,13 @@ class FailureDetector:
                 raise SettingsError(
                     f"{name} must be a function that takes a rank, or None, got {callback!r}."
                 )
-        timeout = checked_positive("timeout", timeout)
-        self._comm = own_communicator(comm, timeout, "FailureDetector", between_groups=True)
+        super().__init__(comm, timeout, between_groups=True)
         self._wire = Wire(self._comm)
         is_inter = self._comm.Is_inter()
         self._own_rank = None if is_inter else self._wire.rank
         now = self._wire.now()
         self._peers = {
-            rank: _Peer(rank, self._wire.channel(rank, _TAG, _MESSAGE_BYTES), self._arrivals(now))
+            rank: _Peer(self._wire.channel(rank, _TAG, _MESSAGE_BYTES), self._arrivals(now))
             for rank in range(self._comm.Get_remote_size() if is_inter else self._wire.size)
             if rank != self._own_rank
         }
@@ -176,7 +178,6 @@ class FailureDetector:
         self._news: deque[tuple[State, int]] = deque()
         self._next_beat = now
         self._listened = now
-        self._is_closed = False
 
     def send_heartbeat(self, progress: int | None = None) -> bool:
         """Tell all other ranks that this one is alive, if an interval has passed since it last did.
@@ -261,15 +262,8 @@ class FailureDetector:
             raise SettingsError(f"rank must be one of 0 to {most}, got {rank}.")
         return self._peers[rank].reason
 
-    def close(self) -> None:
-        """Take leave of the other ranks, which then do not take this one's silence for a failure.
-
-        It waits up to a second for ranks that are healthy to close theirs, too. After it the methods send
-        nothing, and say what was known last.
-        """
+    def _leave(self) -> None:
         with self._guard:
-            if self._is_closed:
-                return
             for peer in self._peers.values():
                 peer.say_goodbye()
             deadline = self._wire.now() + _CLOSE_SECONDS
@@ -277,14 +271,7 @@ class FailureDetector:
             while self._are_awaited() and self._wire.now() < deadline:
                 self._wire.sleep(1e-3)
                 self._listen()
-            self._is_closed = True
             close(self._wire, self._comm, list(self._peers.values()))
-
-    def __enter__(self) -> FailureDetector:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def _arrivals(self, now: float) -> Arrivals:
         return Arrivals(self._interval, now=now)

@@ -28,6 +28,7 @@ class Link:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
+        self.rank = channel.peer
         self.has_left = False  # the rank has said goodbye
         self._untaken = 0  # messages that were sent to it
         self._taken = 0  # messages of it that it was not told of

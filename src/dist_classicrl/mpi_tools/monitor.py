@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dist_classicrl.checks import WholeNumber, checked_positive, is_real
-from dist_classicrl.comm.collectives import own_communicator
+from dist_classicrl.checks import WholeNumber, is_real
 from dist_classicrl.comm.envelope import Kind
 from dist_classicrl.comm.messages import message
 from dist_classicrl.comm.transport import Wire
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.monitoring.loop_records import COLUMNS, LoopRecords
 from dist_classicrl.mpi_tools.links import Link, close, receive
+from dist_classicrl.mpi_tools.part import Part
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,7 +50,7 @@ class _Peer(Link):
     reached = -1  # the last interval that it told of
 
 
-class DistributedMonitor:
+class DistributedMonitor(Part):
     """Brings together on rank 0 what the ranks of a training loop measure.
 
     For loops that are written by hand over MPI: every rank calls `log_metrics` at each step, or as often as
@@ -82,6 +82,9 @@ class DistributedMonitor:
 
     Notes
     -----
+    By `close` a rank sends what is left: what was logged since the last point makes one more, at the next
+    multiple of `log_interval`.
+
     Rank 0 takes in what has come when it calls `log_metrics`. Each point is written to the log of this module
     (level INFO) when all ranks that are there have told theirs, or ten seconds after the first one has.
 
@@ -100,7 +103,7 @@ class DistributedMonitor:
 
     def __init__(self, comm: Any, log_interval: int = 1000, *, timeout: float = 60.0) -> None:
         self._interval = WholeNumber(1, bits=_STEP_BITS)("log_interval", log_interval)
-        self._comm = own_communicator(comm, checked_positive("timeout", timeout), "DistributedMonitor")
+        super().__init__(comm, timeout)
         self._wire = Wire(self._comm)
         others = range(1, self._wire.size) if self._wire.rank == 0 else (0,)
         self._peers = {rank: _Peer(self._wire.channel(rank, _TAG, _MESSAGE_BYTES)) for rank in others}
@@ -110,7 +113,6 @@ class DistributedMonitor:
         self._reached = -1
         self._start_interval()
         self._next_listen = 0.0
-        self._is_closed = False
 
     def log_metrics(
         self,
@@ -139,8 +141,7 @@ class DistributedMonitor:
         SettingsError
             If the step is less than the one before, something is not a number, or the monitor is closed.
         """
-        if self._is_closed:
-            raise SettingsError("This monitor is closed. Construct another one on all ranks.")
+        self._check_open()
         step = WholeNumber(0, bits=_STEP_BITS)("step", step)
         if step < self._step:
             raise SettingsError(
@@ -211,13 +212,7 @@ class DistributedMonitor:
             canvas.save(figure, path)
         return figure
 
-    def close(self) -> None:
-        """Send what is left, and take leave of the other ranks; waits for theirs, but not for long.
-
-        What was logged since the last point makes one more, at the next multiple of `log_interval`.
-        """
-        if self._is_closed:
-            return
+    def _leave(self) -> None:
         if any(self._counts):
             self._finish_interval(self._reached + 1)
         if self._wire.rank == 0:
@@ -228,15 +223,8 @@ class DistributedMonitor:
             peer.say_goodbye()
         if self._wire.rank:
             self._wait(lambda: not self._peers[0].is_present)
-        self._is_closed = True
         self._log(math.inf)
         close(self._wire, self._comm, list(self._peers.values()))
-
-    def __enter__(self) -> DistributedMonitor:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def _start_interval(self) -> None:
         self._sums = [0.0] * len(COLUMNS)

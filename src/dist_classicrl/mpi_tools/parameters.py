@@ -65,9 +65,8 @@ class _Parted:
 
 
 class _Peer(Link):
-    def __init__(self, rank: int, channel: Channel) -> None:
+    def __init__(self, channel: Channel) -> None:
         super().__init__(channel)
-        self.rank = rank
         self.offers: dict[int, _Offer] = {}
         self.descriptions: dict[str, str] = {}  # by digest
         self.parted: _Parted | None = None
@@ -193,7 +192,7 @@ class ParameterSync(Part):
         super().__init__(comm, timeout)
         self._wire = Wire(self._comm)
         others = [rank for rank in range(self._wire.size) if rank != self._wire.rank]
-        self._peers = [_Peer(rank, self._wire.channel(rank, _TAG, _MESSAGE_BYTES)) for rank in others]
+        self._peers = [_Peer(self._wire.channel(rank, _TAG, _MESSAGE_BYTES)) for rank in others]
         self._number = 0
         self._has_failed = False
         self._told: set[str] = set()  # digests of the descriptions that all others have been sent

@@ -19,17 +19,17 @@ AnyPart = TypeVar("AnyPart", bound="Part")
 class Part:
     """Something over a duplicate of a communicator, which every rank constructs, and closes."""
 
-    def __init__(self, comm: Any, timeout: Any) -> None:
+    def __init__(self, comm: Any, timeout: Any, between_groups: bool = False) -> None:
         self._is_closed = False
         self._seconds = checked_positive("timeout", timeout)
-        self._comm = own_communicator(comm, self._seconds, type(self).__name__)
+        self._comm = own_communicator(comm, self._seconds, type(self).__name__, between_groups)
 
     def close(self) -> None:
         """Stop listening, and give the communicator back to MPI; every rank should close its own.
 
-        It waits for the other ranks' closing, but no longer than a second. A `CompressedAllreduce` or
-        `DistributedDebugger` first waits until the others have taken what it has sent, or none of them has
-        taken any for `timeout` seconds.
+        It waits for the other ranks' closing, but no longer than a second, or four in a `DistributedMonitor`.
+        A `CompressedAllreduce` or `DistributedDebugger` first waits until the others have taken what it has
+        sent, or none of them has taken any for `timeout` seconds.
         """
         if not self._is_closed:
             self._is_closed = True

@@ -14,7 +14,7 @@ from dist_classicrl.tables.maps import PackedSums, Refresh
 
 
 @dataclass(frozen=True)
-class Cut:
+class RoundsCut:
     """Where a run is between two rounds, besides the table."""
 
     made: int  # steps that the table contains, of those to be made when this process began
@@ -24,19 +24,19 @@ class Cut:
 
 @message(Kind.ROUNDS_BEGIN)
 @dataclass(frozen=True)
-class Begin:
+class RoundsBegin:
     """The coordinator's: from here on the `players`, in this order, learn, until the next of these."""
 
     attempt: int
     players: tuple[int, ...]
-    cut: Cut
+    cut: RoundsCut
     refresh: Refresh
 
 
 @message(Kind.ROUNDS_PLAY)
 @dataclass(frozen=True)
-class Play:
-    """The coordinator's: learn up to step `until`, or until it asks for a pause, then say `Played`."""
+class RoundsPlay:
+    """The coordinator's: learn up to step `until`, or until it asks for a pause, then say `RoundsPlayed`."""
 
     attempt: int
     until: int
@@ -45,7 +45,7 @@ class Play:
 
 @message(Kind.ROUNDS_PLAYED)
 @dataclass(frozen=True)
-class Played:
+class RoundsPlayed:
     """A player's: what it has done since the last of these."""
 
     attempt: int
@@ -62,7 +62,7 @@ class Played:
 
 @message(Kind.ROUNDS_SUMS)
 @dataclass(frozen=True)
-class RoundSums:
+class SentSums:
     """Between players: sums of a round."""
 
     number: int  # of the round, counted from the beginning of the attempt

@@ -15,7 +15,7 @@ from dist_classicrl._random import stream_keys
 from dist_classicrl.checks import is_whole
 from dist_classicrl.comm.compression import Codec
 from dist_classicrl.comm.transport import Backoff, Channel
-from dist_classicrl.engines.decentralized.messages import Cut, Played, RoundSums
+from dist_classicrl.engines.decentralized.messages import RoundsCut, RoundsPlayed, SentSums
 from dist_classicrl.engines.decentralized.patterns import (
     PATTERNS,
     Adder,
@@ -41,7 +41,7 @@ _SPINS = 20
 
 
 class Count(IntEnum):
-    """What stands where in `RoundSums.counted`."""
+    """What stands where in `SentSums.counted`."""
 
     STEPS = 0
     EPISODES = 1  # from here on as in `Totals`
@@ -103,7 +103,7 @@ class _UnderWay:
 
 
 @dataclass(eq=False)
-class RoundPart:
+class PlayerPart:
     """What this rank does of a run: with whom is said by `begin`. Its table is what all have merged."""
 
     run: Run
@@ -133,7 +133,7 @@ class RoundPart:
         self.table = table
         self.table.in_order = self.codec.wants_order
 
-    def begin(self, attempt: int, players: tuple[int, ...], cut: Cut) -> None:
+    def begin(self, attempt: int, players: tuple[int, ...], cut: RoundsCut) -> None:
         """Learn with these players from now on, with the table as it is now, from `cut` on."""
         self.close()
         group = self.group
@@ -180,7 +180,7 @@ class RoundPart:
 
     # Rounds
 
-    def play(self, until: int, tend: Callable[[], None]) -> Played:
+    def play(self, until: int, tend: Callable[[], None]) -> RoundsPlayed:
         """Learn in rounds up to step `until`, or to the second round after somebody has asked for a pause.
 
         Then the table contains all that was learned. `tend` is called every 10 ms. What that raises ends it,
@@ -262,16 +262,14 @@ class RoundPart:
         """Wait for the round that is being exchanged, if there is one."""
         wire = self.group.wire
         begun = self.group.wire.now()
-        backoff, tries = Backoff(wire.sleep), 0
+        backoff = Backoff(wire.sleep, _SPINS)
         while (under_way := self._under_way) is not None:
             has_moved = self._advance()
             self._tend(tend)
             if has_moved:
-                backoff, tries = Backoff(wire.sleep), 0
+                backoff.reset()
                 continue
-            tries += 1
-            if tries > _SPINS:
-                backoff.wait()
+            backoff.wait()
             if wire.now() - max(begun, under_way.since) > self.patience:  # before, this rank learned
                 self._give_up(under_way)
         self._waited += self.group.wire.now() - begun
@@ -320,7 +318,7 @@ class RoundPart:
         encoded: dict[int, tuple[np.ndarray, int]] = {}
         for place, sums in step.send.items():
             if id(sums) not in encoded:
-                told = RoundSums(self._number, sums.maps, sums.counted)
+                told = SentSums(self._number, sums.maps, sums.counted)
                 encoded[id(sums)] = self.codec.encode(told)
             message, saved = encoded[id(sums)]
             self._channel(place).send(message)
@@ -376,7 +374,7 @@ class RoundPart:
 
     def _take_in(self, rank: int, message: np.ndarray) -> None:
         told, _ = self.codec.decode(message)
-        if not (isinstance(told, RoundSums) and told.counted.dtype == np.float64):
+        if not (isinstance(told, SentSums) and told.counted.dtype == np.float64):
             raise ProtocolError(f"Rank {rank} sent {type(told).__name__} where the sums of a round are due.")
         require_fit(told.maps.entries, told.maps, self.table.values.size)
         assert self._adder is not None  # from `begin`
@@ -435,10 +433,10 @@ class RoundPart:
             what = f"What was learned in a round, as the exchange pattern {name} added it up, is not finite"
         raise diverged(what, self.table.values.dtype)
 
-    def _played(self) -> Played:
+    def _played(self) -> RoundsPlayed:
         now = self.group.wire.now()
         digest = zlib.crc32(self.table.counts.data, zlib.crc32(self.table.values.data))
-        told = Played(
+        told = RoundsPlayed(
             self.attempt,
             self.made,
             digest,
@@ -456,9 +454,9 @@ class RoundPart:
         return told
 
     @property
-    def cut(self) -> Cut:
+    def cut(self) -> RoundsCut:
         """Where the table is, without the tally."""
-        return Cut(self.made, replace(self.stride))
+        return RoundsCut(self.made, replace(self.stride))
 
     def _tend(self, tend: Callable[[], None]) -> None:
         now = self.group.wire.now()

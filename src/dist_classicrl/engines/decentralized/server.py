@@ -14,38 +14,30 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from dist_classicrl.comm.messages import decode, encode
-from dist_classicrl.comm.transport import Backoff
-from dist_classicrl.engines.decentralized.messages import Begin, Cut, Play, Played
-from dist_classicrl.engines.decentralized.part import RoundPart
+from dist_classicrl.engines.decentralized.messages import RoundsBegin, RoundsCut, RoundsPlay, RoundsPlayed
+from dist_classicrl.engines.decentralized.part import PlayerPart
 from dist_classicrl.engines.outcome import Learned
 from dist_classicrl.engines.roles.ordered import Broken, LearningServer
-from dist_classicrl.engines.roles.peers import Peer
+from dist_classicrl.engines.roles.peers import Peer, RoundClient
 from dist_classicrl.engines.saving import Position
 from dist_classicrl.errors import ProtocolError
 from dist_classicrl.process.stop import Stop
 
 
 @dataclass
-class Client:
-    """What the coordinator knows of another rank: whether it has the table with which it began."""
-
-    is_new: bool
-
-
-@dataclass
-class Coordinator(LearningServer[Client, RoundPart]):
+class Coordinator(LearningServer[RoundClient, PlayerPart]):
     """Coordinates one call of `train`, and learns as one of the players."""
 
     can_rescue = True
     counts_as_worker = True
     why_more = "Its share of a round is that of the others."
 
-    cut: Cut = field(kw_only=True)
+    cut: RoundsCut = field(kw_only=True)
     steps: int = field(kw_only=True)
 
     def __post_init__(self) -> None:
         self.made = self.cut.made
-        self._played: dict[int, Played] = {}
+        self._played: dict[int, RoundsPlayed] = {}
         self._stop: Stop | None = None
         super().__post_init__()
         self.part.use(self.table)
@@ -83,14 +75,14 @@ class Coordinator(LearningServer[Client, RoundPart]):
         """How many ranks learn."""
         return max(1, len(self.part.players))
 
-    def new_client(self, is_first: bool) -> Client:
+    def new_client(self, is_first: bool) -> RoundClient:
         """Return what there is to know of another rank."""
-        return Client(not (is_first and self.knows_all))
+        return RoundClient(not (is_first and self.knows_all))
 
-    def take_in(self, peer: Peer[Client], message: np.ndarray) -> None:
+    def take_in(self, peer: Peer[RoundClient], message: np.ndarray) -> None:
         """Take in what another rank has done, or what any may send."""
         match decode(message):
-            case Played() as played:
+            case RoundsPlayed() as played:
                 if self._is_due(peer, played.attempt):
                     self._played[peer.rank] = played
             case told:
@@ -145,7 +137,7 @@ class Coordinator(LearningServer[Client, RoundPart]):
             is_whole = peer.client.is_new or has_begun
             if is_whole not in ready:
                 refresh = self.table.refresh(-1 if is_whole else self.table.version)
-                ready[is_whole] = encode(Begin(self._attempt, players, cut, refresh))
+                ready[is_whole] = encode(RoundsBegin(self._attempt, players, cut, refresh))
             peer.client.is_new = False
             peer.channel.send(ready[is_whole])
             self.tally.bytes_pulled += ready[is_whole].size
@@ -154,12 +146,9 @@ class Coordinator(LearningServer[Client, RoundPart]):
 
     def _play(self, until: int) -> None:
         self._played = {}
-        self._order(encode(Play(self._attempt, until, self.tally.so_far(self.seconds))))
+        self._order(encode(RoundsPlay(self._attempt, until, self.tally.so_far(self.seconds))))
         self._played[self.group.rank] = self.part.play(until, self._tend)
-        backoff = Backoff(self.group.wire.sleep)
-        while len(self._played) < len(self.part.players):
-            self._tend()
-            backoff.wait()
+        self._await(self._played, len(self.part.players))
         self._check_alike()
         self._count()
 

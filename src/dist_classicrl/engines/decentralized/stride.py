@@ -6,21 +6,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dist_classicrl.engines.schedule import LONGEST_SHARE, LOOK_GROWTH, SETTLED_LOAD
 from dist_classicrl.settings import ROUND_UPDATES, Settings
 from dist_classicrl.tables import kernels
 
 MOVING_LOAD = 1.0
 """N k a of a round, up to which it may be long while values still move: twice that is under way at a time."""
 
-SETTLED_LOAD = 16.0
-"""Likewise once they only go up and down."""
-
 _MOVING_WAITS, _SETTLED_WAITS = 0.5, 0.05
 """The share of the ranks' time that may go into waiting, while values move, and once they stand."""
 
-_LONGEST_SHARE = 32  # a round has at most one in so many of the steps made before
 _LONGEST = 1 << 16  # updates
-_LOOK_GROWTH = 1.25
 _STILL = 0.03  # a change of the mean by less, in a quarter more steps, is none
 
 
@@ -70,11 +66,11 @@ class Stride:
         if not self.may_grow:
             return self
         looked, mean, is_moving = self.looked, self.mean, self.is_moving
-        if made >= _LOOK_GROWTH * looked:
+        if made >= LOOK_GROWTH * looked:
             now, size = kernels.mean_and_size(values, 1)
             is_moving = looked == 0 or abs(now - mean) > _STILL * size
             looked, mean = made, float(now)
-        share = _LONGEST_SHARE * ranks * settings.batch_size
+        share = LONGEST_SHARE * ranks * settings.batch_size
         most = max(1, min(_LONGEST, (before + made) // share))
         fits = MOVING_LOAD if is_moving else SETTLED_LOAD
         allowed = 2 * self.updates

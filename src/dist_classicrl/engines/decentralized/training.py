@@ -8,8 +8,8 @@ from dataclasses import replace
 from functools import partial
 
 from dist_classicrl._words import START_AGAIN
-from dist_classicrl.engines.decentralized.messages import Cut
-from dist_classicrl.engines.decentralized.part import RoundPart
+from dist_classicrl.engines.decentralized.messages import RoundsCut
+from dist_classicrl.engines.decentralized.part import PlayerPart
 from dist_classicrl.engines.decentralized.patterns import ExchangePattern, pattern_for
 from dist_classicrl.engines.decentralized.server import Coordinator
 from dist_classicrl.engines.decentralized.stride import Stride
@@ -52,7 +52,7 @@ class DecentralizedRoles(OrderedRoles[Player, Coordinator]):
     def __init__(self, run: Run, group: Group, rates: Rates, pattern: ExchangePattern | None) -> None:
         super().__init__(run, group, rates)
         self._pattern = pattern
-        self._part = RoundPart(run, group, rates, self._pattern_for, self.codec(), self._learner)
+        self._part = PlayerPart(run, group, rates, self._pattern_for, self.codec(), self._learner)
 
     def _learner(self) -> Learner:
         """Return this rank's learner, with the run's table as it is now."""
@@ -96,9 +96,9 @@ class DecentralizedRoles(OrderedRoles[Player, Coordinator]):
         warm_up_decentralized(self.run.learner(self.rates, 1).table)
         self._learner()
 
-    def _first_cut(self) -> Cut:
+    def _first_cut(self) -> RoundsCut:
         run = self.run
-        return Cut(0, Stride.first(run.settings, run.source.simulator is not None))
+        return RoundsCut(0, Stride.first(run.settings, run.source.simulator is not None))
 
     def worker(self, base: Base) -> Player:
         """See `Roles`."""
@@ -108,7 +108,7 @@ class DecentralizedRoles(OrderedRoles[Player, Coordinator]):
         part.made, part.stride = 0, self._first_cut().stride
         return Player(self.group, part, base, watch=run.watch, wants_to_leave=run.wants_to_leave)
 
-    def server(self, table: ServedTable, cut: Cut | None = None) -> Coordinator:
+    def server(self, table: ServedTable, cut: RoundsCut | None = None) -> Coordinator:
         """See `Roles`; in place of one that was lost it goes on from `cut`."""
         run = self.run
         return Coordinator(

@@ -8,15 +8,15 @@ import numpy as np
 
 from dist_classicrl.comm.messages import decode, encode
 from dist_classicrl.comm.transport import Channel
-from dist_classicrl.engines.decentralized.messages import Begin, Cut, Play
-from dist_classicrl.engines.decentralized.part import RoundPart
+from dist_classicrl.engines.decentralized.messages import RoundsBegin, RoundsCut, RoundsPlay
+from dist_classicrl.engines.decentralized.part import PlayerPart
 from dist_classicrl.engines.outcome import Counted, Learned
 from dist_classicrl.engines.roles.ordered import OrderedWorker
 from dist_classicrl.membership.election import Base
 
 
 @dataclass(eq=False)
-class Player(OrderedWorker[RoundPart, Begin | Play]):
+class Player(OrderedWorker[PlayerPart, RoundsBegin | RoundsPlay]):
     """Learns in one call of `train`, for one coordinator after another if need be."""
 
     begun_with: Base  # how new the table was before this rank first learned
@@ -36,7 +36,7 @@ class Player(OrderedWorker[RoundPart, Begin | Play]):
         return Base(self._term_of_table, self.part.table.version if self.begun_with.is_some else -1)
 
     @property
-    def cut(self) -> Cut:
+    def cut(self) -> RoundsCut:
         """Where a coordinator would go on that has what this rank has."""
         return replace(self.part.cut, tally=self._tally)
 
@@ -45,16 +45,16 @@ class Player(OrderedWorker[RoundPart, Begin | Play]):
         self.begun_with, self._term_of_table = Base(), -1
         self.follow_on(channel)
 
-    def _obey(self, order: Begin | Play) -> None:
+    def _obey(self, order: RoundsBegin | RoundsPlay) -> None:
         part = self.part
         match order:
-            case Begin():
+            case RoundsBegin():
                 part.take(order.refresh)
                 self.begun_with = Base(self.group.view.term, order.refresh.version)
                 self._term_of_table = self.group.view.term
                 self._tally = order.cut.tally
                 part.begin(order.attempt, order.players, order.cut)
-            case Play() if order.attempt == part.attempt:
+            case RoundsPlay() if order.attempt == part.attempt:
                 self._tally = order.tally
                 self.channel.send(encode(part.play(order.until, self._tend)))
 
@@ -69,11 +69,11 @@ class Player(OrderedWorker[RoundPart, Begin | Play]):
     def _take_in(self) -> None:
         while self.final is None and (message := self.channel.poll()) is not None:
             match decode(message):
-                case Begin() as order:
+                case RoundsBegin() as order:
                     self._orders.clear()  # they were of what came before
                     self._orders.append(order)
                     self.note_server_progress()
-                case Play() as order:
+                case RoundsPlay() as order:
                     self._orders.append(order)
                     self.note_server_progress()
                 case told:

@@ -6,7 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from dist_classicrl.comm.messages import encode
 from dist_classicrl.comm.transport import Channel
 from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.engines.roles.messages import Leave
-from dist_classicrl.engines.roles.peers import Peer, PeerEvent, Peers, PeerState
+from dist_classicrl.engines.roles.peers import Client, Peer, PeerEvent, Peers, PeerState
 from dist_classicrl.engines.run import LossPolicy
 from dist_classicrl.errors import CutOffError, RankLostError
 from dist_classicrl.membership.admission import FIRST_ADMISSION, Assignment, Join, Welcome
@@ -29,8 +29,6 @@ from dist_classicrl.tables.shared import ServedTable
 logger = logging.getLogger(__name__)
 
 _REPLACEMENT_SECONDS = 120.0  # in which a replacement gets from its start to `train`
-
-Client = TypeVar("Client")
 
 
 class Service(ABC, Generic[Client]):

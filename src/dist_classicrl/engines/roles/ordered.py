@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -17,7 +18,7 @@ from dist_classicrl.engines.laggards import Laggards
 from dist_classicrl.engines.loops import LearningOn
 from dist_classicrl.engines.roles.messages import Final
 from dist_classicrl.engines.roles.participants import Roles
-from dist_classicrl.engines.roles.peers import Peer
+from dist_classicrl.engines.roles.peers import Client, Peer
 from dist_classicrl.engines.roles.server_base import Serving
 from dist_classicrl.engines.roles.worker_base import Working
 from dist_classicrl.errors import ProtocolError
@@ -33,7 +34,6 @@ class PlayedPart(Protocol):
         """Exchange nothing more."""
 
 
-Client = TypeVar("Client")
 Order = TypeVar("Order")
 P = TypeVar("P", bound=PlayedPart)
 W = TypeVar("W", bound="OrderedWorker[Any, Any]")
@@ -170,6 +170,16 @@ class LearningServer(Serving[Client], Generic[Client, P]):
         self._look_around_anyhow()
         if self._is_broken:
             raise Broken
+
+    def _await(self, told: Collection[int], players: int) -> None:
+        """Look around until so many players have told; `Broken` as in `_tend`."""
+        backoff = Backoff(self.group.wire.sleep)
+        while len(told) < players:
+            before = len(told)
+            self._tend()
+            if len(told) > before:
+                backoff.reset()
+            backoff.wait()
 
     def _look_around_anyhow(self) -> None:
         woken = self.wake()

@@ -14,6 +14,13 @@ from dist_classicrl.membership.phi_accrual import Arrivals
 Client = TypeVar("Client")
 
 
+@dataclass
+class RoundClient:
+    """What the server knows of one worker where all learn in rounds."""
+
+    is_new: bool  # it has no table of this server's
+
+
 class PeerState(IntEnum):
     """Where a worker stands with its server."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from dist_classicrl.engines.outcome import Tally
 from dist_classicrl.engines.progress import Company, Learning, Reporter
 from dist_classicrl.engines.roles.members import Members, Service
 from dist_classicrl.engines.roles.messages import AskToStop, Final, Leave
-from dist_classicrl.engines.roles.peers import Peer, Peers
+from dist_classicrl.engines.roles.peers import Client, Peer, Peers
 from dist_classicrl.engines.run import LossPolicy
 from dist_classicrl.engines.saving import Position, Saver
 from dist_classicrl.errors import ProtocolError
@@ -26,8 +26,6 @@ from dist_classicrl.membership.group import Group, Release
 from dist_classicrl.membership.heartbeat import Beat, say_beat
 from dist_classicrl.process.stop import Stop
 from dist_classicrl.tables.shared import ServedTable
-
-Client = TypeVar("Client")
 
 _COPY_SECONDS = 1.0
 _COPY_SHARE = 0.02

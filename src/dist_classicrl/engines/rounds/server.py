@@ -22,7 +22,7 @@ from dist_classicrl.engines.loops import LearningOn
 from dist_classicrl.engines.outcome import Learned
 from dist_classicrl.engines.progress import Learning
 from dist_classicrl.engines.roles.cores import knows_cores, with_cores
-from dist_classicrl.engines.roles.peers import Peer
+from dist_classicrl.engines.roles.peers import Peer, RoundClient
 from dist_classicrl.engines.roles.server_base import NobodyLeft, Serving
 from dist_classicrl.engines.rounds.messages import (
     Order,
@@ -75,14 +75,7 @@ def carriers(settings: Settings, ranks: Sequence[int]) -> dict[int, int]:
 
 
 @dataclass
-class Client:
-    """What the server knows of one worker."""
-
-    is_new: bool  # it has no table of this server's
-
-
-@dataclass
-class RoundServer(Serving[Client]):
+class RoundServer(Serving[RoundClient]):
     """Serves one call of `train` in the reproducible mode."""
 
     can_rescue = False
@@ -320,7 +313,7 @@ class RoundServer(Serving[Client]):
             return len(self._states) < len(self._carried_by)
         return len(self._played) < len(set(self._carried_by.values()))
 
-    def take_in(self, peer: Peer[Client], message: np.ndarray) -> None:
+    def take_in(self, peer: Peer[RoundClient], message: np.ndarray) -> None:
         """Take in a logical worker's maps, a learner's state, or what any worker may send."""
         told, saved = self.codec.decode(message)
         self.tally.count_compression(saved, self.codec.take_seconds())
@@ -395,9 +388,9 @@ class RoundServer(Serving[Client]):
         tally = self.tally.so_far(self.seconds)
         self.now_at = RoundStart(alone.pace, number, self.made, alone.learners, tally)
 
-    def new_client(self, is_first: bool) -> Client:
+    def new_client(self, is_first: bool) -> RoundClient:
         """Return what there is to know of a worker: who joins later needs the whole table."""
-        return Client(is_new=not is_first)
+        return RoundClient(is_new=not is_first)
 
     def has_admitted(self, rank: int) -> None:
         """Let the worker take part, from the next round on."""

@@ -83,7 +83,7 @@ class Reply:
     version: int = -1  # of the table as this was sent
 
 
-class Part(NamedTuple):
+class ComposedPart(NamedTuple):
     """What a composed map has of one worker, besides the maps: its pushes `first` to `last`."""
 
     rank: int
@@ -101,7 +101,7 @@ class Part(NamedTuple):
     given_back: tuple[int, ...]
 
     @classmethod
-    def of(cls, rank: int, push: Push) -> Part:
+    def of(cls, rank: int, push: Push) -> ComposedPart:
         """Return what there is of one push of worker `rank`."""
         pushed = push.pushed
         return cls(
@@ -120,7 +120,7 @@ class Part(NamedTuple):
             push.given_back,
         )
 
-    def then(self, later: Part) -> Part:
+    def then(self, later: ComposedPart) -> ComposedPart:
         """Return this and what the same worker pushed next as one part."""
         made = dict(self.made)
         for lease, steps in later.made.items():
@@ -150,7 +150,7 @@ class Composed(NamedTuple):
     route: int  # the number of the `Route` that the sender has
     number: int  # of the sender's composed maps on this route, from 1
     packed: PackedMap
-    parts: tuple[Part, ...]  # one for each worker
+    parts: tuple[ComposedPart, ...]  # one for each worker
 
 
 @message(Kind.ROUTE)

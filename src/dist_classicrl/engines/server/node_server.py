@@ -15,7 +15,7 @@ import numpy as np
 from dist_classicrl.comm.compression import Codec
 from dist_classicrl.comm.messages import kind_of
 from dist_classicrl.comm.transport import Channel
-from dist_classicrl.engines.server.messages import Composed, Handover, Part, PassedOn, Push, Route
+from dist_classicrl.engines.server.messages import Composed, ComposedPart, Handover, PassedOn, Push, Route
 from dist_classicrl.errors import ProtocolError
 from dist_classicrl.membership.group import Group
 from dist_classicrl.tables.composition import Composition
@@ -44,7 +44,7 @@ class _Waiting:
     rank: int
     number: int
     packed: PackedMap
-    parts: tuple[Part, ...]
+    parts: tuple[ComposedPart, ...]
 
 
 class NodeServer:
@@ -110,7 +110,7 @@ class NodeServer:
     def _take_in(self, rank: int, told: object) -> None:
         match told:
             case Push(pushed=pushed):
-                entry = _Waiting(rank, pushed.sequence, pushed.packed, (Part.of(rank, told),))
+                entry = _Waiting(rank, pushed.sequence, pushed.packed, (ComposedPart.of(rank, told),))
             case Composed():
                 entry = _Waiting(rank, told.number, told.packed, told.parts)
             case _:
@@ -137,7 +137,7 @@ class NodeServer:
 
     def _send(self) -> None:
         waiting, self._waiting = self._waiting, []
-        parts: dict[int, Part] = {}
+        parts: dict[int, ComposedPart] = {}
         for part in (part for entry in waiting for part in entry.parts):
             parts[part.rank] = parts[part.rank].then(part) if part.rank in parts else part
         self._sent += 1

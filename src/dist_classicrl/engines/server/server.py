@@ -25,9 +25,9 @@ from dist_classicrl.engines.server import topology
 from dist_classicrl.engines.server.leases import Lease, LeaseBook
 from dist_classicrl.engines.server.messages import (
     Composed,
+    ComposedPart,
     HandIn,
     Handover,
-    Part,
     PassedOn,
     Probe,
     Push,
@@ -53,7 +53,7 @@ _COPY_SECONDS = 2e-3
 
 
 @dataclass
-class Client:
+class AsyncClient:
     """What the server knows of one worker's work."""
 
     version: int
@@ -73,7 +73,7 @@ class Client:
 
 
 @dataclass
-class Server(Serving[Client]):
+class Server(Serving[AsyncClient]):
     """Serves one call of `train`, from its beginning or in place of a server that was lost.
 
     If it `takes_over`, the workers have to hand in first what the lost one may not have passed on.
@@ -196,7 +196,7 @@ class Server(Serving[Client]):
             if not self.receive():
                 backoff.wait()
 
-    def take_in(self, peer: Peer[Client], message: np.ndarray) -> None:
+    def take_in(self, peer: Peer[AsyncClient], message: np.ndarray) -> None:
         """Take in a push, or what any worker may send."""
         told, saved = self.codec.decode(message)
         self.tally.count_compression(saved, self.codec.take_seconds())
@@ -212,7 +212,7 @@ class Server(Serving[Client]):
             case _:
                 self.take_in_common(peer, told)
 
-    def _push(self, peer: Peer[Client], size: int, push: Push) -> None:
+    def _push(self, peer: Peer[AsyncClient], size: int, push: Push) -> None:
         rank, version = peer.rank, self.table.version
         self.members.note_progress(peer, push.progress, (self.group.view.term, push.revision))
         if peer.client.comes_in_branch_of_another(rank):
@@ -221,7 +221,7 @@ class Server(Serving[Client]):
         staleness = _staleness(version, push.known_version)
         if self.table.apply(rank, push.pushed.sequence, push.pushed.packed, staleness):
             self._note_refused(rank, staleness)
-            self._take_part(peer, Part.of(rank, push), size, version)
+            self._take_part(peer, ComposedPart.of(rank, push), size, version)
         self._report_at_step()
 
     def _note_refused(self, rank: int, staleness: int) -> None:
@@ -237,7 +237,7 @@ class Server(Serving[Client]):
             self.table.merging.most_stale,
         )
 
-    def _take_composed(self, peer: Peer[Client], size: int, composed: Composed) -> None:
+    def _take_composed(self, peer: Peer[AsyncClient], size: int, composed: Composed) -> None:
         """Apply the maps of several workers, or nothing of them: who of them is there has to send them again.
 
         Their branch gets other routes in that case, as one of them is lost, or has got them already.
@@ -266,7 +266,7 @@ class Server(Serving[Client]):
         peer.client.owes_reply = True
         self._report_at_step()
 
-    def _take_part(self, peer: Peer[Client], part: Part, size: int, version: int) -> None:
+    def _take_part(self, peer: Peer[AsyncClient], part: ComposedPart, size: int, version: int) -> None:
         """Count what came of a worker, of which `size` bytes were its own, to a table of `version`."""
         rank, client = peer.rank, peer.client
         client.wishes, client.starved = part.wishes, part.wishes.is_starved and not client.composes
@@ -280,7 +280,7 @@ class Server(Serving[Client]):
         self.tally.count_compression(part.bytes_saved, part.compressing, part.waiting)
         client.owes_reply = True
 
-    def _end_learning(self, peer: Peer[Client]) -> None:
+    def _end_learning(self, peer: Peer[AsyncClient]) -> None:
         """Share steps no longer with a worker that composes, once it has reported or given back what it had.
 
         Until then its pushes are on their way, whatever other routes it gets meanwhile.
@@ -309,7 +309,7 @@ class Server(Serving[Client]):
         self.leases.credit(alone.made)
         self.table.overwritten()
 
-    def _take_hand_in(self, peer: Peer[Client], size: int, handed_in: HandIn) -> None:
+    def _take_hand_in(self, peer: Peer[AsyncClient], size: int, handed_in: HandIn) -> None:
         """Apply a push that the server before this one may have had: pushes of survivors count."""
         rank, pushed = peer.rank, handed_in.pushed
         if pushed is not None:
@@ -401,7 +401,7 @@ class Server(Serving[Client]):
                 "Ranks %s compose the maps of others on their way here.", ", ".join(map(str, composing))
             )
 
-    def _count(self, rank: int, pushed: Pushed | Part, size: int, staleness: int = 0) -> None:
+    def _count(self, rank: int, pushed: Pushed | ComposedPart, size: int, staleness: int = 0) -> None:
         tally, learned = self.tally, pushed.learned
         tally.steps = tally.earlier_steps + self.leases.done
         tally.pushes += 1
@@ -422,13 +422,13 @@ class Server(Serving[Client]):
             if peer.client.starved and (lease := self._grant(peer)) is not None:
                 self._reply(peer, lease)
 
-    def _grant(self, peer: Peer[Client]) -> Lease | None:
+    def _grant(self, peer: Peer[AsyncClient]) -> Lease | None:
         wishes = peer.client.wishes
         if peer.client.composes or peer.client.has_stopped:
             return None
         return self.leases.grant(peer.rank, wishes.quantum, wishes.interval_seconds)
 
-    def _reply(self, peer: Peer[Client], lease: Lease | None) -> None:
+    def _reply(self, peer: Peer[AsyncClient], lease: Lease | None) -> None:
         client = peer.client
         client.owes_reply = False
         client.starved = client.starved and lease is None
@@ -456,7 +456,7 @@ class Server(Serving[Client]):
         self.tally.bytes_pulled += message.size
         self.tally.count_compression(saved, self.codec.take_seconds())
 
-    def _note_told(self, client: Client, refresh: Refresh) -> None:
+    def _note_told(self, client: AsyncClient, refresh: Refresh) -> None:
         """Take note of the values that the worker has now, where it gets previews of what comes next.
 
         A preview has the part of a refresh that matters most; in a tree there are none, as the server of a
@@ -476,11 +476,11 @@ class Server(Serving[Client]):
             self._handover = self.table.version, handover
         return self._handover[1]
 
-    def new_client(self, is_first: bool) -> Client:
+    def new_client(self, is_first: bool) -> AsyncClient:
         """Return what there is to know of a worker: who joins later has no version of this server's."""
         if not is_first:
-            return Client(-1)
-        return Client(-1 if self.takes_over else self.table.version, hands_in=self.takes_over)
+            return AsyncClient(-1)
+        return AsyncClient(-1 if self.takes_over else self.table.version, hands_in=self.takes_over)
 
     def has_admitted(self, rank: int) -> None:
         """Give the worker leases."""

@@ -13,7 +13,7 @@ from dist_classicrl.errors import ProtocolError
 from dist_classicrl.tables.map_table import MapTable
 from dist_classicrl.tables.maps import PackedMap, Refresh
 
-_KEPT_PER_SLOT = 4
+KEPT_PER_SLOT = 4
 
 
 class PushWindow:
@@ -56,12 +56,12 @@ class PushWindow:
     @property
     def has_room(self) -> bool:
         """Whether another push may go out: not too many are in flight, or kept for want of a refresh."""
-        return self.in_flight < self._size and len(self._kept) < _KEPT_PER_SLOT * self._size
+        return self.in_flight < self._size and len(self._kept) < KEPT_PER_SLOT * self._size
 
     @property
     def needs_refresh(self) -> bool:
         """Whether the next push must ask for a refresh, lest too many be kept and none could ask any more."""
-        return len(self._kept) + self._size + 1 >= _KEPT_PER_SLOT * self._size
+        return len(self._kept) + self._size + 1 >= KEPT_PER_SLOT * self._size
 
     @property
     def kept(self) -> list[Pushed]:

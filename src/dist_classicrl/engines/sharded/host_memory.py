@@ -117,7 +117,7 @@ def share(setup: Setup, size: int, is_sparse: bool = False, own: HostMemory | No
             error = caught
     setup.agree(error, {}, [], "the memory of the table")
     told = None if memory is None else memory.told
-    memory, has_it = _opened_by_all(setup, memory, told, size, own)
+    memory, has_it = _opened_by_all(setup, memory, told, own)
     if not has_it:
         memory = _by_a_file(setup, size)
     assert memory is not None
@@ -214,7 +214,6 @@ def _opened_by_all(
     setup: Setup,
     memory: HostMemory | None,
     told: dict[str, Any] | None,
-    size: int,
     own: HostMemory | None = None,
 ) -> tuple[HostMemory | None, bool]:
     """Open what the head tells of its memory; return it, and whether all ranks could."""
@@ -269,7 +268,7 @@ def _by_a_file(setup: Setup, size: int) -> HostMemory:
                 {},
                 [],
             )
-        memory, has_it = _opened_by_all(setup, memory, told, size)
+        memory, has_it = _opened_by_all(setup, memory, told)
     finally:
         if path is not None:
             with suppress(OSError):

@@ -7,7 +7,6 @@ steps again. A checkpoint is written by all hosts at once, each its own rows.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,15 +14,14 @@ import numpy as np
 
 from dist_classicrl.checkpoint.arrays import ArrayEntry
 from dist_classicrl.comm.messages import decode, encode
-from dist_classicrl.comm.transport import Backoff
 from dist_classicrl.engines.roles.messages import Leave
 from dist_classicrl.engines.roles.ordered import Broken
 from dist_classicrl.engines.roles.peers import Peer
 from dist_classicrl.engines.supersteps.division import Division
-from dist_classicrl.engines.supersteps.host_rows import HostRows
+from dist_classicrl.engines.supersteps.host_lines import HostLines
 from dist_classicrl.engines.supersteps.messages import AskRows, Begin, LoadRows, PutRows, SavedRows, SaveRows
 from dist_classicrl.engines.supersteps.rows_server import RowsServer, unreadable
-from dist_classicrl.engines.supersteps.server import Client
+from dist_classicrl.engines.supersteps.server import SuperstepClient
 from dist_classicrl.errors import RankLostError
 
 
@@ -45,7 +43,7 @@ class DividedServer(RowsServer):
         assert division is not None  # else another server serves
         return division
 
-    def take_in(self, peer: Peer[Client], message: np.ndarray) -> None:
+    def take_in(self, peer: Peer[SuperstepClient], message: np.ndarray) -> None:
         """See `SuperstepServer`."""
         match decode(message):
             case SavedRows() as saved:
@@ -74,7 +72,7 @@ class DividedServer(RowsServer):
     def _spread(self) -> None:
         self._is_spread = True
 
-    def tell_end(self, peer: Peer[Client], message: np.ndarray) -> None:
+    def tell_end(self, peer: Peer[SuperstepClient], message: np.ndarray) -> None:
         """See `RowsServer`: it needs no rows, but has to know which host has them."""
         part, refresh = self.part, self.table.refresh(-1)
         if part.players:
@@ -128,7 +126,7 @@ class DividedServer(RowsServer):
             if why := self._saved[peer.rank].error:
                 raise unreadable(peer.rank, what, why)
 
-    def _let_leave(self, peer: Peer[Client], leave: Leave) -> None:
+    def _let_leave(self, peer: Peer[SuperstepClient], leave: Leave) -> None:
         """See `RowsServer`: what its host alone has goes to the others first.
 
         It waits for the next `Begin` where there is to be one: who came since the last has no part yet, and
@@ -142,9 +140,9 @@ class DividedServer(RowsServer):
             self._move_out(peer, host, left)
         super()._let_leave(peer, leave)
 
-    def _move_out(self, leaving: Peer[Client], host: str, left: set[str]) -> None:
+    def _move_out(self, leaving: Peer[SuperstepClient], host: str, left: set[str]) -> None:
         """Let the hosts that are left have the rows of another one, which `leaving` tells."""
-        division, rows = self._division, HostRows(self.part)
+        division, rows = self._division, HostLines(self.part)
         own, others = self.group.host_of(self.group.rank), self._others(self.part.players)
         first_slots = [slot for slot, holder in enumerate(division.holders) if holder == host]
         theirs = [(first, last, division.rows_of(host, first, last)) for first, last in division.slices()]
@@ -155,7 +153,8 @@ class DividedServer(RowsServer):
             # The leaving rank still holds them under the old division.
             self._some = {}
             leaving.channel.send(encode(AskRows(self._attempt, first, last)))
-            self._wait(self._some, leaving)
+            if not self._hear({leaving.rank: leaving}, self._some):
+                raise _lost_on_the_way()
             lines = self._some[leaving.rank].lines.reshape(moved.size, -1)
             slots = division.slots_of(moved)
             for holder in sorted({division.holders[slot] for slot in first_slots}):
@@ -163,22 +162,12 @@ class DividedServer(RowsServer):
                 if holder == own:
                     rows.put(moved[is_theirs], lines[is_theirs].reshape(-1))
                 elif is_theirs.any():
-                    peer, self._got = others[holder], {}
+                    peer = others[holder]
+                    self._got.clear()
                     told = np.ascontiguousarray(lines[is_theirs]).reshape(-1)
                     peer.channel.send(encode(PutRows(self._attempt, first, moved[is_theirs], told)))
-                    self._wait(self._got, peer)
-
-    def _wait(self, answers: Collection[int], peer: Peer[Client]) -> None:
-        """Wait until what this one says is among the answers; RankLostError if it is lost meanwhile."""
-        backoff = Backoff(self.group.wire.sleep)
-        while peer.rank not in answers:
-            self._look_around_anyhow()
-            if self.peers.present.get(peer.rank) is not peer:
-                raise RankLostError(
-                    "A host was lost while rows of the table moved from a host that leaves. Start the job "
-                    "again: with checkpoint_dir= it goes on from the last checkpoint."
-                )
-            backoff.wait()
+                    if not self._hear({(peer.rank, first): peer}, self._got):
+                        raise _lost_on_the_way()
 
     # Checkpoints
 
@@ -206,16 +195,19 @@ class DividedServer(RowsServer):
             entries |= {key: ArrayEntry.of(entry) for key, entry in saved.entries.items()}
         return entries
 
-    def _await_saved(self, others: dict[str, Peer[Client]], lost: Exception) -> None:
-        backoff = Backoff(self.group.wire.sleep)
-        while missing := [peer for peer in others.values() if peer.rank not in self._saved]:
-            self._look_around_anyhow()
-            if any(self.peers.present.get(peer.rank) is not peer for peer in missing):
-                raise lost
-            backoff.wait()
+    def _await_saved(self, others: dict[str, Peer[SuperstepClient]], lost: Exception) -> None:
+        if not self._hear({peer.rank: peer for peer in others.values()}, self._saved):
+            raise lost
 
     def finish(self, result: dict[str, Any]) -> None:
         """See `Serving`: all rows have to be there then."""
         if not self._is_at_cut:
             raise self._lost()
         super().finish(result)
+
+
+def _lost_on_the_way() -> RankLostError:
+    return RankLostError(
+        "A host was lost while rows of the table moved from a host that leaves. Start the job again: with "
+        "checkpoint_dir= it goes on from the last checkpoint."
+    )

@@ -23,6 +23,13 @@ BLOCK_SHIFT = (mmap.PAGESIZE // LINE).bit_length() - 1
 """Binary logarithm of the states of a block: a row takes whole lines, so that a block of them fills pages."""
 
 
+def slices_of(n_rows: int, row_bytes: int) -> Iterator[tuple[int, int]]:
+    """Give the first row of each slice, and the one behind its last."""
+    at_once = max(1, SLICE_BYTES // row_bytes)
+    for first in range(0, n_rows, at_once):
+        yield first, min(first + at_once, n_rows)
+
+
 @dataclass(eq=False)
 class Division:
     """How `n_states` rows are divided; `holders` are the hosts of the slots, `ranks` those of the job.
@@ -67,10 +74,8 @@ class Division:
         return bool(homeless)
 
     def slices(self) -> Iterator[tuple[int, int]]:
-        """Give the first state of each slice, and the one behind its last."""
-        at_once = max(1, SLICE_BYTES // self.row_bytes)
-        for first in range(0, self.n_states, at_once):
-            yield first, min(first + at_once, self.n_states)
+        """See `slices_of`, of states."""
+        return slices_of(self.n_states, self.row_bytes)
 
     def rows_of(self, host: str, first: int, last: int) -> np.ndarray:
         """Return those rows from `first` to before `last` that a host has."""

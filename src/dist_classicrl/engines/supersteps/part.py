@@ -72,7 +72,7 @@ def _walkers_of(resumed: Resumed | None) -> State:
     return resumed.learners[0] if resumed is not None and is_same else {}
 
 
-class Sums:
+class WalkerCounts:
     """What walkers have counted, entered into the tally of a call, which was at `cut` when this was made."""
 
     def __init__(self, tally: Tally, cut: Cut) -> None:
@@ -292,17 +292,15 @@ class Part:
         return Played(self.attempt, self.stream.used, moved, share.counted(), learning, seconds, n_bytes)
 
     def _play_in_memory(self, until: int, tend: Callable[[], None]) -> tuple[int, int, float]:
-        share, wire = self._share, self.group.wire
-        backoff, tries, before = Backoff(wire.sleep), 0, -1
+        share = self._share
+        backoff, before = Backoff(self.group.wire.sleep, _SPINS), -1
         self._tend(tend)  # who is alone waits for nobody
         while not share.play_together(self.stream, self.rates, until, _LOOKS):
             self._tend(tend)
             if share.superstep_together != before:
-                tries, before = 0, share.superstep_together
+                before = share.superstep_together
                 backoff.reset()
-            tries += 1
-            if tries > _SPINS:
-                backoff.wait()
+            backoff.wait()
         moved, crossed, learning = share.exchanged()
         return moved, 8 * crossed, learning
 
@@ -410,8 +408,7 @@ class Part:
         for channel, part in zip(self._channels, others, strict=True):
             channel.send(envelope.encode(Kind.WALKERS, part))
         wire = self.group.wire
-        backoff = Backoff(wire.sleep)
-        tries = 0
+        backoff = Backoff(wire.sleep, _POLLS)
         while missing := [
             channel for channel, came in zip(self._channels, self._came, strict=True) if not came
         ]:
@@ -419,8 +416,9 @@ class Part:
             for channel, message in arrived:
                 self._came[self._channels.index(channel)].append(message)
             self._tend(tend)
-            tries = 0 if arrived else tries + 1
-            if tries > _POLLS:
+            if arrived:
+                backoff.reset()
+            else:
                 backoff.wait()
         self._tend(tend)
         words = parts[self._own].shape[1]

@@ -9,7 +9,7 @@ the server's where the whole table is needed, and hears it before rows get other
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +22,10 @@ from dist_classicrl.engines.roles.messages import Leave
 from dist_classicrl.engines.roles.peers import Peer
 from dist_classicrl.engines.run import Resumed
 from dist_classicrl.engines.saving import Saver
-from dist_classicrl.engines.supersteps.host_rows import HostRows
+from dist_classicrl.engines.supersteps.host_lines import HostLines
 from dist_classicrl.engines.supersteps.messages import AskRows, GotRows, Halt, Halted, SomeRows
-from dist_classicrl.engines.supersteps.part import Sums, cut_at
-from dist_classicrl.engines.supersteps.server import Client, SuperstepServer
+from dist_classicrl.engines.supersteps.part import WalkerCounts, cut_at
+from dist_classicrl.engines.supersteps.server import SuperstepClient, SuperstepServer
 from dist_classicrl.errors import CheckpointUnreadableError, RankLostError
 from dist_classicrl.membership.heartbeat import Beat
 from dist_classicrl.process.stop import Stop
@@ -45,9 +45,9 @@ class RowsServer(SuperstepServer):
         #: Whether each host has all rows of the last cut.
         self._is_spread = self.knows_all
         self._some: dict[int, SomeRows] = {}
-        self._got: dict[int, int] = {}
+        self._got: set[tuple[int, int]] = set()  # ranks with the first row of what they have got
         self._halted: set[int] = set()
-        self._leaves: list[tuple[Peer[Client], Leave]] = []
+        self._leaves: list[tuple[Peer[SuperstepClient], Leave]] = []
         self._gone_back_to: Resumed | None = None
         super().__post_init__()
 
@@ -68,7 +68,7 @@ class RowsServer(SuperstepServer):
         self._is_spread = False
         super().has_admitted(rank)
 
-    def take_in(self, peer: Peer[Client], message: np.ndarray) -> None:
+    def take_in(self, peer: Peer[SuperstepClient], message: np.ndarray) -> None:
         """See `SuperstepServer`. Who leaves is let go between two supersteps, so that its rows are whole."""
         match decode(message):
             case Halted(attempt):
@@ -79,7 +79,7 @@ class RowsServer(SuperstepServer):
                     self._some[peer.rank] = some
             case GotRows(attempt, first):
                 if attempt == self._attempt:
-                    self._got[peer.rank] = first
+                    self._got.add((peer.rank, first))
             case Leave() as leave:
                 self._leaves.append((peer, leave))
             case _:
@@ -96,7 +96,7 @@ class RowsServer(SuperstepServer):
                     self._let_leave(peer, leave)
         return super()._look()
 
-    def _let_leave(self, peer: Peer[Client], leave: Leave) -> None:
+    def _let_leave(self, peer: Peer[SuperstepClient], leave: Leave) -> None:
         self.members.let_go(peer, leave)
 
     def _save(self, saver: Saver) -> None:
@@ -126,24 +126,25 @@ class RowsServer(SuperstepServer):
         self._spread()
         super().finish(result)
 
-    def tell_end(self, peer: Peer[Client], message: np.ndarray) -> None:
+    def tell_end(self, peer: Peer[SuperstepClient], message: np.ndarray) -> None:
         """See `Serving`: its host may have had nobody who was told of the rows."""
         if self.group.host_of(peer.rank) == self.group.host_of(self.group.rank) or self._tell_rows_to(peer):
             super().tell_end(peer, message)
 
-    def _tell_rows_to(self, peer: Peer[Client]) -> bool:
+    def _tell_rows_to(self, peer: Peer[SuperstepClient]) -> bool:
         """Tell all rows to one who came at the end; return False if it is lost. Nobody else is heard."""
-        rows, wire, backoff = HostRows(self.part), self.group.wire, Backoff(self.group.wire.sleep)
+        rows, wire, backoff = HostLines(self.part), self.group.wire, Backoff(self.group.wire.sleep)
         begin = wire.now()
+        self._got.clear()
         for first, last in rows.slices():
             peer.channel.send(encode(SomeRows(self._attempt, first, rows.told(slice(first, last)))))
-            while self._got.get(peer.rank) != first:
+            while (peer.rank, first) not in self._got:
                 if peer.channel.lost or wire.now() > peer.channel.last_heard + self.group.timing.silence:
                     return False
                 while (answer := peer.channel.poll()) is not None:
                     match decode(answer):
                         case GotRows(_, got):
-                            self._got[peer.rank] = got
+                            self._got.add((peer.rank, got))
                         case Failed() | Beat() as told:
                             self.take_in_common(peer, told)
                 self.keep_alive()
@@ -153,10 +154,10 @@ class RowsServer(SuperstepServer):
 
     # Rows of other hosts
 
-    def _others(self, ranks: Collection[int]) -> dict[str, Peer[Client]]:
+    def _others(self, ranks: Collection[int]) -> dict[str, Peer[SuperstepClient]]:
         """Return the first of these ranks on each other host, among those that are there."""
         own = self.group.host_of(self.group.rank)
-        found: dict[str, Peer[Client]] = {}
+        found: dict[str, Peer[SuperstepClient]] = {}
         for rank in sorted(ranks):
             host, peer = self.group.host_of(rank), self.peers.present.get(rank)
             if peer is not None and host != own:
@@ -165,7 +166,7 @@ class RowsServer(SuperstepServer):
 
     def _gather_rows(self) -> None:
         """Take in the rows that other hosts own; `Broken` if one who has them is lost."""
-        others, rows = self._others(self.part.players), HostRows(self.part)
+        others, rows = self._others(self.part.players), HostLines(self.part)
         if not others:
             return
         for first, last in rows.slices():
@@ -174,10 +175,7 @@ class RowsServer(SuperstepServer):
             asked = {peer: there for peer, there in theirs.items() if there.size}
             for peer in asked:
                 peer.channel.send(encode(AskRows(self._attempt, first, last)))
-            backoff = Backoff(self.group.wire.sleep)
-            while len(self._some) < len(asked):
-                self._tend()
-                backoff.wait()
+            self._await(self._some, len(asked))
             for peer, there in asked.items():
                 rows.put(there, self._some[peer.rank].lines)
         self.part.own_share.table.check_finite()
@@ -190,20 +188,26 @@ class RowsServer(SuperstepServer):
             if not self._spread_to(list(others.values())):
                 self._is_spread = False
 
-    def _spread_to(self, others: list[Peer[Client]]) -> bool:
+    def _spread_to(self, others: list[Peer[SuperstepClient]]) -> bool:
         """Tell all rows to these; return False if one is lost."""
-        rows = HostRows(self.part)
+        rows = HostLines(self.part)
         for first, last in rows.slices() if others else ():
             told = encode(SomeRows(self._attempt, first, rows.told(slice(first, last))))
-            self._got = {}
+            self._got.clear()
             for peer in others:
                 peer.channel.send(told)
-            backoff = Backoff(self.group.wire.sleep)
-            while any(self._got.get(peer.rank) != first for peer in others):
-                if any(self.peers.present.get(peer.rank) is not peer for peer in others):
-                    return False
-                self._look_around_anyhow()
-                backoff.wait()
+            if not self._hear({(peer.rank, first): peer for peer in others}, self._got):
+                return False
+        return True
+
+    def _hear(self, due: Mapping[Any, Peer[SuperstepClient]], answers: Container[Any]) -> bool:
+        """Look around until all that is due has come; return False if one is lost before from whom it is."""
+        backoff = Backoff(self.group.wire.sleep)
+        while missing := [peer for answer, peer in due.items() if answer not in answers]:
+            if any(self.peers.present.get(peer.rank) is not peer for peer in missing):
+                return False
+            self._look_around_anyhow()
+            backoff.wait()
         return True
 
     # After a loss
@@ -232,7 +236,7 @@ class RowsServer(SuperstepServer):
         self.cut = cut_at(run, saved)
         self._used = self.cut.used
         self.tally.go_back_to(saved.tally)
-        self._sums = Sums(self.tally, self.cut)
+        self._sums = WalkerCounts(self.tally, self.cut)
         self.table.overwritten()
         self._is_at_cut = self._must_begin = True
         self._is_broken = self._is_spread = False
@@ -242,7 +246,7 @@ class RowsServer(SuperstepServer):
         self.part.close()
         self._attempt = self.group.next_attempt(self._attempt)
         self._halted = set()
-        message, asked = encode(Halt(self._attempt)), set[Peer[Client]]()
+        message, asked = encode(Halt(self._attempt)), set[Peer[SuperstepClient]]()
         lost = {rank for rank, _ in self.members.lost_before}
         writers = lost.union(self.peers.present, self.part.players) - {self.group.rank}
         backoff, begin = Backoff(self.group.wire.sleep), self.group.wire.now()

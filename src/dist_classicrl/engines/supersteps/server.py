@@ -14,14 +14,13 @@ from typing import NoReturn
 import numpy as np
 
 from dist_classicrl.comm.messages import decode, encode
-from dist_classicrl.comm.transport import Backoff
 from dist_classicrl.engines.outcome import Learned
 from dist_classicrl.engines.roles.cores import with_cores
 from dist_classicrl.engines.roles.ordered import Broken, LearningServer
 from dist_classicrl.engines.roles.peers import Peer
 from dist_classicrl.engines.saving import Position, Saver
 from dist_classicrl.engines.supersteps.messages import Begin, Cut, Keep, Play, Played, Rows, TellRows
-from dist_classicrl.engines.supersteps.part import Part, Sums
+from dist_classicrl.engines.supersteps.part import Part, WalkerCounts
 from dist_classicrl.engines.supersteps.table import GatheredTable
 from dist_classicrl.engines.supersteps.who_plays import WhoPlays
 from dist_classicrl.errors import ProtocolError, StateLimitError
@@ -34,14 +33,14 @@ _PLAY_SECONDS = 0.1
 
 
 @dataclass
-class Client:
+class SuperstepClient:
     """What the server knows of a worker: the version of the table that it could go on with, -1: none."""
 
     version: int
 
 
 @dataclass
-class SuperstepServer(LearningServer[Client, Part]):
+class SuperstepServer(LearningServer[SuperstepClient, Part]):
     """Serves one call of `train`, and owns `part` of the rows; the table is that of `cut`."""
 
     can_rescue = False
@@ -59,7 +58,7 @@ class SuperstepServer(LearningServer[Client, Part]):
         self._is_closed = False
         self._played: dict[int, Played] = {}
         self._rows: dict[int, Rows] = {}
-        self._sums = Sums(self.tally, self.cut)
+        self._sums = WalkerCounts(self.tally, self.cut)
         self._rate = 0.0
         self._who = WhoPlays(self.part.can_be_alone, self.part.run.walkers or 1)
         self._kept_at = self.group.wire.now()
@@ -137,11 +136,11 @@ class SuperstepServer(LearningServer[Client, Part]):
         ranks = [self.group.rank, *(peer.rank for peer in self.peers.learners)]
         return with_cores(self.told, self.group, ranks)
 
-    def new_client(self, is_first: bool) -> Client:
+    def new_client(self, is_first: bool) -> SuperstepClient:
         """Return what there is to know of a worker."""
-        return Client(self.table.version if is_first and self.knows_all else -1)
+        return SuperstepClient(self.table.version if is_first and self.knows_all else -1)
 
-    def take_in(self, peer: Peer[Client], message: np.ndarray) -> None:
+    def take_in(self, peer: Peer[SuperstepClient], message: np.ndarray) -> None:
         """Take in what a worker has done, its rows, or what any may send."""
         match decode(message):
             case (Played() | Rows()) as told:
@@ -246,7 +245,7 @@ class SuperstepServer(LearningServer[Client, Part]):
         self._played = {}
         self._order(encode(Play(self._attempt, until)))
         self._played[self.group.rank] = self.part.play(until, self._tend)
-        self._await(self._played)
+        self._await(self._played, len(self.part.players))
         before, self._used = self._used, self.part.stream.used
         if any(played.used != self._used for played in self._played.values()):
             raise ProtocolError("The ranks ended their supersteps at different steps.")
@@ -299,21 +298,12 @@ class SuperstepServer(LearningServer[Client, Part]):
         own = self.part.rows()
         self._order(encode(TellRows(self._attempt)))
         self._rows[self.group.rank] = own
-        self._await(self._rows)
+        self._await(self._rows, len(self.part.players))
         rows = [self._rows[rank] for rank in self.part.players]
         self.part.gather(rows)
         self.table.overwritten()
         walkers = joined(told.walkers for told in rows)
         self.cut = replace(self.cut, used=self._used, walkers=walkers, tally=self.tally.so_far(self.seconds))
-
-    def _await(self, told: dict[int, Played] | dict[int, Rows]) -> None:
-        backoff = Backoff(self.group.wire.sleep)
-        while len(told) < len(self.part.players):
-            before = len(told)
-            self._tend()
-            if len(told) > before:
-                backoff.reset()
-            backoff.wait()
 
     def close(self, linger: float) -> None:
         """See `Serving`."""

@@ -23,7 +23,13 @@ from dist_classicrl.engines.supersteps.desk import open_desk
 from dist_classicrl.engines.supersteps.divided_rows import divide_rows
 from dist_classicrl.engines.supersteps.divided_server import DividedServer
 from dist_classicrl.engines.supersteps.messages import Cut
-from dist_classicrl.engines.supersteps.part import Part, Sums, can_be_in_memory, first_cut, shared_bytes
+from dist_classicrl.engines.supersteps.part import (
+    Part,
+    WalkerCounts,
+    can_be_in_memory,
+    first_cut,
+    shared_bytes,
+)
 from dist_classicrl.engines.supersteps.rows_server import RowsServer
 from dist_classicrl.engines.supersteps.server import SuperstepServer
 from dist_classicrl.engines.supersteps.table import GatheredTable, RowsInPlace
@@ -132,7 +138,7 @@ class SuperstepLoop(StepLoop):
 
     def __init__(self, run: Run, learner: Learner) -> None:
         super().__init__(run, learner)
-        self._sums = Sums(run.tally, first_cut(run))
+        self._sums = WalkerCounts(run.tally, first_cut(run))
 
     @property
     def _whole(self) -> int:

@@ -11,7 +11,7 @@ from dist_classicrl.comm.messages import decode, encode
 from dist_classicrl.comm.transport import Backoff, Channel
 from dist_classicrl.engines.roles.messages import Final
 from dist_classicrl.engines.roles.ordered import OrderedWorker, Superseded
-from dist_classicrl.engines.supersteps.host_rows import HostRows
+from dist_classicrl.engines.supersteps.host_lines import HostLines
 from dist_classicrl.engines.supersteps.messages import (
     AskRows,
     Begin,
@@ -74,15 +74,15 @@ class SuperstepWorker(OrderedWorker[Part, Order]):
                 part.close()
                 self.channel.send(encode(Halted(order.attempt)))
             case AskRows(attempt, first, last) if attempt == part.attempt:
-                rows = HostRows(part)
+                rows = HostLines(part)
                 told = rows.told(rows.of_host(self.group.host_of(self.group.rank), first, last))
                 self.channel.send(encode(SomeRows(attempt, first, told)))
             case SomeRows(attempt, first, lines):
-                rows = HostRows(part)
+                rows = HostLines(part)
                 rows.put(slice(first, first + lines.size // rows.width), lines)
                 self.channel.send(encode(GotRows(attempt, first)))
             case PutRows(attempt, first, rows_there, lines):
-                HostRows(part).put(rows_there, lines)
+                HostLines(part).put(rows_there, lines)
                 self.channel.send(encode(GotRows(attempt, first)))
             case SaveRows(attempt, name, number):
                 self._tell_of(attempt, name, partial(part.save_rows, name, number))

@@ -7,15 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dist_classicrl.engines.supersteps.division import slices_of
 from dist_classicrl.engines.supersteps.part import Part
 from dist_classicrl.errors import ProtocolError
 from dist_classicrl.learning.supersteps.row_share import RowShare
 
-SLICE_BYTES = 1 << 24
-
 
 @dataclass(frozen=True)
-class HostRows:
+class HostLines:
     """The table of this rank's host; `part` says whose its rows are."""
 
     part: Part
@@ -33,11 +32,8 @@ class HostRows:
         return int(self._lines.shape[1])
 
     def slices(self) -> Iterator[tuple[int, int]]:
-        """Give the first row of each slice, and the row behind its last."""
-        n_rows, width = self._lines.shape
-        rows = max(1, SLICE_BYTES // width)
-        for first in range(0, n_rows, rows):
-            yield first, min(first + rows, n_rows)
+        """See `slices_of`."""
+        return slices_of(*self._lines.shape)
 
     def of_host(self, host: str, first: int, last: int) -> np.ndarray:
         """Return the numbers of those rows from `first` to before `last` that ranks of `host` own."""
