@@ -158,7 +158,8 @@ class TrainingStopped(SystemExit):
         self.steps = steps
 
     def __str__(self) -> str:
-        return f"{self.reason}; checkpoint: {self.checkpoint or 'none'}"
+        where = f"checkpoint: {self.checkpoint}" if self.checkpoint else "no checkpoint was written then"
+        return f"{self.reason}; {where}"
 
 
 class TrainingInterrupted(TrainingStopped, KeyboardInterrupt):

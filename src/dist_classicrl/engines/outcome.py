@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -13,6 +14,8 @@ import numpy as np
 from dist_classicrl._html import facts_of
 from dist_classicrl._words import counted
 from dist_classicrl.membership.events import EventLog, has_fields
+
+logger = logging.getLogger(__name__)
 
 _MEANS = ("mean_return", "mean_length")
 
@@ -289,6 +292,9 @@ class Tally(Counters):
         """
         there = Tally(total_steps=self.total_steps)
         there._take(data)
+        if again := self.steps - there.steps:  # below 0 where this rank takes over, and never knew more
+            known = f": {again:,} steps are made again" if again > 0 else ""
+            logger.warning("Going back to step %s%s.", f"{there.steps:,}", known)
         for name in _COUNTERS:
             own, then = getattr(self, name), getattr(there, name)
             setattr(self, name, then if name in _LEARNED else max(own, then))
