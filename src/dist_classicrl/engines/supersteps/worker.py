@@ -104,6 +104,17 @@ class SuperstepWorker(OrderedWorker[Part, Order]):
                 backoff.wait()
             raise
 
+    def take_in_at_end(self, told: object) -> None:
+        """See `Working`."""
+        match told:
+            case Begin():  # and then the end: who owns what is known
+                self.note_server_progress()
+            case SomeRows():
+                self._obey(told)
+                self.note_server_progress()
+            case _:
+                super().take_in_at_end(told)
+
     def _tell_of(
         self, attempt: int, name: str, work: Callable[[Callable[[], None]], dict[str, ArrayEntry]]
     ) -> None:

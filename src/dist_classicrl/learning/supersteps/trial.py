@@ -17,8 +17,8 @@ from dist_classicrl.errors import SettingsError
 from dist_classicrl.learning.learner import Problem
 from dist_classicrl.learning.rules import compiling
 from dist_classicrl.learning.rules.kernel import Context, Learned, Now, Transition, learn
-from dist_classicrl.rules import BUILT_IN
 from dist_classicrl.rules.behaviors import FixedPolicy
+from dist_classicrl.rules.registry import BUILT_IN
 from dist_classicrl.tables.line_table import LineTable
 from dist_classicrl.tables.outbox import Outbox
 
