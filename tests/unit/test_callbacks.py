@@ -97,7 +97,12 @@ def test_callbacks_before_one_that_cannot_begin_are_closed():
             super()._init_callback()
             raise RuntimeError("no beginning")
 
-    first, failing, last = Diary(), Failing(), Diary()
+    class Stuck(Diary):
+        def _on_close(self):
+            super()._on_close()
+            raise OSError("no end")
+
+    first, failing, last = Stuck(), Failing(), Diary()
     with pytest.raises(RuntimeError, match="no beginning"):
         DistAsyncQLearning(seed=1).train(
             corridor(), total_steps=100, callbacks=[first, CallbackList([failing, last])]

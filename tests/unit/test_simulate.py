@@ -310,12 +310,19 @@ def seeding_step(data, memory, state, action, random):
     return np.int64(np.random.randint(3)), 0.0, False  # noqa: NPY002
 
 
+@numba.njit
+def python_seeding_step(data, memory, state, action, random):
+    python_random.seed(random & 0xFFFFFFFF)
+    return np.int64(python_random.randint(0, 2)), 0.0, False
+
+
 @pytest.mark.parametrize(
     ("function", "told"),
     [
         (slipping_step, "np.random.random"),
         (python_step, "python_random.randint"),
         (seeding_step, None),
+        (python_seeding_step, None),
         (walk_step, None),
     ],
 )

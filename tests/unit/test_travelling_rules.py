@@ -1,6 +1,7 @@
 """Rules in supersteps that let steps wait, or learn where the entry is: the same bits, the right values."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import NamedTuple
 
 import gymnasium
@@ -31,7 +32,6 @@ from dist_classicrl.learning.rules.kernel import (
 from dist_classicrl.learning.supersteps import trial
 from dist_classicrl.learning.supersteps.crew import MEMORY, joined
 from dist_classicrl.rules import (
-    BUILT_IN,
     TD,
     UCB,
     Boltzmann,
@@ -46,7 +46,7 @@ from dist_classicrl.rules import (
     TreeBackup,
     UCBQLearning,
 )
-from dist_classicrl.rules.registry import register, unregister
+from dist_classicrl.rules.registry import BUILT_IN, register, unregister
 
 # Each kernel here takes long to compile.
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fast_ramp")]
@@ -294,7 +294,10 @@ def test_a_rule_that_learns_where_the_walkers_memory_is_not_is_refused(more):
 
 
 class Advantage(NamedTuple):
-    """Looks at the state that it acted in, by `kind`: 0 values, 1 visits, 2 number, 3 not at all."""
+    """Looks at the state that it acted in, by `kind`: 0 values, 1 visits, 2 number, 3 to choose a table.
+
+    4 does not look there, and has one number for each step of an episode of four.
+    """
 
     kind: int = 0
 
@@ -310,24 +313,46 @@ def learn_advantage(rule, context, now, step, learned):
         target += step_size(context, now, step.state, step.action)
     if rule.kind == 2:
         target += 1.0 / (1.0 + step.state)
-    if rule.kind == 3:  # the best of the next state, met one step before, is no matter of this one's row
-        target += context.real[now.walker, 0]
-        context.real[now.walker, 0] = 0.0 if step.terminated or step.truncated else best_value(context, step)
-    return update(context, now, step.state, step.action, target, learned)
+    row = step.state
+    if rule.kind == 3 and value(context, step.state, step.action) > 0.0:
+        row += context.table.n_states
+    if rule.kind == 4:  # the best of the next state, met one step before, is no matter of this one's row
+        at = context.whole[now.walker, 0]
+        if at > 3:
+            raise IndexError
+        target += context.real[now.walker, at]
+        context.real[now.walker, (at + 1) % 4] = 0.0 if step.terminated else best_value(context, step)
+        context.whole[now.walker, 0] = 0 if step.terminated else at + 1
+    return update(context, now, row, step.action, target, learned)
 
 
 @pytest.mark.parametrize("placement", ["sharded", "stepped"])
 def test_a_rule_that_looks_at_the_state_it_acted_in_is_refused(placement):
-    environment = garnet() if placement == "sharded" else lambda: gymnasium.make("FrozenLake-v1")
-    with registered("advantage", Advantage, learn_advantage, memory=lambda parameters: (0, 1)):
-        for kind in range(3):
-            with pytest.raises(
-                SettingsError, match="'advantage' declares can_travel=True, but its learn looks"
-            ):
+    model = replace(garnet(), max_episode_steps=4)
+    environment = (
+        model if placement == "sharded" else lambda: gymnasium.make("FrozenLake-v1", max_episode_steps=4)
+    )
+    more = {"memory": lambda parameters: (1, 4), "tables": ("first", "second")}
+    with registered("advantage", Advantage, learn_advantage, **more):
+        for kind in range(5):
+            refused = pytest.raises(SettingsError, match="declares can_travel=True, but its learn looks")
+            with nullcontext() if kind == 4 else refused:
                 agent(algorithm=Advantage(kind)).train(
                     environment, total_steps=1000, placement="sharded", walkers=16
                 )
-        agent(algorithm=Advantage(3)).train(environment, total_steps=1000, placement="sharded", walkers=16)
+
+
+@rule_function
+def learn_with_noise(rule, context, now, step, learned):
+    return update(context, now, step.state, step.action, step.reward + np.random.normal(), learned)  # noqa: NPY002
+
+
+def test_a_rule_that_draws_by_other_bits_than_those_of_its_step_is_told_so():
+    with (
+        registered("noisy", Advantage, learn_with_noise),
+        pytest.raises(SettingsError, match="'noisy' .* draws at random by something other"),
+    ):
+        agent(algorithm="noisy").train(garnet(), total_steps=1000, placement="sharded", walkers=16)
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
@@ -336,7 +361,7 @@ def test_no_rule_of_the_package_that_travels_looks_there(name, monkeypatch):
     rule, parameters = find(name)
     if rule.can_travel:
         for behavior in ("epsilon_greedy", "boltzmann", "ucb"):
-            trial.try_rule(problem_of(garnet(), settings_of(algorithm=parameters, behavior=behavior)))
+            trial.try_rule(problem_of(garnet(), settings_of(algorithm=parameters, behavior=behavior)), None)
 
 
 @rule_function

@@ -252,7 +252,7 @@ def unseeded_draws(*functions: Any) -> list[str]:
                 for attribute in attributes:
                     if isinstance(used, ModuleType):
                         used, name = getattr(used, attribute, None), f"{name}.{attribute}"
-                if name.endswith("random.seed"):
+                if used is np.random.seed or used is random.seed:
                     return []
                 if isinstance(getattr(used, "__self__", None), np.random.RandomState | random.Random):
                     found.append(name)

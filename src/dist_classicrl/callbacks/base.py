@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from dist_classicrl.checks import checked_verbosity, is_row, is_whole, takes_one
@@ -211,12 +210,18 @@ class BaseCallback:
         for child in self.children:
             child.parent, child.recorded = self._caller, self.recorded
         self._init_callback()
-        with ExitStack() as told:
-            told.callback(self._on_close)
+        told = [self._on_close]
+        try:
             for child in self.children:
                 child.init_callback(agent)
-                told.callback(child.on_close)
-            told.pop_all()
+                told.append(child.on_close)
+        except BaseException:
+            for close in reversed(told):
+                try:
+                    close()
+                except Exception:
+                    logger.exception("A callback could not be closed.")  # why it was is to be raised
+            raise
 
     def on_training_start(self, progress: Progress, reported: int | None = None) -> None:
         """Tell that this rank serves from now on, how far the training is, and how far it was reported.
@@ -390,11 +395,16 @@ class ConvertCallback(BaseCallback):
                 "num_timesteps."
             )
         self.callback = callback
+        self._has_ended = False
+
+    def _on_training_start(self) -> None:
+        self._has_ended = False
 
     def on_step(self, progress: Progress) -> bool:
         """Give a report, and return whether the training is to go on."""
         goes_on = super().on_step(progress)
-        if not goes_on:
+        if not goes_on and not self._has_ended:  # there may be reports of what was on its way
+            self._has_ended = True
             say_end(self, f"the callback {self.callback!r} asks for it")
         return goes_on
 
@@ -436,7 +446,9 @@ _ALLOWED = "A callback must be a BaseCallback, or a function of one argument, or
 def say_end(callback: BaseCallback, why: str) -> None:
     """Log why a callback ends the training, where it is to say what it decides."""
     if callback.verbose > 0:
-        logger.info("Training ends after %s steps: %s.", f"{callback.num_timesteps:,}", why)
+        logging.getLogger(type(callback).__module__).info(
+            "Training ends after %s steps: %s.", f"{callback.num_timesteps:,}", why
+        )
 
 
 def _callback(given: Any) -> BaseCallback:

@@ -56,23 +56,27 @@ def find(algorithm: Any) -> tuple[LearningRule, Any]:
                 f"{function!r} of the learning rule {name!r} is not jitted. Put @rule_function of "
                 f"{__name__}.kernel before it."
             )
-        code = None if function is None else getattr(function, "py_func", function).__code__
-        if code is not None and _may_return_nothing(code):
+        code = getattr(getattr(function, "py_func", function), "__code__", None)
+        if code is not None and _returns_nothing(code):
             raise SettingsError(
                 f"{code.co_name} of the learning rule {name!r} ({code.co_filename}, line "
-                f"{code.co_firstlineno}) returns None where it ends without a return. Let it return what "
-                f"{__name__}.kernel says on each of its ways: learn, on_action and on_target return what the "
-                "last update gave back, or else the `learned` that they were given."
+                f"{code.co_firstlineno}) returns None: it has no return. Let it return what "
+                f"{__name__}.kernel says: learn, on_action and on_target return what the last update gave "
+                "back, or else the `learned` that they were given."
             )
     return rule, registry.checked(rule, parameters)
 
 
 @lru_cache(maxsize=256)
-def _may_return_nothing(code: CodeType) -> bool:
-    """Return whether a function has a way on which it returns None: in one word, or by a constant before."""
+def _returns_nothing(code: CodeType) -> bool:
+    """Return whether a function returns None wherever it ends: in one word, or by a constant before."""
     words = [(each.opname, each.argval) for each in dis.get_instructions(code)]
-    in_two = ("LOAD_CONST", None), ("RETURN_VALUE", None)
-    return ("RETURN_CONST", None) in words or in_two in pairwise(words)
+    ends = {
+        before if word == "RETURN_VALUE" else ("LOAD_CONST", value)
+        for before, (word, value) in pairwise(words)
+        if word in ("RETURN_VALUE", "RETURN_CONST")
+    }
+    return ends == {("LOAD_CONST", None)}
 
 
 def for_kernels(rule: LearningRule, parameters: Any) -> tuple[LearningRule, Any]:

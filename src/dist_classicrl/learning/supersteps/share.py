@@ -282,7 +282,7 @@ class Share(MessageSteps):
 
     def compile(self) -> None:
         """Compile what is called, or load it, and try the rule and the game out."""
-        try_rule(self._problem)
+        try_rule(self._problem, self._simulator.max_episode_steps)
         try_out(self._simulator)
         for compile_one in self.kernels():
             compile_one()

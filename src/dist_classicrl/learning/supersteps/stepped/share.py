@@ -107,7 +107,7 @@ class SteppedShare(Share):
 
     def compile(self) -> None:
         """Compile what is called, or load it, and try the rule out."""
-        try_rule(self._problem)
+        try_rule(self._problem, None)
         for compile_one in self.kernels():
             compile_one()
 
