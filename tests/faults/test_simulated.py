@@ -298,6 +298,24 @@ def test_who_comes_back_when_all_others_are_told_the_end_has_the_whole_table(nam
     assert len(ranks) - 1 in told
 
 
+@pytest.mark.parametrize(("name", "seed"), [("calls", 8), ("calls", 52), ("divided", 38)])
+def test_who_has_the_end_and_is_away_learns_on_with_who_serves_since(name, seed, monkeypatch):
+    """The server dies when one alone has the end, and the others elect one who has not.
+
+    It may come back too late, when all is over, but breaks nothing.
+    """
+    monkeypatch.setattr(simulated_calls, "plan_faults", lambda *_: None)
+    for away in (1.7, 2.1):
+        history = (
+            quiet_history(name, seed, is_run=False) if name == "divided" else simulated.HISTORIES[name](seed)
+        )
+        history.calls, conditions = 1, history.network.conditions
+        conditions.has_word, conditions.tail, conditions.nap, conditions.eager = True, 0.0, 0.03, 1.0
+        ranks = history.network.ranks
+        ranks[0].plan, ranks[1].plan = Plan(Kind.DONE, 1, True, 0.0), Plan(Kind.BYE, 1, True, away)
+        assert not history.check() and set(history.ends()) <= {"done", "killed", "CutOffError"}
+
+
 def quiet_history(name, seed, is_run=True):
     """Return a history in which nothing goes wrong by itself, the last rank on another host."""
     history = simulated.HISTORIES[name](seed)

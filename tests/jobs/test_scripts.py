@@ -164,5 +164,5 @@ def test_the_oldest_versions_that_are_allowed_work(tmp_path):
     own = tools / "bin" / "python"
     if subprocess.run([own, "-m", "pip", "install", "--quiet", "build", "twine", "uv"]).returncode:
         pytest.skip("no package index answers")
-    job = run_job([own, SCRIPTS / "check-package", "--lowest", python], timeout=600.0, cwd=tmp_path)
+    job = run_job([own, SCRIPTS / "check-package", "--lowest", python], timeout=840.0, cwd=tmp_path)
     assert job.returncode == 0 and job.output.count("steps of Blackjack-v1") == 2, job.output

@@ -36,7 +36,7 @@ def test_what_was_reported_is_not_reported_again(caplog):
     learn_until(600, 0.5)
     tally.go_back_to(SAVED.to_dict(7.0))
     assert (tally.steps, tally.episodes, tally.returns) == (400, 8.0, 4.0)
-    assert caplog.messages == ["Going back to step 400: 200 steps are made again."]
+    assert caplog.messages == ["Going back to step 400 of this call: 200 steps are made again."]
     assert (tally.pushes, tally.bytes_pushed) == (12, 90)  # they were sent
     assert tally.reported.steps == 600 and tally.earlier_seconds == 0.0
     learn_until(800, 99.0)  # by time it is due at each step
@@ -48,6 +48,6 @@ def test_who_takes_over_reports_from_the_checkpoint_on(caplog):
     tally = Tally(total_steps=1000)
     tally.go_back_to(SAVED.to_dict(7.0))
     assert tally.counted() == SAVED.counted() and tally.reported == SAVED.reported
-    assert caplog.messages == ["Going back to step 400."]
+    assert caplog.messages == ["Going back to step 400 of this call."]
     tally.go_back_to({name: value for name, value in SAVED.to_dict(7.0).items() if name != "reported"})
     assert tally.reported == Counters(**SAVED.counted()) and not math.isnan(tally.td_errors)

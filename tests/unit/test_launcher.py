@@ -143,7 +143,8 @@ def test_a_job_started_from_a_rank_does_not_inherit_its_identity():
 def test_programs_of_an_mpi_find_each_other_in_the_environment_of_this_python():
     own = os.path.join(sys.prefix, "bin")
     assert launch_environment({"PATH": "/usr/bin:/bin"})["PATH"] == f"/usr/bin:/bin:{own}"
-    assert launch_environment({})["PATH"] == own
+    assert launch_environment({})["PATH"] == f"{os.defpath}:{own}"
+    assert launch_environment({"PATH": f"{own}:/bin"})["PATH"] == f"{own}:/bin"
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def examine_training(seconds: float) -> Finding:
         return failure(
             check,
             f"nothing can be learned here: {child.trouble if said is None else said['error']}",
-            "`pip check` names packages that are too old or too new for this one, and `pip install "
-            f"--force-reinstall {DISTRIBUTION}` brings others. Where it took too long, raise --timeout.",
+            "`pip check` names packages that are too old or too new for this one; `pip install '.'` in a "
+            f"clone brings others, or `pip install {DISTRIBUTION}`. Where it took too long, raise --timeout.",
         )
     return ok(check, f"{said['steps']:,} steps of a compiled game: {said['seconds']:.1f} s with compiling it")

@@ -294,7 +294,7 @@ class Tally(Counters):
         there._take(data)
         if again := self.steps - there.steps:  # below 0 where this rank takes over, and never knew more
             known = f": {again:,} steps are made again" if again > 0 else ""
-            logger.warning("Going back to step %s%s.", f"{there.steps:,}", known)
+            logger.warning("Going back to step %s of this call%s.", f"{there.steps:,}", known)
         for name in _COUNTERS:
             own, then = getattr(self, name), getattr(there, name)
             setattr(self, name, then if name in _LEARNED else max(own, then))

@@ -128,7 +128,9 @@ def launch_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
         # A job started from a rank must not take itself for that rank.
         environment = {name: value for name, value in base.items() if not name.startswith(_IDENTITY_PREFIXES)}
     # The mpirun of a wheel may look for its other programs there, and be called by its path alone.
-    environment["PATH"] = os.pathsep.join(filter(None, (environment.get("PATH"), _own_programs())))
+    places = environment.get("PATH", os.defpath).split(os.pathsep)
+    if _own_programs() not in places:
+        environment["PATH"] = os.pathsep.join([*places, _own_programs()])
     return {**_SETTINGS, **environment}
 
 

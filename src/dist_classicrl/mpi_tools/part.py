@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, TypeVar
 
 from dist_classicrl.checks import checked_positive
@@ -20,7 +21,7 @@ class Part:
     """Something over a duplicate of a communicator, which every rank constructs, and closes."""
 
     def __init__(self, comm: Any, timeout: Any, between_groups: bool = False) -> None:
-        self._is_closed = False
+        self._is_closed, self._closing = False, Lock()
         self._seconds = checked_positive("timeout", timeout)
         self._comm = own_communicator(comm, self._seconds, type(self).__name__, between_groups)
 
@@ -31,9 +32,11 @@ class Part:
         A `CompressedAllreduce` or `DistributedDebugger` first waits until the others have taken what it has
         sent, or none of them has taken any for `timeout` seconds.
         """
-        if not self._is_closed:
+        with self._closing:  # several threads may close what several use
+            if self._is_closed:
+                return
             self._is_closed = True
-            self._leave()
+        self._leave()
 
     def _leave(self) -> None:
         raise NotImplementedError

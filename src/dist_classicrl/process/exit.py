@@ -272,11 +272,11 @@ def _end() -> None:
 
 
 def _finalize_without_others() -> None:
-    """Let Open MPI's MPI_Finalize wait for no other rank: some end without it, or have died.
+    """Let Open MPI's MPI_Finalize leave out its fence, to which all are to come: some are gone without it.
 
-    It waits for all to come to it otherwise. That was not told to the one that waits in some of these ends.
+    Where they go as it begins, it may wait there for ever. It still waits for ranks that live in other ways.
     """
-    with contextlib.suppress(OSError, ValueError):  # of another MPI, which has no such name
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # another system or MPI has no such name
         library = ctypes.CDLL(_LIBRARY_OF_ULFM, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         ctypes.c_bool.in_dll(library, "ompi_async_mpi_finalize").value = True
 

@@ -286,6 +286,7 @@ class Participant(Generic[W, S]):
             # That takes time, and the server knows this rank already.
             with _heard(group, lambda: [entry.channel], lambda: Beat(0, group.view.key)):
                 self._worker = self._noted(self._roles.worker(Base()))
+        self._worker.final = None  # the server may learn on, or else tells the end again
         self._worker.begin_anew(entry.channel, entry.sequence)
 
     # Working

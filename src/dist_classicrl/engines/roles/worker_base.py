@@ -193,19 +193,12 @@ class Working(ABC):
         while not self.was_released:
             now = self.wake()
             while (message := self.channel.poll()) is not None:
-                self.take_in_at_end(decode(message))
+                self.take_in_common(decode(message))
             if not self.was_released:
                 self.look_around(now)
                 self.channel.reap()
                 backoff.wait()
         self.group.tell_released()
-
-    def take_in_at_end(self, told: object) -> None:
-        """Take in what the server sends while this rank waits, as `take_in_common` does.
-
-        A server that took it for lost before it heard that it had the end tells it all of that anew.
-        """
-        self.take_in_common(told)
 
     def _leave_if_asked(self) -> None:
         """Tell the server, once, that this rank learns no more and goes, if it is to leave."""

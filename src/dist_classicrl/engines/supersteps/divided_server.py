@@ -138,6 +138,8 @@ class DividedServer(RowsServer):
                 self._leaves.append((peer, leave))
                 return
             self._move_out(peer, host, left)
+            if self.peers.present.get(peer.rank) is not peer:  # lost, when it had told all
+                return
         super()._let_leave(peer, leave)
 
     def _move_out(self, leaving: Peer[SuperstepClient], host: str, left: set[str]) -> None:

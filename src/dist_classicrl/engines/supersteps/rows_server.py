@@ -196,7 +196,8 @@ class RowsServer(SuperstepServer):
             self._got.clear()
             for peer in others:
                 peer.channel.send(told)
-            if not self._hear({(peer.rank, first): peer for peer in others}, self._got):
+            have_it = self._hear({(peer.rank, first): peer for peer in others}, self._got)
+            if not have_it or any(self.peers.present.get(peer.rank) is not peer for peer in others):
                 return False
         return True
 

@@ -49,7 +49,7 @@ class SuperstepWorker(OrderedWorker[Part, Order]):
     @property
     def base(self) -> Base:
         """How new this rank's table is."""
-        return Base.finished(self.begun_with.term) if self.final is not None else self.begun_with
+        return Base.finished(self.final_term) if self.final is not None else self.begun_with
 
     def begin_anew(self, channel: Channel, sequence: int) -> None:
         """Follow the server on `channel`, which tells the table."""
@@ -103,17 +103,6 @@ class SuperstepWorker(OrderedWorker[Part, Order]):
                     raise Superseded from None
                 backoff.wait()
             raise
-
-    def take_in_at_end(self, told: object) -> None:
-        """See `Working`."""
-        match told:
-            case Begin():  # and then the end: who owns what is known
-                self.note_server_progress()
-            case SomeRows():
-                self._obey(told)
-                self.note_server_progress()
-            case _:
-                super().take_in_at_end(told)
 
     def _tell_of(
         self, attempt: int, name: str, work: Callable[[Callable[[], None]], dict[str, ArrayEntry]]
