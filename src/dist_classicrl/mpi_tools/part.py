@@ -21,7 +21,7 @@ class Part:
     """Something over a duplicate of a communicator, which every rank constructs, and closes."""
 
     def __init__(self, comm: Any, timeout: Any, between_groups: bool = False) -> None:
-        self._is_closed, self._closing = False, Lock()
+        self._is_closed, self._close_once = False, Lock()
         self._seconds = checked_positive("timeout", timeout)
         self._comm = own_communicator(comm, self._seconds, type(self).__name__, between_groups)
 
@@ -32,7 +32,7 @@ class Part:
         A `CompressedAllreduce` or `DistributedDebugger` first waits until the others have taken what it has
         sent, or none of them has taken any for `timeout` seconds.
         """
-        with self._closing:  # several threads may close what several use
+        with self._close_once:  # several threads may close what several use
             if self._is_closed:
                 return
             self._is_closed = True
