@@ -912,6 +912,7 @@ def test_a_training_return_that_is_high_enough():
     [
         StopTrainingOnReturn(0.5, episodes=10, verbose=1),
         StopTrainingOnNoReturnImprovement(100, episodes=10, verbose=1),
+        ConvertCallback(lambda heard: False, verbose=1),
     ],
 )
 def test_why_a_training_ends_is_said_once(stop, caplog):

@@ -71,6 +71,7 @@ class BaseCallback:
         self.model: Any = None
         self.num_timesteps = self.reported_timesteps = 0
         self.n_calls = 0
+        self._end_is_said = False
         self.progress: Progress | None = None
         self.result: Outcome | None = None
         self._parent: weakref.ref[BaseCallback] | None = None  # a circle would keep the agent
@@ -216,11 +217,8 @@ class BaseCallback:
                 child.init_callback(agent)
                 told.append(child.on_close)
         except BaseException:
-            for close in reversed(told):
-                try:
-                    close()
-                except Exception:
-                    logger.exception("A callback could not be closed.")  # why it was is to be raised
+            if (error := _first_error(told)) is not None:  # why they are closed is to be raised
+                logger.error("A callback could not be closed.", exc_info=error)
             raise
 
     def on_training_start(self, progress: Progress, reported: int | None = None) -> None:
@@ -229,6 +227,7 @@ class BaseCallback:
         By default all of it was.
         """
         self._take(progress)
+        self._end_is_said = False
         self.reported_timesteps = self.num_timesteps if reported is None else reported
         self._on_training_start()
         for child in self.children:
@@ -270,14 +269,20 @@ class BaseCallback:
 
         All are told, even if one of them raises; the first error is raised then.
         """
-        first: BaseException | None = None
-        for close in (self._on_close, *(child.on_close for child in self.children)):
-            try:
-                close()
-            except BaseException as error:
-                first = first or error
-        if first is not None:
-            raise first
+        error = _first_error([self._on_close, *(child.on_close for child in self.children)])
+        if error is not None:
+            raise error
+
+    def _say_end(self, why: str) -> None:
+        """Log why this ends the training, where it is to say what it decides.
+
+        Once: there may be reports of what was on its way.
+        """
+        if self.verbose > 0 and not self._end_is_said:
+            logging.getLogger(type(self).__module__).info(
+                "Training ends after %s steps: %s.", f"{self.num_timesteps:,}", why
+            )
+        self._end_is_said = True
 
     def on_worker_lost(self, event: dict[str, Any]) -> None:
         """Tell that a rank is lost, or has left."""
@@ -395,17 +400,12 @@ class ConvertCallback(BaseCallback):
                 "num_timesteps."
             )
         self.callback = callback
-        self._has_ended = False
-
-    def _on_training_start(self) -> None:
-        self._has_ended = False
 
     def on_step(self, progress: Progress) -> bool:
         """Give a report, and return whether the training is to go on."""
         goes_on = super().on_step(progress)
-        if not goes_on and not self._has_ended:  # there may be reports of what was on its way
-            self._has_ended = True
-            say_end(self, f"the callback {self.callback!r} asks for it")
+        if not goes_on:
+            self._say_end(f"the callback {self.callback!r} asks for it")
         return goes_on
 
     def _on_step(self) -> bool:
@@ -443,12 +443,15 @@ def one_callback(callbacks: CallbacksLike) -> BaseCallback:
 _ALLOWED = "A callback must be a BaseCallback, or a function of one argument, or a list of these."
 
 
-def say_end(callback: BaseCallback, why: str) -> None:
-    """Log why a callback ends the training, where it is to say what it decides."""
-    if callback.verbose > 0:
-        logging.getLogger(type(callback).__module__).info(
-            "Training ends after %s steps: %s.", f"{callback.num_timesteps:,}", why
-        )
+def _first_error(closings: Sequence[Callable[[], None]]) -> BaseException | None:
+    """Call all of these, even if one of them raises; return the first error."""
+    first: BaseException | None = None
+    for close in closings:
+        try:
+            close()
+        except BaseException as error:
+            first = first or error
+    return first
 
 
 def _callback(given: Any) -> BaseCallback:

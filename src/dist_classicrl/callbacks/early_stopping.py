@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from dist_classicrl.callbacks.base import BaseCallback, say_end
+from dist_classicrl.callbacks.base import BaseCallback
 from dist_classicrl.checks import checked_limit, checked_whole
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.monitoring.reports import WINDOW, RecentEpisodes
@@ -57,8 +57,8 @@ class StopTrainingOnRewardThreshold(_OfEvaluation):
         best = max(self._evaluation.log.means)  # not that of the best model, which its value may decide
         if best < self.reward_threshold:
             return True
-        say_end(
-            self, f"an evaluation's mean return is {best:.6g}, and {self.reward_threshold:.6g} is asked for"
+        self._say_end(
+            f"an evaluation's mean return is {best:.6g}, and {self.reward_threshold:.6g} is asked for"
         )
         return False
 
@@ -101,7 +101,7 @@ class StopTrainingOnNoModelImprovement(_OfEvaluation):
         self._count(self._evaluation.has_improved)
         if self.no_improvement_evals <= self.max_no_improvement_evals:
             return True
-        say_end(self, f"the last {self.no_improvement_evals} evaluations found no better model")
+        self._say_end(f"the last {self.no_improvement_evals} evaluations found no better model")
         return False
 
 
@@ -112,7 +112,6 @@ class _OfOwnEpisodes(BaseCallback):
         super().__init__(verbose)
         self.episodes = checked_whole("episodes", episodes, 1)
         self._of: tuple[str, Identity | None] | None = None  # whose episodes there are, and of what
-        self._has_ended = False
         self._forget()
 
     def _forget(self) -> None:
@@ -123,13 +122,10 @@ class _OfOwnEpisodes(BaseCallback):
         if self.num_timesteps == 0 or now != self._of:
             self._forget()
         self._of = now
-        self._has_ended = False
 
     def _end(self, why: str) -> bool:
-        """End the training; there may be reports of what was on its way, so say why once."""
-        if not self._has_ended:
-            say_end(self, why)
-        self._has_ended = True
+        """End the training, and say why."""
+        self._say_end(why)
         return False
 
     def _mean_return(self) -> float:
