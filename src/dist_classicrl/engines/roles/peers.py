@@ -131,6 +131,10 @@ class Peers(Generic[Client]):
         """Replacements that have not said a word yet."""
         return [peer for peer in self if peer.state is PeerState.EXPECTED]
 
+    def has(self, peer: Peer[Client]) -> bool:
+        """Whether a worker is there, and was not lost meanwhile, be its rank back since then or not."""
+        return self.present.get(peer.rank) is peer
+
     def add(self, peer: Peer[Client]) -> None:
         """Count on a worker; whoever had its rank is there no more."""
         before = self._all.pop(peer.rank, None)

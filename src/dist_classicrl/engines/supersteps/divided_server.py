@@ -138,7 +138,7 @@ class DividedServer(RowsServer):
                 self._leaves.append((peer, leave))
                 return
             self._move_out(peer, host, left)
-            if self.peers.present.get(peer.rank) is not peer:  # lost, when it had told all
+            if not self.peers.has(peer):  # lost, when it had told all
                 return
         super()._let_leave(peer, leave)
 

@@ -197,7 +197,7 @@ class RowsServer(SuperstepServer):
             for peer in others:
                 peer.channel.send(told)
             have_it = self._hear({(peer.rank, first): peer for peer in others}, self._got)
-            if not have_it or any(self.peers.present.get(peer.rank) is not peer for peer in others):
+            if not have_it or not all(map(self.peers.has, others)):
                 return False
         return True
 
@@ -205,7 +205,7 @@ class RowsServer(SuperstepServer):
         """Look around until all that is due has come; return False if one is lost before from whom it is."""
         backoff = Backoff(self.group.wire.sleep)
         while missing := [peer for answer, peer in due.items() if answer not in answers]:
-            if any(self.peers.present.get(peer.rank) is not peer for peer in missing):
+            if not all(map(self.peers.has, missing)):
                 return False
             self._look_around_anyhow()
             backoff.wait()
