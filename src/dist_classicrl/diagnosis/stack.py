@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from dist_classicrl._hints import how_to_get_mpi, how_to_install
 from dist_classicrl.diagnosis.children import make_trial
 from dist_classicrl.diagnosis.findings import Finding, failure, ok
 from dist_classicrl.errors import LauncherError
-from dist_classicrl.launch.launcher import Launcher, find_launcher, identify
+from dist_classicrl.launch.launcher import Launcher, find_launcher, identify, own_programs
 
 _ALONE = "One process alone trains without MPI: python train.py."
 
@@ -118,7 +117,7 @@ def _match(library: Library, launcher: Launcher | None) -> Iterator[Finding]:
 
 def _cure_of_mismatch(library: Library, launcher: Launcher) -> str:
     load = f"let mpi4py load the library of {launcher} (load only one MPI module; the variable MPI4PY_LIBMPI"
-    if os.path.dirname(launcher.path) == os.path.join(sys.prefix, "bin"):
+    if os.path.dirname(launcher.path) == own_programs():
         return (
             "The mpirun of this Python environment is taken wherever it is there. Where two MPIs were "
             f"installed into it: {how_to_install()}. Otherwise {load}, where it is set, may name another)."

@@ -73,12 +73,12 @@ def find_launcher() -> Launcher:
     otherwise the first on `PATH`. Whether the library that mpi4py then loads is of the same MPI is not
     looked at here: `dist-classicrl doctor` does that.
     """
-    own_programs = _own_programs()
+    own = own_programs()
     for name in ("mpirun", "mpiexec"):
-        path = shutil.which(name, path=own_programs) or shutil.which(name)
+        path = shutil.which(name, path=own) or shutil.which(name)
         if path is not None:
             return identify(path)
-    raise LauncherError(f"There is no mpirun or mpiexec in {own_programs} or on PATH. {how_to_get_mpi()}")
+    raise LauncherError(f"There is no mpirun or mpiexec in {own} or on PATH. {how_to_get_mpi()}")
 
 
 def identify(path: str) -> Launcher:
@@ -129,11 +129,11 @@ def launch_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
         environment = {name: value for name, value in base.items() if not name.startswith(_IDENTITY_PREFIXES)}
     # The mpirun of a wheel may look for its other programs there, and be called by its path alone.
     places = environment.get("PATH", os.defpath).split(os.pathsep)
-    if _own_programs() not in places:
-        environment["PATH"] = os.pathsep.join([*places, _own_programs()])
+    if (own := own_programs()) not in places:
+        environment["PATH"] = os.pathsep.join([*places, own])
     return {**_SETTINGS, **environment}
 
 
-def _own_programs() -> str:
+def own_programs() -> str:
     """Return the folder of the programs of this Python environment."""
     return os.path.join(sys.prefix, "bin")
