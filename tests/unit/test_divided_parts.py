@@ -189,7 +189,7 @@ def test_what_could_not_be_written_here_is_a_checkpoint_that_failed_once_all_hav
     server.group = SimpleNamespace(
         rank=0, host_of="ab".__getitem__, wire=SimpleNamespace(sleep=lambda _: None)
     )
-    server.members = SimpleNamespace(peers=SimpleNamespace(present={1: peer}))
+    server.members = SimpleNamespace(peers=SimpleNamespace(present={1: peer}, has=lambda peer: True))
     server.keep_alive, server._look_around_anyhow = lambda: None, answer
     with pytest.raises(OSError, match="rank 0: the connection is lost"):
         server._write_parts("one")
