@@ -1,18 +1,21 @@
 """Step sizes and exploration rates as functions of the global step, or of the visits to an entry.
 
-`Constant`, `Linear` and `Exponential` follow the global step: the number of steps that the whole run has been
-given, over all workers and all calls of ``train``. With a `fraction` they last for a share of the first call
-of ``train``, however long it is. A learning rate goes on with the transitions of a call of ``learn``.
-`PerVisit` follows the number of visits to the entry that is updated.
+`Constant`, `Linear`, `Exponential` and `Piecewise` follow the global step: the number of steps that the whole
+run has been given, over all workers and all calls of ``train``. With a `fraction` they last for a share of
+the first call of ``train``, however long it is. A learning rate goes on with the transitions of a call of
+``learn``. `PerVisit` follows the number of visits to the entry that is updated.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, get_args
 
-from dist_classicrl._arguments import named_constructor
+from dist_classicrl._arguments import named_arguments, named_constructor
 from dist_classicrl._steps import NEVER
 from dist_classicrl.checks import as_float, is_real, is_whole
 from dist_classicrl.errors import SettingsError
@@ -55,6 +58,15 @@ def _check_fraction(owner: str, fraction: Any) -> float:
             "of a call of train. Write steps for a number of steps."
         )
     return number
+
+
+def _check_one(owner: str, steps: Any, fraction: Any) -> None:
+    if (steps is None) == (fraction is None):
+        raise SettingsError(
+            f"{owner} takes steps, a number of global steps, or fraction, a share of the call of train, "
+            f"exactly one of them; got steps={steps!r} and fraction={fraction!r}. Write for instance "
+            "fraction=0.5."
+        )
 
 
 def _check_call(owner: str, fraction: float | None, call: Any) -> tuple[int, int]:
@@ -110,27 +122,21 @@ class Constant:
         return self.value, self.value
 
 
-@dataclass(frozen=True)
-class _FromTo:
+class _Course:
+    """What changes between two global steps, from `initial` to `final`, and stays as it is before and after.
+
+    The two lie `steps` apart, from step 0 on, or are those of a share of a call of ``train``.
+    """
+
     initial: float
     final: float
-    steps: int | None = None
-    fraction: float | None = field(default=None, kw_only=True)
-    call: tuple[int, int] | None = field(default=None, kw_only=True)
+    steps: int | None
+    fraction: float | None
+    call: tuple[int, int] | None
 
     def __post_init__(self) -> None:
         kind = type(self).__name__
-        object.__setattr__(self, "initial", _check_number(kind, "initial", self.initial))
-        object.__setattr__(self, "final", _check_number(kind, "final", self.final))
-        if (self.steps is None) == (self.fraction is None):
-            raise SettingsError(
-                f"{kind} takes steps, a number of global steps, or fraction, a share of the call of train, "
-                f"exactly one of them; got steps={self.steps!r} and fraction={self.fraction!r}. Write for "
-                "instance fraction=0.5."
-            )
-        if self.steps is not None:
-            object.__setattr__(self, "steps", _check_steps(kind, self.steps))
-        else:
+        if self.fraction is not None:
             object.__setattr__(self, "fraction", _check_fraction(kind, self.fraction))
         if self.call is not None:
             object.__setattr__(self, "call", _check_call(kind, self.fraction, self.call))
@@ -147,7 +153,9 @@ class _FromTo:
     def at(self, step: int) -> float:
         """Return the value at global step `step`."""
         begin, end = self._stretch
-        return self.final if step >= end else self._between(max(step - begin, 0) / (end - begin))
+        if step < begin:
+            return self.initial
+        return self.final if step >= end else self._between(step, begin, end)
 
     def segment(self, step: int) -> Segment:
         """Return the straight stretch in which `step` lies."""
@@ -168,13 +176,31 @@ class _FromTo:
         begin, steps = self.call
         return begin, begin + max(1, round(self.fraction * steps))
 
-    def _between(self, share: float) -> float:
-        """Return the value when so much of the way is behind."""
+    def _between(self, step: int, begin: int, end: int) -> float:
+        """Return the value at `step`, where it changes from `begin` to `end`."""
         raise NotImplementedError
 
     def _line(self, step: int, begin: int, end: int) -> Segment:
         """Return the straight stretch in which `step` lies, where the value changes from `begin` to `end`."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True, repr=False)
+class _FromTo(_Course):
+    initial: float
+    final: float
+    steps: int | None = None
+    fraction: float | None = field(default=None, kw_only=True)
+    call: tuple[int, int] | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        kind = type(self).__name__
+        object.__setattr__(self, "initial", _check_number(kind, "initial", self.initial))
+        object.__setattr__(self, "final", _check_number(kind, "final", self.final))
+        _check_one(kind, self.steps, self.fraction)
+        if self.steps is not None:
+            object.__setattr__(self, "steps", _check_steps(kind, self.steps))
+        super().__post_init__()
 
 
 _named = named_constructor(
@@ -212,8 +238,8 @@ class Linear(_FromTo):
         The global step at which that call begins, and its steps. ``train`` fills it in.
     """
 
-    def _between(self, share: float) -> float:
-        return self.initial + (self.final - self.initial) * share
+    def _between(self, step: int, begin: int, end: int) -> float:
+        return self.initial + (self.final - self.initial) * ((step - begin) / (end - begin))
 
     def _line(self, step: int, begin: int, end: int) -> Segment:
         return Segment(begin, end, self.initial, (self.final - self.initial) / (end - begin))
@@ -238,8 +264,8 @@ class Exponential(_FromTo):
                 "Bring them nearer together, for instance with 1e-9 for the smaller one, or use Linear."
             )
 
-    def _between(self, share: float) -> float:
-        return self.initial * (self.final / self.initial) ** share
+    def _between(self, step: int, begin: int, end: int) -> float:
+        return self.initial * (self.final / self.initial) ** ((step - begin) / (end - begin))
 
     def _line(self, step: int, begin: int, end: int) -> Segment:
         """Return a chord, over which the value changes by at most 1 %: it is off by at most 0.01**2 / 8."""
@@ -250,6 +276,164 @@ class Exponential(_FromTo):
         stop = min(start + length, end)
         value = self.at(start)
         return Segment(start, stop, value, (self.at(stop) - value) / (stop - start))
+
+
+@named_constructor(
+    endpoints="points",
+    values="points",
+    end_fraction="fraction",
+    exploration_fraction="fraction",
+)
+@dataclass(frozen=True, repr=False)
+class Piecewise(_Course):
+    """From point to point in straight lines, and at the last value from there on.
+
+    Stairs have two points at one place, of which the second counts from there on; before the first point the
+    value is the first one. `from_function` makes one of a function.
+
+    Parameters
+    ----------
+    points : sequence of (place, value)
+        In the order of places. A place is a global step, as in
+        ``Piecewise([(0, 1.0), (50_000, 0.1), (200_000, 0.02)])``; with a `fraction` it is from 0 to 1, the
+        share of that stretch that has been made.
+    fraction, call
+        As in `Linear`.
+    """
+
+    points: tuple[tuple[float, float], ...]
+    fraction: float | None = field(default=None, kw_only=True)
+    call: tuple[int, int] | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "points", _checked_points(self.points, self.fraction is not None))
+
+    @classmethod
+    @named_arguments("Piecewise.from_function")
+    def from_function(
+        cls,
+        function: Callable[[float], float],
+        *,
+        steps: int | None = None,
+        fraction: float | None = None,
+        points: int = 257,
+    ) -> Piecewise:
+        """Return the schedule that follows a function, in straight lines between its values.
+
+        Parameters
+        ----------
+        function : callable
+            It takes the share of the stretch that has been made, from 0.0 to 1.0, and returns the value. It
+            is called here, and neither kept nor saved.
+        steps : int, optional
+        fraction : float, optional
+            How long the stretch is, as in `Linear`: exactly one of the two.
+        points : int
+            At how many places the function is called, at least 2. They are evenly spaced.
+
+        Raises
+        ------
+        SettingsError
+            If an argument is wrong, or a value is no finite number.
+        """
+        _check_one("Piecewise.from_function", steps, fraction)
+        if not callable(function):
+            raise SettingsError(
+                f"Piecewise.from_function: function must take a share of the way from 0.0 to 1.0, got "
+                f"{function!r}. Write for instance lambda made: 1.0 - made."
+            )
+        if not is_whole(points) or points < 2:
+            raise SettingsError(
+                f"Piecewise.from_function: points must be a whole number of at least 2, got {points!r}."
+            )
+        shares = [point / (points - 1) for point in range(points)]
+        length = None if steps is None else _check_steps("Piecewise.from_function", steps)
+        places = shares if length is None else [round(share * length) for share in shares]
+        return cls(tuple(zip(places, map(function, shares), strict=True)), fraction=fraction)
+
+    def __repr__(self) -> str:
+        shown = [repr(point) for point in self.points]
+        if len(shown) > 8:
+            shown[2:-2] = [f"... {len(shown) - 4} more ..."]
+        share = "" if self.fraction is None else f", fraction={self.fraction!r}"
+        return f"Piecewise([{', '.join(shown)}]{share}{'' if self.call is None else f', call={self.call!r}'})"
+
+    @property
+    def initial(self) -> float:  # type: ignore[override]
+        """The value before the first point."""
+        return self.points[0][1]
+
+    @property
+    def final(self) -> float:  # type: ignore[override]
+        """The value after the last point."""
+        return self.points[-1][1]
+
+    @property
+    def steps(self) -> int | None:  # type: ignore[override]
+        """The global step of the last point; None if places are shares."""
+        return None if self.fraction is not None else int(self.points[-1][0])
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Lowest and highest value."""
+        values = [value for _, value in self.points]
+        return min(values), max(values)
+
+    def _between(self, step: int, begin: int, end: int) -> float:
+        line = self._line(step, begin, end)
+        return line.value + line.slope * (step - line.start)
+
+    def _line(self, step: int, begin: int, end: int) -> Segment:
+        def step_of(point: tuple[float, float]) -> int:
+            return begin + round(point[0] if self.fraction is None else point[0] * (end - begin))
+
+        after = bisect_right(self.points, step, key=step_of)
+        if after == 0:
+            return Segment(begin, step_of(self.points[0]), self.initial, 0.0)
+        before, value = step_of(self.points[after - 1]), self.points[after - 1][1]
+        if after == len(self.points):
+            return Segment(before, end, value, 0.0)
+        stop = step_of(self.points[after])
+        return Segment(before, stop, value, (self.points[after][1] - value) / (stop - before))
+
+
+def _checked_points(points: Any, are_shares: bool) -> tuple[tuple[float, float], ...]:
+    """Return points of a `Piecewise`, its places as whole steps or as shares; SettingsError for others."""
+    example = "(0.0, 1.0), (0.5, 0.1)" if are_shares else "(0, 1.0), (50_000, 0.1)"
+    instead = f"Write for instance the points {example}{' with fraction=1.0' if are_shares else ''}."
+    given = (
+        list(points) if isinstance(points, Iterable) and not isinstance(points, (str, bytes, dict)) else []
+    )
+    if len(given) < 2 or not all(hasattr(each, "__len__") and len(each) == 2 for each in given):
+        raise SettingsError(
+            f"Piecewise: points must be at least two pairs of a place and the value there, got {points!r}. "
+            f"{instead}"
+        )
+    found = [
+        (_check_number("Piecewise", "a place", place), _check_number("Piecewise", "a value", value))
+        for place, value in given
+    ]
+    places = [place for place, _ in found]
+    for before, after in pairwise(places):
+        if before > after:
+            raise SettingsError(
+                f"Piecewise: places must be in order, got {before!r} before {after!r}. {instead}"
+            )
+    if are_shares:
+        if places[0] < 0.0 or places[-1] > 1.0:
+            raise SettingsError(
+                "Piecewise: with a fraction places are shares of it, from 0 to 1, got places from "
+                f"{places[0]!r} to {places[-1]!r}. {instead} Global steps are given without fraction."
+            )
+        return tuple(found)
+    wrong = [place for place in places if place < 0.0 or place != int(place)] or places[-1:]
+    if wrong[0] < 1.0 or wrong[0] != int(wrong[0]):
+        raise SettingsError(
+            "Piecewise: without a fraction places are global steps, whole numbers from 0 on and the last one "
+            f"at least 1, got {wrong[0]!r}. {instead} Shares of a call are given with fraction=1.0."
+        )
+    return tuple((int(place), value) for place, value in found)
 
 
 @named_constructor(power="exponent", omega="exponent")
@@ -324,7 +508,7 @@ class PerVisit:
         return self.scale * ((clock + offset) / (1.0 + offset)) ** -self.exponent
 
 
-Schedule = Constant | Linear | Exponential | PerVisit
+Schedule = Constant | Linear | Exponential | Piecewise | PerVisit
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Schedule)}
 
 
@@ -343,9 +527,9 @@ def as_schedule(name: str, value: Any) -> Schedule:
     if not is_real(value):
         is_own = isinstance(value, Schedule) or (callable(value) and not isinstance(value, type))
         hint = (
-            " Functions, and schedules of your own classes, cannot be had: training goes along straight "
-            "lines, and files name the kind. For another course train in several calls, and set "
-            "agent.epsilon or agent.learning_rate before each."
+            " Training goes along straight lines, and files name the kind: of a function of the share of the "
+            "call that has been made write Piecewise.from_function(function, fraction=1.0), of points "
+            "Piecewise([(0, 0.5), (50_000, 0.1)])."
         )
         raise SettingsError(
             f"{name} must be a number or a schedule ({', '.join(_KINDS)} of dist_classicrl.schedules), "
@@ -361,7 +545,7 @@ def in_call(schedule: Schedule, begin: int, steps: int, made: int) -> Schedule:
     `made` being the global step from which this one goes on. That call counts with the steps that were made
     of it, if it was ended early and this is another one.
     """
-    if not isinstance(schedule, _FromTo) or schedule.fraction is None or steps == 0:
+    if not isinstance(schedule, _Course) or schedule.fraction is None or steps == 0:
         return schedule
     if schedule.call is None or schedule.call[0] >= made:
         return replace(schedule, call=(begin, steps))
@@ -379,7 +563,7 @@ def final_value(schedule: Schedule) -> float:
 
 def without_call(schedule: Schedule) -> Schedule:
     """Return `schedule` as it was before any call of ``train``."""
-    return replace(schedule, call=None) if isinstance(schedule, _FromTo) else schedule
+    return replace(schedule, call=None) if isinstance(schedule, _Course) else schedule
 
 
 def to_dict(schedule: Schedule) -> dict[str, Any]:

@@ -171,7 +171,8 @@ def checked_chance(name: str, value: Any) -> Schedule:
     if isinstance(schedule, PerVisit):
         raise SettingsError(
             f"{name} cannot follow the visits to an entry: it is drawn before there is one. Use a "
-            "number, or Linear or Exponential of dist_classicrl.schedules, which follow the global step."
+            "number, or Linear, Exponential or Piecewise of dist_classicrl.schedules, which follow the "
+            "global step."
         )
     low, high = schedule.bounds
     if not (0.0 <= low and high <= 1.0):

@@ -25,7 +25,7 @@ from dist_classicrl.cli.options import OF_SETTINGS, OF_TRAIN, OPTIONS
 from dist_classicrl.engines.engine import PARTITIONS
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.learning.supersteps.partition import check_partition
-from dist_classicrl.schedules import Constant, Exponential, Linear, PerVisit
+from dist_classicrl.schedules import Constant, Exponential, Linear, PerVisit, Piecewise
 from dist_classicrl.settings import ByRule, Settings
 
 # Of train: what is no setting, but an object, or one of two ways to say the same. A run has one environment.
@@ -134,6 +134,12 @@ def test_a_default_is_the_same_after_a_file(option):
         (Schedule(), "linear:1.0:0.05:fraction=0.07", Linear(1.0, 0.05, fraction=0.07)),
         (Schedule(), "exponential:1.0:0.05:fraction=1.0", Exponential(1.0, 0.05, fraction=1.0)),
         (Schedule(), "exponential:1:0.05:1e3", Exponential(1.0, 0.05, 1000)),
+        (
+            Schedule(),
+            "piecewise:0=1.0:1e3=0.5:1000=0.2:2e3=0",
+            Piecewise([(0, 1), (1e3, 0.5), (1e3, 0.2), (2e3, 0)]),
+        ),
+        (Schedule(), "piecewise:0=1:0.5=0.1:fraction=0.9", Piecewise([(0, 1), (0.5, 0.1)], fraction=0.9)),
         (Schedule(), "per_visit:0.7", PerVisit(0.7)),
         (Schedule(), "PerVisit:0.7:0.5", PerVisit(0.7, 0.5)),
         (Schedule(), "per_visit:0.6:offset=30", PerVisit(0.6, offset=30.0)),
@@ -198,13 +204,22 @@ def test_words_that_mean_nothing_are_refused(kind, text, match):
 
 @pytest.mark.parametrize("given", ["per_visit:0.7", {"kind": "PerVisit", "exponent": 0.7}])
 def test_a_chance_that_follows_visits_is_refused_with_the_kinds_there_are(given):
-    with pytest.raises(ValueError, match=r"The kinds are constant, linear, exponential\."):
+    with pytest.raises(ValueError, match=r"The kinds are constant, linear, exponential, piecewise\."):
         OPTIONS["epsilon"].kind.of_data(given)
 
 
 @pytest.mark.parametrize("name", ["epsilon", "learning_rate"])
 @pytest.mark.parametrize(
-    "text", ["linear:1:0.1", "linear", "exponential:1:0", "per_visit:2", "perhaps", "linaer:1:0.1:100"]
+    "text",
+    [
+        "linear:1:0.1",
+        "linear",
+        "exponential:1:0",
+        "per_visit:2",
+        "perhaps",
+        "linaer:1:0.1:100",
+        "piecewise:0=1",
+    ],
 )
 def test_schedules_are_offered_as_they_are_written_and_where_they_may_be(name, text):
     """A chance cannot follow visits, and nobody types Linear(...) on the command line."""
@@ -214,7 +229,7 @@ def test_schedules_are_offered_as_they_are_written_and_where_they_may_be(name, t
     said = kind.complaint(text, caught.value).removeprefix(repr(text))
     assert "linear:1.0:0.05:fraction=0.5" in said and "exponential:1.0:0.05:1e6" in said
     assert ("per_visit:0.7" in said) == (name == "learning_rate")
-    assert not re.search(r"\b(Linear|Exponential|PerVisit)\(", said)
+    assert not re.search(r"\b(Linear|Exponential|Piecewise|PerVisit)\(", said)
     with pytest.raises(ValueError, match="The kinds are constant, linear, exponential") as caught:
         kind.of_data({"initial": 1.0})
     assert ("per_visit" in str(caught.value)) == (name == "learning_rate")
@@ -238,7 +253,7 @@ def test_schedules_are_offered_as_they_are_written_and_where_they_may_be(name, t
         (Names(), "SIGTERM", ""),
         (Schedule(), {"kind": "linear", "initial": 1, "finl": 0, "steps": 5}, "Did you mean 'final'?"),
         (Schedule(), {"kind": "liner"}, "Did you mean 'linear'?"),
-        (Schedule(), {"initial": 1}, "The kinds are constant, linear, exponential, per_visit."),
+        (Schedule(), {"initial": 1}, "The kinds are constant, linear, exponential, piecewise, per_visit."),
         (Schedule(), [1, 2], ""),
     ],
 )

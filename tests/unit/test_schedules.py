@@ -7,9 +7,10 @@ import pytest
 from slow_learner import visit_slot
 
 from dist_classicrl import DistAsyncQLearning, schedules
+from dist_classicrl.environments import TabularMDP
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.rules import Boltzmann
-from dist_classicrl.schedules import Constant, Exponential, Linear, PerVisit
+from dist_classicrl.schedules import Constant, Exponential, Linear, PerVisit, Piecewise
 
 FOLLOW_THE_STEP = [
     Constant(0.3),
@@ -25,6 +26,12 @@ FOLLOW_THE_STEP = [
     Exponential(1.0, 0.01, fraction=0.25, call=(99, 4000)),
     Linear(1.0, 0.1, fraction=0.5),
     Exponential(1.0, 0.1, fraction=1.0),
+    Piecewise([(0, 1.0), (100, 0.2), (1000, 0.4)]),
+    Piecewise([(7, 0.5), (50, 0.5), (50, 0.1), (100, 0.1), (100, 0.9), (100, 0.3)]),
+    Piecewise([(0, 0.1), (0, 0.3), (2**40, 0.6)]),
+    Piecewise([(0.0, 1.0), (0.1, 0.2), (0.5, 0.2), (0.5, 0.4)], fraction=0.5, call=(98, 804)),
+    Piecewise([(0.25, 0.3), (1.0, 0.1)], fraction=1.0, call=(3, 5)),
+    Piecewise([(0.0, 1.0), (1.0, 0.1)], fraction=1.0),
 ]
 STEPS = [*range(0, 60), 99, 100, 101, 499, 500, 998, 999, 1000, 1001, 49_999, 50_000, 10**7, 2**61]
 
@@ -38,10 +45,22 @@ def formula(schedule, step):
         begin, steps = schedule.call[0], max(1, schedule.fraction * schedule.call[1])
     else:
         return schedule.initial  # until a call begins
+    if isinstance(schedule, Piecewise):
+        scale = 1 if schedule.fraction is None else round(steps)
+        return through([(begin + round(place * scale), value) for place, value in schedule.points], step)
     share = max(0.0, min(1.0, (step - begin) / steps))
     if isinstance(schedule, Linear):
         return (1.0 - share) * schedule.initial + share * schedule.final
     return math.exp((1.0 - share) * math.log(schedule.initial) + share * math.log(schedule.final))
+
+
+def through(points, step):
+    """The value at a step, of a line from each point to the next."""
+    value = points[0][1]
+    for (first, one), (last, other) in zip(points, [*points[1:], (math.inf, points[-1][1])], strict=True):
+        if first <= step:
+            value = one if last == first else one + (other - one) * min(1.0, (step - first) / (last - first))
+    return value
 
 
 @pytest.mark.parametrize("schedule", FOLLOW_THE_STEP)
@@ -117,6 +136,24 @@ def test_what_schedules_refuse():
         (lambda: Linear(1.0, 0.1, fraction=0.5, call=(0, 0)), "its steps, .*got \\(0, 0\\). Leave it out"),
         (lambda: Linear(1.0, 0.1, fraction=0.5, call=3), "got 3. Leave it out: train fills it in"),
         (lambda: Linear(1.0, 0.1, fraction=0.5, call=(-1, 9)), "call must be"),
+        (lambda: Piecewise([(0, 1.0)]), "at least two pairs of a place and the value there, got .*Write"),
+        (lambda: Piecewise({0: 1.0, 9: 0.5}), "at least two pairs"),
+        (lambda: Piecewise([0.5, 0.2]), "at least two pairs"),
+        (lambda: Piecewise("ab"), "at least two pairs"),
+        (lambda: Piecewise([(9, 1.0), (3, 0.5)]), "places must be in order, got 9.0 before 3.0"),
+        (lambda: Piecewise([(0, 1.0), (9, math.nan)]), "a value must be finite"),
+        (lambda: Piecewise([("0", 1.0), (9, 0.5)]), "a place must be a number, got '0'"),
+        (lambda: Piecewise([(0, 1.0), (0.5, 0.5)]), "whole numbers .*got 0.5.*Shares .* fraction=1.0"),
+        (lambda: Piecewise([(-1, 1.0), (5, 0.5)]), "from 0 on .*got -1.0"),
+        (lambda: Piecewise([(0, 1.0), (0, 0.5)]), "the last one at least 1, got 0.0"),
+        (lambda: Piecewise([(0, 1.0), (9, 0.5)], fraction=1.0), "from 0 to 1, got places from 0.0 to 9.0"),
+        (lambda: Piecewise([(0, 1.0), (1, 0.5)], fraction=2), "fraction must be above 0 and at most 1"),
+        (lambda: Piecewise([(0, 1.0), (9, 0.5)], call=(0, 9)), "call must be .* belongs to a fraction"),
+        (lambda: Piecewise.from_function(math.cos), "takes steps, .* or fraction.* exactly one"),
+        (lambda: Piecewise.from_function(0.5, fraction=1.0), "function must take a share .*got 0.5"),
+        (lambda: Piecewise.from_function(math.cos, fraction=1, points=1), "points must be .*got 1"),
+        (lambda: Piecewise.from_function(str, fraction=1), "a value must be a number, got '0.0'"),
+        (lambda: Piecewise.from_function(math.cos, steps=0), "from_function: steps must be a whole number"),
         (
             lambda: PerVisit(0.0),
             "PerVisit: exponent must be above 0 and at most 1, got 0.0.*exponent=0.7",
@@ -163,12 +200,42 @@ def test_schedules_of_ones_own_are_refused_wherever_they_are_given():
         (lambda own: setattr(agent, "epsilon", own), "epsilon"),
         (lambda own: setattr(agent, "learning_rate", own), "learning_rate"),
     ):
-        with pytest.raises(SettingsError, match=f"{name} must be .*got Cosine.*set agent.epsilon"):
+        with pytest.raises(SettingsError, match=f"{name} must be .*got Cosine.*write Piecewise.from_fun"):
             give(Cosine())
-    with pytest.raises(SettingsError, match="Functions, and schedules of your own"):
+    with pytest.raises(SettingsError, match="of a function .* write Piecewise.from_function.function, fr"):
         DistAsyncQLearning(epsilon=lambda left: left)
     with pytest.raises(SettingsError, match="of type type.$"):
         DistAsyncQLearning(epsilon=Linear)
+
+
+def test_a_schedule_of_a_function_follows_it_and_has_nothing_of_it():
+    def cosine(made):
+        return 0.5 + 0.5 * math.cos(math.pi * made)
+
+    by_steps = Piecewise.from_function(cosine, steps=1_000_003)
+    by_share = schedules.in_call(Piecewise.from_function(cosine, fraction=0.5), 70, 2_000_006, 70)
+    for step in range(0, 1_000_003, 997):
+        exact = cosine(step / 1_000_003)
+        assert by_steps.at(step) == pytest.approx(exact, abs=2e-5)
+        assert by_share.at(70 + step) == pytest.approx(exact, abs=2e-5)
+    assert by_steps.at(10**9) == by_share.at(10**9) == 0.0
+    few = Piecewise.from_function(cosine, fraction=1.0, points=3)
+    assert few == Piecewise(
+        np.array([(0.0, 1.0), (0.5, 0.5 + 0.5 * math.cos(math.pi / 2)), (1.0, 0.0)]), fraction=1
+    )
+    assert len(repr(by_steps)) < 200 and hash(by_steps) == hash(Piecewise(by_steps.points))
+
+
+def test_training_follows_the_points():
+    """With a step size of 1 at last, an entry is its last target: of 1, since nothing follows."""
+    agent = DistAsyncQLearning(
+        seed=1, learning_rate=Piecewise([(0, 1e-9), (3_000, 1e-9), (3_000, 1.0)]), discount_factor=0.0
+    )
+    walk = TabularMDP.from_arrays(np.ones((1, 2, 1)), np.ones((1, 2)), start_prob=[1.0])
+    agent.train(walk, total_steps=3_000, progress_bar=False)
+    assert 0.0 < agent.q_table.max() < 1e-5
+    agent.train(walk, total_steps=100, progress_bar=False)
+    assert (agent.q_table == 1.0).all() and agent.learning_rate == 1.0
 
 
 def test_numbers_become_constants():

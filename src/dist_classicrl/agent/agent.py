@@ -24,7 +24,7 @@ from dist_classicrl.engines.progress import Progress
 from dist_classicrl.model import model_file
 from dist_classicrl.model.agent_state import AgentState
 from dist_classicrl.model.fit import check_made_for, get_to_know
-from dist_classicrl.schedules import Constant, Exponential, Linear, Schedule
+from dist_classicrl.schedules import Constant, Exponential, Linear, Piecewise, Schedule
 from dist_classicrl.settings import Settings, read_back
 
 if TYPE_CHECKING:
@@ -61,12 +61,12 @@ class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
         with `StateLimitError` when one more comes. By default there are as many as memory has room for. Where
         a Gymnasium environment that is stepped has more observations than that, these are keys.
     learning_rate : float or schedule
-        Step size in (0, 1], or a schedule of `dist_classicrl.schedules`: `Constant`, `Linear` and
-        `Exponential` follow the global step, ``PerVisit(0.7)`` is n**-0.7 at the n-th visit of an entry and
-        converges. By default it is about 0.5 for the first hundred visits and falls like n**-0.7 from there
-        on, so that values come through quickly over many steps; where returns are short and noisy, as in a
-        game of cards or a bandit, ``PerVisit(1.0)`` or ``PerVisit(0.7)`` is much better. A rule may have a
-        default of its own, here and for `epsilon`.
+        Step size in (0, 1], or a schedule of `dist_classicrl.schedules`: `Constant`, `Linear`,
+        `Exponential` and `Piecewise` follow the global step, ``PerVisit(0.7)`` is n**-0.7 at the n-th visit
+        of an entry and converges. By default it is about 0.5 for the first hundred visits and falls like
+        n**-0.7 from there on, so that values come through quickly over many steps; where returns are short
+        and noisy, as in a game of cards or a bandit, ``PerVisit(1.0)`` or ``PerVisit(0.7)`` is much better. A
+        rule may have a default of its own, here and for `epsilon`.
     discount_factor : float
         In [0, 1].
     epsilon : float or schedule
@@ -203,7 +203,7 @@ class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
         action_size: int | None = None,
         learning_rate: float | Schedule = Settings.learning_rate,
         discount_factor: float = 0.99,
-        epsilon: float | Constant | Linear | Exponential = Settings.epsilon,
+        epsilon: float | Constant | Linear | Exponential | Piecewise = Settings.epsilon,
         batch_size: int = 32,
         sync_frequency: int | Literal["auto"] = "auto",
         compression_threshold: float = 0.0,

@@ -324,6 +324,7 @@ SCHEDULES = {
     "constant": "Constant",
     "linear": "Linear",
     "exponential": "Exponential",
+    "piecewise": "Piecewise",
     "per_visit": "PerVisit",
 }
 
@@ -335,15 +336,19 @@ class Schedule(Kind):
 
     def __init__(self, of_visits: bool = True) -> None:
         self._offered = [name for name in SCHEDULES if of_visits or name != "per_visit"]
-        last = ", exponential:1.0:0.05:1e6 or per_visit:0.7" if of_visits else " or exponential:1.0:0.05:1e6"
+        last = "exponential:1.0:0.05:1e6, " if of_visits else "exponential:1.0:0.05:1e6 or "
         self.allowed = (
             "a number, or a schedule such as linear:1.0:0.05:1e6 (from, to, steps), "
-            f"linear:1.0:0.05:fraction=0.5 (of the steps first asked for){last}; in a file also a table such "
-            'as { kind = "linear", initial = 1.0, final = 0.05, fraction = 0.5 }'
+            f"linear:1.0:0.05:fraction=0.5 (of the steps first asked for), {last}piecewise:0=1.0:1e6=0.1 "
+            f"(place=value){' or per_visit:0.7' if of_visits else ''}; in a file also a table such as "
+            '{ kind = "linear", initial = 1.0, final = 0.05, fraction = 0.5 }'
         )
 
     def of_text(self, text: str) -> Any:
-        """Read a number, or the name of a schedule and its arguments, by place or as name=value."""
+        """Read a number, or the name of a schedule and its arguments, by place or as name=value.
+
+        Those whose name is a number are points.
+        """
         name, *words = text.split(":")
         if not words and name not in SCHEDULES:
             try:
@@ -351,8 +356,10 @@ class Schedule(Kind):
             except ValueError:
                 raise ValueError(nearest(name, self._offered)) from None
         kind, named = self._schedule(name), [word.partition("=") for word in words if "=" in word]
-        values = [_number(word) for word in words if "=" not in word]
-        return _made(kind, values, {key: _number(value) for key, _, value in named})
+        values: list[Any] = [_number(word) for word in words if "=" not in word]
+        points = [(float(key), _number(value)) for key, _, value in named if _is_number(key)]
+        arguments = {key: _number(value) for key, _, value in named if not _is_number(key)}
+        return _made(kind, [*values, points] if points else values, arguments)
 
     def of_data(self, data: Any) -> Any:
         """Take a number, a text as on the command line, or a table."""
@@ -370,6 +377,7 @@ class Schedule(Kind):
         given = schedules.to_dict(schedules.without_call(value))
         names = {full: name for name, full in SCHEDULES.items()}
         words = [names[given.pop("kind")]]
+        words += [f"{place}={each}" for place, each in given.pop("points", ())]
         words += [f"{name}={each}" if name == "fraction" else str(each) for name, each in given.items()]
         return ":".join(words)
 
@@ -383,7 +391,7 @@ class Schedule(Kind):
         return getattr(schedules, known[name])
 
 
-def _made(kind: Any, values: list[float], named: dict[str, Any]) -> Any:
+def _made(kind: Any, values: list[Any], named: dict[str, Any]) -> Any:
     """Return the schedule with these arguments; ValueError if they are too few, too many or not its own."""
     known = [name for name in kind.__dataclass_fields__ if name != "call"]  # which `train` fills in
     for name in named:
@@ -393,6 +401,14 @@ def _made(kind: Any, values: list[float], named: dict[str, Any]) -> Any:
         return kind(*values, **named)
     except TypeError as error:
         raise ValueError(f"It takes {', '.join(known)}.") from error
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _number(text: str) -> float:

@@ -185,7 +185,8 @@ def _checked_temperature(schedule: Schedule) -> Schedule:
     if isinstance(schedule, PerVisit):
         raise SettingsError(
             f"Boltzmann: temperature cannot follow the visits to an entry, got {schedule!r}: an action is "
-            "chosen before there is one. Use a number, or Linear or Exponential of dist_classicrl.schedules."
+            "chosen before there is one. Use a number, or Linear, Exponential or Piecewise of "
+            "dist_classicrl.schedules."
         )
     if not schedule.bounds[0] > 0.0:
         raise SettingsError(
