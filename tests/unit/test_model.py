@@ -316,31 +316,67 @@ def test_from_arrays_refuses(changes, message):
         TabularMDP.from_arrays(**{**arguments, **changes})
 
 
-def test_sparse_matrices_are_told_where_they_go():
-    sparse = pytest.importorskip("scipy.sparse")
-    transition, _, start, _, _ = random_model(5)
+@pytest.mark.parametrize("form", ["csr_matrix", "coo_matrix", "csc_array"])
+@pytest.mark.parametrize("as_given", [list, tuple, "objects", "rows"])
+def test_sparse_matrices_are_what_their_dense_arrays_are(form, as_given):
+    make = getattr(pytest.importorskip("scipy.sparse"), form)
+    transition, reward, start, ends, mask = random_model(5)
     S, A, _ = transition.shape
-    matrices = [sparse.csr_matrix(transition[:, a]) for a in range(A)]
-    for given in (matrices, tuple(matrices), sparse.csr_matrix(transition.reshape(S * A, S))):
-        with pytest.raises(ModelError, match="transition is sparse, of csr_matrix; .*rows = ") as caught:
-            TabularMDP.from_arrays(given, np.zeros((S, A)), start)
-    with pytest.raises(ModelError, match="reward is sparse, of csr_matrix"):
-        TabularMDP.from_arrays(transition, matrices, start)
-    names = {"scipy": pytest.importorskip("scipy"), "np": np, "matrices": matrices, "A": A, "S": S}
-    rows = eval(str(caught.value).partition("rows = ")[2], names)
-    by_pair = np.arange(S * A, dtype=float)
-    model = TabularMDP(
-        n_states=S,
-        n_actions=A,
-        outcome_ptr=rows.indptr,
-        outcome_next=rows.indices,
-        outcome_prob=rows.data,
-        outcome_reward=np.repeat(by_pair, np.diff(rows.indptr)),
-        outcome_terminated=np.zeros(rows.nnz, bool),
-        start_prob=start,
-    )
-    dense = TabularMDP.from_arrays(transition, by_pair.reshape(S, A), start)
-    assert model == dense
+
+    def given(dense):
+        if as_given == "rows":
+            return make(dense.reshape(S * A, S))
+        matrices = [make(dense[:, a]) for a in range(A)]
+        if as_given != "objects":
+            return as_given(matrices)
+        filled = np.empty(A, dtype=object)
+        filled[:] = matrices
+        return filled
+
+    def model(transition, reward, ends):
+        return TabularMDP.from_arrays(transition, reward, start, terminated=ends, action_mask=mask)
+
+    dense = model(transition, reward, ends)
+    assert model(given(transition), given(reward), given(ends)) == dense
+    assert model(given(transition), reward, ends) == model(transition, given(reward), given(ends)) == dense
+    by_pair, by_state = reward[:, :, 0], ends[0, 0]
+    assert model(given(transition), by_pair, by_state) == model(transition, by_pair, by_state)
+    nothing = model(transition, given(np.zeros((S, A, S))), given(np.zeros((S, A, S), dtype=bool)))
+    assert nothing == model(transition, np.zeros((S, A)), None)
+
+
+def test_entries_of_sparse_matrices_that_are_stored_twice_are_added():
+    sparse = pytest.importorskip("scipy.sparse")
+    twice = sparse.coo_matrix(([0.25, 0.75, 1.0], ([0, 0, 1], [1, 1, 0])), shape=(2, 2))
+    model = TabularMDP.from_arrays([twice], np.zeros((2, 1)), [1.0, 0.0])
+    assert model == TabularMDP.from_arrays([[[0.0, 1.0]], [[1.0, 0.0]]], np.zeros((2, 1)), [1.0, 0.0])
+    assert twice.nnz == 3
+
+
+def test_sparse_matrices_of_wrong_shapes_are_refused():
+    sparse = pytest.importorskip("scipy.sparse")
+    one, three, dense = sparse.identity(2, format="csr"), sparse.identity(3), np.eye(2)
+    for transition, reward, terminated, message in (
+        (
+            [one, three],
+            np.zeros((2, 2)),
+            None,
+            r"transition is csr_matrix of shape \(2, 2\), dia_matrix of .*\(S, S\)",
+        ),
+        ([one, dense], np.zeros((2, 2)), None, "transition is csr_matrix .* ndarray of shape"),
+        (
+            sparse.csr_matrix((5, 2)),
+            np.zeros((2, 2)),
+            None,
+            r"shape \(5, 2\); .* or one of shape \(S \* A, S\)",
+        ),
+        (one, [one, one], None, r"reward is .*\(2, 2\) for each of the 1 actions"),
+        (one, np.zeros((1, 2)), None, r"reward has shape \(1, 2\); it must have shape \(2, 1, 2\)"),
+        (one, np.zeros((2, 1)), one, "terminated has .* dtype float64; it must be an array of bool"),
+        (-one, np.zeros((2, 1)), None, "-1.0"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            TabularMDP.from_arrays(transition, reward, [1.0, 0.0], terminated=terminated)
 
 
 def test_from_dict_keeps_order_and_forbids_what_is_not_listed():

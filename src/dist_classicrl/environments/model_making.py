@@ -37,20 +37,20 @@ class Making:
         name: str = "model",
         grid_shape: tuple[int, int] | None = None,
     ) -> _Self:
-        """Make a model from dense arrays of transitions.
+        """Make a model from arrays of transitions, or from sparse matrices.
 
-        For a model that is too large for dense arrays, give its outcomes in compressed sparse row form to
-        `TabularMDP`.
+        Where one has the shape (S, A, S), sparse matrices, such as scipy's, are taken as well: a list of one
+        of shape (S, S) for each action, or one of shape (S * A, S) with the row s * A + a.
 
         Parameters
         ----------
-        transition : array_like of float, shape (S, A, S)
+        transition : array_like of float, shape (S, A, S), or sparse
             ``transition[s, a, t]`` is the probability that action `a` in state `s` leads to state `t`. A pair
             that the mask forbids may have zeros only.
-        reward : array_like of float, shape (S, A, S) or (S, A)
+        reward : array_like of float, shape (S, A, S) or (S, A), or sparse
             By transition, or by pair.
         start_prob : array_like of float, shape (S,)
-        terminated : array_like of bool, shape (S, A, S) or (S,), optional
+        terminated : array_like of bool, shape (S, A, S) or (S,), or sparse, optional
             Which transitions end the episode, or which states end it when they are reached. None: none does.
         max_episode_steps, action_mask, name, grid_shape
             As for `TabularMDP`.

@@ -1,4 +1,4 @@
-"""The outcomes of a model from dense arrays, and from Gymnasium's ``P[s][a]``."""
+"""The outcomes of a model from arrays and sparse matrices, and from Gymnasium's ``P[s][a]``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dist_classicrl.checks import is_flag, is_real, is_whole
+from dist_classicrl.environments.making.sparse import Entries, entries_of
 from dist_classicrl.environments.model_checks import as_array, positive_int
 from dist_classicrl.environments.reachability import row_pointer
 from dist_classicrl.errors import ActionMaskError, ModelError
@@ -17,53 +18,60 @@ _MOST_PAIRS = 1 << 26
 
 
 def fields_of_arrays(transition: Any, reward: Any, terminated: Any) -> dict[str, Any]:
-    """Return the outcomes in dense arrays as fields of a model; see `TabularMDP.from_arrays`."""
-    probability = _dense("transition", transition)
+    """Return the outcomes in arrays or sparse matrices as fields of a model; see `TabularMDP.from_arrays`."""
+    S, A, pair, follow, probability = entries_of("transition", transition) or _entries_of_dense(transition)
+    # NaN and negative numbers are kept for the model's own check, which names the error.
+    pair, follow, probability = (each[probability != 0.0] for each in (pair, follow, probability))
+    ends = np.zeros(S, dtype=bool) if terminated is None else terminated
+    return {
+        "n_states": S,
+        "n_actions": A,
+        "outcome_ptr": row_pointer(pair, S * A),
+        "outcome_prob": probability,
+        "outcome_next": follow,
+        "outcome_reward": _rewards(reward, (S, A), pair, follow),
+        "outcome_terminated": _ends(ends, (S, A), pair, follow),
+    }
+
+
+def _entries_of_dense(transition: Any) -> Entries:
+    probability = as_array("transition", transition)
     if probability.ndim != 3 or probability.shape[0] != probability.shape[2]:
         raise ModelError(
             f"transition has shape {probability.shape}; it must have the shape (states, actions, states)"
             f"{_with_actions_first('transition', probability)}"
         )
     S, A, _ = probability.shape
-    rewards = _dense("reward", reward)
+    rows = probability.reshape(S * A, S)
+    pair, follow = np.nonzero(rows)
+    return Entries(S, A, pair, follow, rows[pair, follow])
+
+
+def _rewards(reward: Any, shape: tuple[int, int], pair: np.ndarray, follow: np.ndarray) -> np.ndarray:
+    if (entries := entries_of("reward", reward, shape)) is not None:
+        return entries.at(pair, follow)
+    (S, A), rewards = shape, as_array("reward", reward)
     if rewards.shape == (S, A):
-        rewards = rewards[:, :, None]
-    elif rewards.shape != (S, A, S):
+        return rewards.reshape(-1)[pair]
+    if rewards.shape != (S, A, S):
         raise ModelError(
             f"reward has shape {rewards.shape}; it must have shape ({S}, {A}, {S}) or ({S}, {A})"
             f"{_with_actions_first('reward', rewards)}"
         )
-    ends = np.zeros(S, dtype=bool) if terminated is None else as_array("terminated", terminated)
-    if ends.shape not in {(S,), (S, A, S)} or ends.dtype.kind != "b":
+    return rewards.reshape(S * A, S)[pair, follow]
+
+
+def _ends(terminated: Any, shape: tuple[int, int], pair: np.ndarray, follow: np.ndarray) -> np.ndarray:
+    entries, (S, A) = entries_of("terminated", terminated, shape), shape
+    ends = as_array("terminated", terminated) if entries is None else entries.values
+    if ends.dtype.kind != "b" or (entries is None and ends.shape not in {(S,), (S, A, S)}):
         raise ModelError(
             f"terminated has shape {ends.shape} and dtype {ends.dtype}; it must be an array of bool with "
             f"shape ({S}, {A}, {S}) or ({S},)"
         )
-    # NaN and negative numbers are kept for the model's own check, which names the error.
-    pair, follow = np.nonzero(probability.reshape(S * A, S))
-    return {
-        "n_states": S,
-        "n_actions": A,
-        "outcome_ptr": row_pointer(pair, S * A),
-        "outcome_prob": probability.reshape(S * A, S)[pair, follow],
-        "outcome_next": follow,
-        "outcome_reward": np.broadcast_to(rewards, (S, A, S)).reshape(S * A, S)[pair, follow],
-        "outcome_terminated": np.broadcast_to(ends, (S, A, S)).reshape(S * A, S)[pair, follow],
-    }
-
-
-def _dense(name: str, value: Any) -> np.ndarray:
-    """Return an array; ModelError for sparse matrices, also one for each action: it says where they go."""
-    first = value[0] if isinstance(value, (list, tuple)) and value else value
-    if hasattr(first, "tocsr"):
-        raise ModelError(
-            f"{name} is sparse, of {type(first).__name__}; from_arrays takes dense arrays. Give TabularMDP a "
-            "row for each pair, in the order state * n_actions + action: outcome_ptr=rows.indptr, "
-            "outcome_next=rows.indices and outcome_prob=rows.data of such a csr_matrix, with outcome_reward "
-            "and outcome_terminated for each. Of a list of one (S, S) matrix for each of A actions it is "
-            "rows = scipy.sparse.vstack(matrices).tocsr()[np.arange(A * S).reshape(A, S).T.ravel()]"
-        )
-    return as_array(name, value)
+    if entries is not None:
+        return entries.at(pair, follow)
+    return ends[follow] if ends.ndim == 1 else ends.reshape(S * A, S)[pair, follow]
 
 
 def _with_actions_first(name: str, given: np.ndarray) -> str:
