@@ -347,7 +347,7 @@ def test_sparse_matrices_are_what_their_dense_arrays_are(form, as_given):
 
 def test_entries_of_sparse_matrices_that_are_stored_twice_are_added():
     sparse = pytest.importorskip("scipy.sparse")
-    twice = sparse.coo_matrix(([0.25, 0.75, 1.0], ([0, 0, 1], [1, 1, 0])), shape=(2, 2))
+    twice = sparse.csr_matrix(([0.25, 0.75, 1.0], [1, 1, 0], [0, 2, 3]), shape=(2, 2))
     model = TabularMDP.from_arrays([twice], np.zeros((2, 1)), [1.0, 0.0])
     assert model == TabularMDP.from_arrays([[[0.0, 1.0]], [[1.0, 0.0]]], np.zeros((2, 1)), [1.0, 0.0])
     assert twice.nnz == 3
