@@ -31,7 +31,8 @@ from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.supersteps import share
 from dist_classicrl.learning.supersteps.by_messages.exchanges import Exchanges, together
-from dist_classicrl.learning.supersteps.partition import owned_by, owner_of
+from dist_classicrl.learning.supersteps.owners import owned_by
+from dist_classicrl.learning.supersteps.partition import owner_of
 from dist_classicrl.learning.supersteps.share import Share, supersteps
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings

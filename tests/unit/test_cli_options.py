@@ -24,7 +24,7 @@ from dist_classicrl.cli.option_types import (
 from dist_classicrl.cli.options import OF_SETTINGS, OF_TRAIN, OPTIONS
 from dist_classicrl.engines.engine import PARTITIONS
 from dist_classicrl.errors import SettingsError
-from dist_classicrl.learning.supersteps.partition import check_partition
+from dist_classicrl.learning.supersteps.owners import check_partition
 from dist_classicrl.schedules import Constant, Exponential, Linear, PerVisit, Piecewise
 from dist_classicrl.settings import ByRule, Settings
 

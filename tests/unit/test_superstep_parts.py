@@ -9,13 +9,8 @@ import pytest
 from dist_classicrl._jit import jit, jit_for
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.learning.supersteps.numbering import number_of, numbering, set_numbers
-from dist_classicrl.learning.supersteps.partition import (
-    check_partition,
-    find_own,
-    owned_by,
-    owner_of,
-    row_of,
-)
+from dist_classicrl.learning.supersteps.owners import check_partition, find_own, owned_by
+from dist_classicrl.learning.supersteps.partition import owner_of, row_of
 from dist_classicrl.learning.supersteps.sums import PARTS, add_exactly, carried, sum_of
 
 

@@ -29,7 +29,8 @@ from dist_classicrl.learning.learner import Stream
 from dist_classicrl.learning.rules.kernel import best_value, rule_function, update, value
 from dist_classicrl.learning.supersteps.crew import WHO, joined
 from dist_classicrl.learning.supersteps.kernels import steps_at_once
-from dist_classicrl.learning.supersteps.partition import WHERE, Written
+from dist_classicrl.learning.supersteps.owners import Written
+from dist_classicrl.learning.supersteps.partition import WHERE
 from dist_classicrl.learning.supersteps.share import Share
 from dist_classicrl.model import places
 from dist_classicrl.rules import LearningRule, Range

@@ -26,7 +26,7 @@ from dist_classicrl.learning.card.cards import Card
 from dist_classicrl.learning.card.choosing import card_for
 from dist_classicrl.learning.keyed import check_keyed
 from dist_classicrl.learning.rules import check_source, contents, find
-from dist_classicrl.learning.supersteps.partition import described as described_partition
+from dist_classicrl.learning.supersteps.owners import described as described_partition
 from dist_classicrl.membership.group import Group
 from dist_classicrl.model.agent_state import AgentState
 from dist_classicrl.model.fit import get_to_know, look_at

@@ -9,7 +9,7 @@ import numpy as np
 from dist_classicrl.environments.resolve import Source
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.learning.rules import find, why_none_travels
-from dist_classicrl.learning.supersteps.partition import check_partition
+from dist_classicrl.learning.supersteps.owners import check_partition
 from dist_classicrl.rules import LearningRule
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.large_table import FROM_ENTRIES

@@ -15,7 +15,7 @@ import numpy as np
 
 from dist_classicrl._jit import jit_for
 from dist_classicrl._memory import LINE
-from dist_classicrl.learning.supersteps.partition import Holding, Written, owned_by, owners_of
+from dist_classicrl.learning.supersteps.owners import Holding, Written, owned_by, owners_of
 
 SLICE_BYTES = 1 << 24
 

@@ -33,7 +33,7 @@ from dist_classicrl.learning.state import State
 from dist_classicrl.learning.supersteps.by_messages.exchanges import Exchanges, Parts
 from dist_classicrl.learning.supersteps.crew import totals_of
 from dist_classicrl.learning.supersteps.keyed_share import KeyedShare, in_key_order
-from dist_classicrl.learning.supersteps.partition import Written
+from dist_classicrl.learning.supersteps.owners import Written
 from dist_classicrl.learning.supersteps.row_share import HostShare
 from dist_classicrl.learning.supersteps.share import Share, record_sizes, supersteps
 from dist_classicrl.learning.supersteps.shares import share_of

@@ -13,15 +13,8 @@ from dist_classicrl.errors import SettingsError, StateLimitError
 from dist_classicrl.learning.keyed_table import KeyedTable
 from dist_classicrl.learning.loops import Stretch
 from dist_classicrl.learning.supersteps.by_messages.exchanges import Exchanges
-from dist_classicrl.learning.supersteps.partition import (
-    NEW_PER_STEP,
-    NO_LIMIT,
-    ByKey,
-    check_partition,
-    find_own,
-    owned_by,
-    written,
-)
+from dist_classicrl.learning.supersteps.owners import check_partition, find_own, owned_by, written
+from dist_classicrl.learning.supersteps.partition import NEW_PER_STEP, NO_LIMIT, ByKey
 from dist_classicrl.learning.supersteps.share import Share
 from dist_classicrl.learning.supersteps.together import IS_OVER
 from dist_classicrl.tables.shape import TableShape

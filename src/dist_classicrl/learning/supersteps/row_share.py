@@ -11,7 +11,8 @@ from dist_classicrl._jit import jit_for
 from dist_classicrl.learning.learner import Problem
 from dist_classicrl.learning.supersteps.copies import GROUP_BITS
 from dist_classicrl.learning.supersteps.in_place import MOST_TABLES
-from dist_classicrl.learning.supersteps.partition import All, Held, find_own, first_infinite_own, owned_by
+from dist_classicrl.learning.supersteps.owners import find_own, first_infinite_own, owned_by
+from dist_classicrl.learning.supersteps.partition import All, Held
 from dist_classicrl.learning.supersteps.share import Share
 from dist_classicrl.tables import lines
 from dist_classicrl.tables.line_table import LineTable

@@ -47,7 +47,8 @@ from dist_classicrl.learning.supersteps.crew import (
 from dist_classicrl.learning.supersteps.kernels import steps_at_once
 from dist_classicrl.learning.supersteps.letters import LETTER_WORDS
 from dist_classicrl.learning.supersteps.one_walker import FINE, WRONG_GAME, WRONG_RECORD
-from dist_classicrl.learning.supersteps.partition import STATE_SHIFT, WHERE, Owned, owned_by, owners_of
+from dist_classicrl.learning.supersteps.owners import Owned, owned_by, owners_of
+from dist_classicrl.learning.supersteps.partition import STATE_SHIFT, WHERE
 from dist_classicrl.learning.supersteps.shared import Summed
 from dist_classicrl.learning.supersteps.together import (
     BEGUN_AT,
@@ -127,7 +128,7 @@ class Share(MessageSteps):
     """What `rank` of `ranks` owns of a problem, and does in supersteps.
 
     What is learned does not depend on `ranks`, nor on the `partition`, which is one of those of
-    `dist_classicrl.learning.supersteps.partition.owned_by`.
+    `dist_classicrl.learning.supersteps.owners.owned_by`.
     """
 
     _copies_rows = True

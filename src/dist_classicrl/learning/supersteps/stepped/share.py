@@ -18,7 +18,7 @@ from dist_classicrl.learning.supersteps import sums
 from dist_classicrl.learning.supersteps.by_messages.exchanges import Exchanges, Parts, parts_for, with_oneself
 from dist_classicrl.learning.supersteps.crew import MEMORY, REWARD
 from dist_classicrl.learning.supersteps.keyed_share import KeyedShare
-from dist_classicrl.learning.supersteps.partition import owners_of
+from dist_classicrl.learning.supersteps.owners import owners_of
 from dist_classicrl.learning.supersteps.share import Share, supersteps
 from dist_classicrl.learning.supersteps.stepped import kernels
 from dist_classicrl.learning.supersteps.stepped.kernels import (
