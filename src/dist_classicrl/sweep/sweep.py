@@ -127,43 +127,14 @@ class Sweep:
         eval_episodes: int = 100,
         folder: str | os.PathLike[str] | None = None,
     ) -> None:
-        for name, value in (
-            ("total_steps", total_steps),
-            ("points", points),
-            ("eval_episodes", eval_episodes),
-        ):
-            if not is_whole(value) or value < 1:
-                raise StudyError(f"{name} must be a whole number of 1 or more, got {value!r}.")
-        if points > total_steps:
-            raise StudyError(
-                f"A curve of {points} points needs as many steps, got total_steps={total_steps}."
-            )
-        if early_stopping is not None and not isinstance(early_stopping, SuccessiveHalving):
-            raise StudyError(f"early_stopping must be a SuccessiveHalving or None, got {early_stopping!r}.")
-        if early_stopping is not None and early_stopping.steps(0, total_steps) < 1:
-            raise StudyError(
-                f"The first rung of {early_stopping} has less than one of total_steps={total_steps:,}. Give "
-                f"{early_stopping.factor ** (early_stopping.rungs - 1):,} steps or more, or fewer rungs."
-            )
-        for name, told in (("settings", settings), ("vary", vary)):
-            if told is not None and not isinstance(told, Mapping):
-                raise StudyError(f"{name} must be a dict of settings by name, got {told!r}.")
-        common, varied = dict(settings or {}), dict(vary or {})
-        both = sorted(map(str, set(common) & set(varied)))
-        if both:
-            raise StudyError(
-                f"{', '.join(both)} stands in settings and in vary. Leave it out of one of them."
-            )
+        _check_counts(total_steps, points, eval_episodes)
+        is_sampled = isinstance(search, str) and search in SAMPLERS
+        _check_stopping(early_stopping, total_steps, search if is_sampled else None)
+        common, varied = _checked_dicts(settings, vary)
         self._environments = _environments(env)
         self._common, self._vary = common, varied
-        is_sampled = isinstance(search, str) and search in SAMPLERS
         if is_sampled:
             require_optuna(search)
-            if early_stopping is not None and not early_stopping.asynchronous:
-                raise StudyError(
-                    f'search="{search}" proposes settings one after the other, so that a rung never ends. '
-                    "Write SuccessiveHalving(asynchronous=True)."
-                )
         how: Any = (varied, "random" if is_sampled else search, n_variants, search_seed)
         checked = checked_seeds(seeds)
         n_runs = n_tried(*how) * len(checked) * len(self._environments)
@@ -173,12 +144,8 @@ class Sweep:
                 "values."
             )
         made = [{**common, **each} for each in variants(*how)]
-        if is_sampled:  # what is proposed later is from one end of a range to the other
-            ranges = {name: values for name, values in varied.items() if isinstance(values, Range)}
-            lowest = {**made[0], **{name: values.low for name, values in ranges.items()}}
-            checked_settings(lowest)
-            for name, values in ranges.items():
-                checked_settings({**lowest, name: values.high})
+        if is_sampled:
+            _check_ends(made[0], varied)
         for each in made:
             checked_settings(each)
         if search == "grid":
@@ -447,6 +414,52 @@ def _check_different(made: Sequence[Mapping[str, Any]], varied: Iterable[str]) -
                 "value out that stands there a second time."
             )
         seen.add(told)
+
+
+def _check_counts(total_steps: Any, points: Any, eval_episodes: Any) -> None:
+    counts = {"total_steps": total_steps, "points": points, "eval_episodes": eval_episodes}
+    for name, value in counts.items():
+        if not is_whole(value) or value < 1:
+            raise StudyError(f"{name} must be a whole number of 1 or more, got {value!r}.")
+    if points > total_steps:
+        raise StudyError(f"A curve of {points} points needs as many steps, got total_steps={total_steps}.")
+
+
+def _check_stopping(stopping: Any, total_steps: int, sampler: str | None) -> None:
+    if stopping is None:
+        return
+    if not isinstance(stopping, SuccessiveHalving):
+        raise StudyError(f"early_stopping must be a SuccessiveHalving or None, got {stopping!r}.")
+    if stopping.steps(0, total_steps) < 1:
+        raise StudyError(
+            f"The first rung of {stopping} has less than one of total_steps={total_steps:,}. Give "
+            f"{stopping.factor ** (stopping.rungs - 1):,} steps or more, or fewer rungs."
+        )
+    if sampler is not None and not stopping.asynchronous:
+        raise StudyError(
+            f'search="{sampler}" proposes settings one after the other, so that a rung never ends. '
+            "Write SuccessiveHalving(asynchronous=True)."
+        )
+
+
+def _checked_dicts(settings: Any, vary: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what all runs have, and what they differ in, each by name."""
+    for name, told in (("settings", settings), ("vary", vary)):
+        if told is not None and not isinstance(told, Mapping):
+            raise StudyError(f"{name} must be a dict of settings by name, got {told!r}.")
+    common, varied = dict(settings or {}), dict(vary or {})
+    if both := sorted(map(str, set(common) & set(varied))):
+        raise StudyError(f"{', '.join(both)} stands in settings and in vary. Leave it out of one of them.")
+    return common, varied
+
+
+def _check_ends(first: Mapping[str, Any], varied: Mapping[str, Any]) -> None:
+    """Check the ends of ranges: what is proposed later is from one to the other."""
+    ranges = {name: values for name, values in varied.items() if isinstance(values, Range)}
+    lowest = {**first, **{name: values.low for name, values in ranges.items()}}
+    checked_settings(lowest)
+    for name, values in ranges.items():
+        checked_settings({**lowest, name: values.high})
 
 
 def _environments(env: Any) -> dict[str, Any]:
