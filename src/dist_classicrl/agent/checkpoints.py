@@ -109,19 +109,7 @@ def find(state: AgentState, asked: CallAsked, plan: CheckpointPlan, place: Place
         return None
     fits = _check(state, asked, saved, plan.strict)
     body, arrays = saved.body, saved.arrays
-    if (state.keyed is None) != ("keys" not in arrays):
-        raise CheckpointMismatchError(
-            f"The states in {saved.url} are {'keys' if 'keys' in arrays else 'numbers'}, and those of this "
-            "training are not. Give it a checkpoint_dir of its own."
-        )
-    keys = from_stored(arrays["keys"]) if "keys" in arrays else None
-    if keys is not None and state.keyed is not None:
-        found, here = keys.dtype, state.keyed.keys.dtype
-        if words_of(found) != words_of(here):
-            raise CheckpointMismatchError(
-                f"The states in {saved.url} are keys of {name_of_kind(found)}, and those of this training "
-                f"are of {name_of_kind(here)}. Give it a checkpoint_dir of its own."
-            )
+    keys = _keys_of(state, saved)
     if fits and _shape_of(state, arrays).from_arrays(arrays) is None:
         raise _refused(saved, f"its tables are not those of the algorithm {state.settings.algorithm!r}")
     values, counts = _what_fits(state, arrays, fits)
@@ -153,6 +141,25 @@ def find(state: AgentState, asked: CallAsked, plan: CheckpointPlan, place: Place
         schedules=_schedules(state, saved),
         pending=Pending(begin, resumed, values, counts, keys, arrays.get("legal") if fits else None),
     )
+
+
+def _keys_of(state: AgentState, saved: Saved) -> np.ndarray | None:
+    """Return the states that are keys; CheckpointMismatchError where the agent's are not, or are others."""
+    arrays = saved.arrays
+    if (state.keyed is None) != ("keys" not in arrays):
+        raise CheckpointMismatchError(
+            f"The states in {saved.url} are {'keys' if 'keys' in arrays else 'numbers'}, and those of this "
+            "training are not. Give it a checkpoint_dir of its own."
+        )
+    if state.keyed is None:
+        return None
+    keys, here = from_stored(arrays["keys"]), state.keyed.keys.dtype
+    if words_of(keys.dtype) != words_of(here):
+        raise CheckpointMismatchError(
+            f"The states in {saved.url} are keys of {name_of_kind(keys.dtype)}, and those of this training "
+            f"are of {name_of_kind(here)}. Give it a checkpoint_dir of its own."
+        )
+    return keys
 
 
 def _what_fits(
