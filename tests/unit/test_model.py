@@ -370,10 +370,11 @@ def test_sparse_matrices_of_wrong_shapes_are_refused():
             None,
             r"shape \(5, 2\); .* or one of shape \(S \* A, S\)",
         ),
+        (one, sparse.csr_matrix((2, 3)), None, "What is given by pair must be dense"),
         (one, [one, one], None, r"reward is .*\(2, 2\) for each of the 1 actions"),
         (one, np.zeros((1, 2)), None, r"reward has shape \(1, 2\); it must have shape \(2, 1, 2\)"),
-        (one, np.zeros((2, 1)), one, "terminated has .* dtype float64; it must be an array of bool"),
-        (-one, np.zeros((2, 1)), None, "-1.0"),
+        (one, np.zeros((2, 1)), one, "terminated is sparse, of dtype float64; .*astype.bool"),
+        (-one, np.zeros((2, 1)), None, r"outcome_prob\[0\] is -1.0"),
     ):
         with pytest.raises(ModelError, match=message):
             TabularMDP.from_arrays(transition, reward, [1.0, 0.0], terminated=terminated)

@@ -1,6 +1,8 @@
 """Schedules against their formulas, and every refusal."""
 
+import json
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -31,6 +33,8 @@ FOLLOW_THE_STEP = [
     Piecewise([(0, 0.1), (0, 0.3), (2**40, 0.6)]),
     Piecewise([(0.0, 1.0), (0.1, 0.2), (0.5, 0.2), (0.5, 0.4)], fraction=0.5, call=(98, 804)),
     Piecewise([(0.25, 0.3), (1.0, 0.1)], fraction=1.0, call=(3, 5)),
+    Piecewise([(0.0, 1.0), (0.25, 0.1), (0.3, 0.6), (1.0, 0.2)], fraction=1.0, call=(99, 2)),
+    Piecewise([(0.0, 1.0), (0.1, 0.5), (0.1, 0.2), (1.0, 0.2)], 30),
     Piecewise([(0.0, 1.0), (1.0, 0.1)], fraction=1.0),
 ]
 STEPS = [*range(0, 60), 99, 100, 101, 499, 500, 998, 999, 1000, 1001, 49_999, 50_000, 10**7, 2**61]
@@ -39,27 +43,37 @@ STEPS = [*range(0, 60), 99, 100, 101, 499, 500, 998, 999, 1000, 1001, 49_999, 50
 def formula(schedule, step):
     if isinstance(schedule, Constant):
         return schedule.value
+    if isinstance(schedule, Piecewise):
+        return through(schedule, step)
     if schedule.steps is not None:
         begin, steps = 0, schedule.steps
     elif schedule.call is not None:
         begin, steps = schedule.call[0], max(1, schedule.fraction * schedule.call[1])
     else:
         return schedule.initial  # until a call begins
-    if isinstance(schedule, Piecewise):
-        scale = 1 if schedule.fraction is None else round(steps)
-        return through([(begin + round(place * scale), value) for place, value in schedule.points], step)
     share = max(0.0, min(1.0, (step - begin) / steps))
     if isinstance(schedule, Linear):
         return (1.0 - share) * schedule.initial + share * schedule.final
     return math.exp((1.0 - share) * math.log(schedule.initial) + share * math.log(schedule.final))
 
 
-def through(points, step):
-    """The value at a step, of a line from each point to the next."""
+def through(schedule, step):
+    """The value at a step, of a line from each point to the next: fractions have no rounding."""
+    if schedule.fraction is not None and schedule.call is None:
+        return schedule.points[0][1]
+    begin, length = 0, schedule.steps or 1
+    if schedule.call is not None:
+        begin, length = schedule.call[0], max(1, round(schedule.fraction * schedule.call[1]))
+    places = [begin + Fraction(str(place)) * length for place, _ in schedule.points]
+    points = list(zip(places, (value for _, value in schedule.points), strict=True))
     value = points[0][1]
     for (first, one), (last, other) in zip(points, [*points[1:], (math.inf, points[-1][1])], strict=True):
         if first <= step:
-            value = one if last == first else one + (other - one) * min(1.0, (step - first) / (last - first))
+            value = (
+                one
+                if last == first
+                else one + (other - one) * min(1.0, float((step - first) / (last - first)))
+            )
     return value
 
 
@@ -136,24 +150,32 @@ def test_what_schedules_refuse():
         (lambda: Linear(1.0, 0.1, fraction=0.5, call=(0, 0)), "its steps, .*got \\(0, 0\\). Leave it out"),
         (lambda: Linear(1.0, 0.1, fraction=0.5, call=3), "got 3. Leave it out: train fills it in"),
         (lambda: Linear(1.0, 0.1, fraction=0.5, call=(-1, 9)), "call must be"),
-        (lambda: Piecewise([(0, 1.0)]), "at least two pairs of a place and the value there, got .*Write"),
-        (lambda: Piecewise({0: 1.0, 9: 0.5}), "at least two pairs"),
-        (lambda: Piecewise([0.5, 0.2]), "at least two pairs"),
-        (lambda: Piecewise("ab"), "at least two pairs"),
+        (lambda: Piecewise([(0, 1.0)]), "pairs of a place and the value there, from 2 to .*got .*Write"),
+        (lambda: Piecewise([(0, 1.0)] * 10_001), "from 2 to 10,000 of them"),
+        (lambda: Piecewise({0: 1.0, 9: 0.5}), "must be pairs"),
+        (lambda: Piecewise({(0, 1.0), (9, 0.5)}), "must be pairs"),
+        (lambda: Piecewise([0.5, 0.2]), "must be pairs"),
+        (lambda: Piecewise([np.array(0.5), np.array(0.2)]), "must be pairs"),
+        (lambda: Piecewise("ab"), "must be pairs"),
         (lambda: Piecewise([(9, 1.0), (3, 0.5)]), "places must be in order, got 9.0 before 3.0"),
         (lambda: Piecewise([(0, 1.0), (9, math.nan)]), "a value must be finite"),
         (lambda: Piecewise([("0", 1.0), (9, 0.5)]), "a place must be a number, got '0'"),
         (lambda: Piecewise([(0, 1.0), (0.5, 0.5)]), "whole numbers .*got 0.5.*Shares .* fraction=1.0"),
-        (lambda: Piecewise([(-1, 1.0), (5, 0.5)]), "from 0 on .*got -1.0"),
-        (lambda: Piecewise([(0, 1.0), (0, 0.5)]), "the last one at least 1, got 0.0"),
+        (lambda: Piecewise([(-1, 1.0), (5, 0.5)]), "from 0 on .*got places from -1.0 to 5.0"),
+        (lambda: Piecewise([(0, 1.0), (0, 0.5)]), "the last one at least 1, got places from 0.0 to 0.0"),
         (lambda: Piecewise([(0, 1.0), (9, 0.5)], fraction=1.0), "from 0 to 1, got places from 0.0 to 9.0"),
+        (lambda: Piecewise([(0, 1.0), (9, 0.5)], steps=9), "from 0 to 1, .* global steps need neither"),
+        (lambda: Piecewise([(0, 1.0), (1, 0.5)], 9, fraction=1.0), "exactly one of them; got steps=9"),
         (lambda: Piecewise([(0, 1.0), (1, 0.5)], fraction=2), "fraction must be above 0 and at most 1"),
         (lambda: Piecewise([(0, 1.0), (9, 0.5)], call=(0, 9)), "call must be .* belongs to a fraction"),
         (lambda: Piecewise.from_function(math.cos), "takes steps, .* or fraction.* exactly one"),
         (lambda: Piecewise.from_function(0.5, fraction=1.0), "function must take a share .*got 0.5"),
-        (lambda: Piecewise.from_function(math.cos, fraction=1, points=1), "points must be .*got 1"),
+        (
+            lambda: Piecewise.from_function(math.cos, fraction=1, points=1),
+            "points must be a whole number from 2 .*got 1",
+        ),
         (lambda: Piecewise.from_function(str, fraction=1), "a value must be a number, got '0.0'"),
-        (lambda: Piecewise.from_function(math.cos, steps=0), "from_function: steps must be a whole number"),
+        (lambda: Piecewise.from_function(math.cos, steps=0), "steps must be a whole number"),
         (
             lambda: PerVisit(0.0),
             "PerVisit: exponent must be above 0 and at most 1, got 0.0.*exponent=0.7",
@@ -223,7 +245,41 @@ def test_a_schedule_of_a_function_follows_it_and_has_nothing_of_it():
     assert few == Piecewise(
         np.array([(0.0, 1.0), (0.5, 0.5 + 0.5 * math.cos(math.pi / 2)), (1.0, 0.0)]), fraction=1
     )
-    assert len(repr(by_steps)) < 200 and hash(by_steps) == hash(Piecewise(by_steps.points))
+    assert hash(by_steps) == hash(Piecewise(by_steps.points, 1_000_003))
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 10, 256, 257, 1000])
+def test_a_straight_function_is_a_straight_line_however_short_the_call(steps):
+    line = schedules.in_call(Linear(1.0, 0.1, fraction=1.0), 5, steps, 5)
+    same = schedules.in_call(
+        Piecewise.from_function(lambda made: 1.0 - 0.9 * made, fraction=1.0), 5, steps, 5
+    )
+    for step in range(steps + 9):
+        assert same.at(step) == pytest.approx(line.at(step), rel=1e-12)
+    ends = schedules.in_call(Piecewise([(0, 1.0), (1, 0.1)], fraction=1.0), 5, steps, 5)
+    assert ends.segment(5) == line.segment(5) and ends.segment(4 + steps) == line.segment(4 + steps)
+
+
+def test_a_text_of_many_points_is_short_and_tells_them_apart():
+    points = [(place, 1.0 / (1 + place)) for place in range(300)]
+    other = [*points[:100], (100, 0.5), *points[101:]]
+    assert len(repr(Piecewise(points))) < 150 and repr(Piecewise(points)) != repr(Piecewise(other))
+    few = Piecewise([(0.0, 1.0), (1.0, 0.5)], fraction=0.5)
+    assert eval(repr(few)) == few and eval(repr(Piecewise(points[:8]))) == Piecewise(points[:8])
+
+
+def test_the_value_before_a_call_is_the_one_that_it_begins_with():
+    begins = Piecewise([(0.0, 0.1), (0.0, 0.3), (1.0, 0.2)], fraction=1.0)
+    assert begins.at(0) == 0.3 == schedules.in_call(begins, 7, 100, 7).at(7)
+    later = schedules.in_call(Piecewise([(0.5, 0.1), (0.5, 0.3), (1.0, 0.2)], fraction=1.0), 7, 100, 7)
+    assert later.at(0) == later.at(56) == 0.1 and later.at(57) == 0.3
+
+
+@pytest.mark.parametrize("schedule", [each for each in FOLLOW_THE_STEP if each.bounds[1] <= 1.0])
+def test_the_highest_value_of_some_steps(schedule):
+    for first, last in ((0, 0), (3, 60), (40, 120), (0, 1500)):
+        values = [schedule.at(step) for step in range(first, last + 1)]
+        assert schedules.highest(schedule, first, last) == pytest.approx(max(values), rel=2e-5)
 
 
 def test_training_follows_the_points():
@@ -249,8 +305,8 @@ def test_numbers_become_constants():
 
 @pytest.mark.parametrize("schedule", [*FOLLOW_THE_STEP, PerVisit(0.7, 0.5), PerVisit(0.7, 0.5, 9)])
 def test_schedules_survive_json(schedule):
-    import json
-
+    plain = schedules.to_dict(schedules.without_call(schedule))
+    assert json.loads(json.dumps(plain)) == plain
     assert schedules.from_dict(json.loads(json.dumps(schedules.to_dict(schedule)))) == schedule
 
 

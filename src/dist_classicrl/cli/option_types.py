@@ -345,10 +345,7 @@ class Schedule(Kind):
         )
 
     def of_text(self, text: str) -> Any:
-        """Read a number, or the name of a schedule and its arguments, by place or as name=value.
-
-        Those whose name is a number are points.
-        """
+        """Read a number, or the name of a schedule and its arguments, by place or as name=value."""
         name, *words = text.split(":")
         if not words and name not in SCHEDULES:
             try:
@@ -356,10 +353,14 @@ class Schedule(Kind):
             except ValueError:
                 raise ValueError(nearest(name, self._offered)) from None
         kind, named = self._schedule(name), [word.partition("=") for word in words if "=" in word]
-        values: list[Any] = [_number(word) for word in words if "=" not in word]
-        points = [(float(key), _number(value)) for key, _, value in named if _is_number(key)]
-        arguments = {key: _number(value) for key, _, value in named if not _is_number(key)}
-        return _made(kind, [*values, points] if points else values, arguments)
+        values = [_number(word) for word in words if "=" not in word]
+        if name not in ("piecewise", "Piecewise"):
+            return _made(kind, values, {key: _number(value) for key, _, value in named})
+        others = kind.__dataclass_fields__
+        points = [(_number(key), _number(value)) for key, _, value in named if key not in others]
+        if values or len(points) < 2:
+            raise ValueError("It takes two points or more, each as place=value, and steps or fraction.")
+        return _made(kind, [points], {key: _number(value) for key, _, value in named if key in others})
 
     def of_data(self, data: Any) -> Any:
         """Take a number, a text as on the command line, or a table."""
@@ -376,9 +377,11 @@ class Schedule(Kind):
 
         given = schedules.to_dict(schedules.without_call(value))
         names = {full: name for name, full in SCHEDULES.items()}
-        words = [names[given.pop("kind")]]
-        words += [f"{place}={each}" for place, each in given.pop("points", ())]
-        words += [f"{name}={each}" if name == "fraction" else str(each) for name, each in given.items()]
+        words, points = [names[given.pop("kind")]], given.pop("points", [])
+        words += [f"{place}={each}" for place, each in points]
+        words += [
+            f"{name}={each}" if points or name == "fraction" else str(each) for name, each in given.items()
+        ]
         return ":".join(words)
 
     def _schedule(self, name: str) -> Any:
@@ -391,7 +394,7 @@ class Schedule(Kind):
         return getattr(schedules, known[name])
 
 
-def _made(kind: Any, values: list[Any], named: dict[str, Any]) -> Any:
+def _made(kind: Any, values: Sequence[Any], named: dict[str, Any]) -> Any:
     """Return the schedule with these arguments; ValueError if they are too few, too many or not its own."""
     known = [name for name in kind.__dataclass_fields__ if name != "call"]  # which `train` fills in
     for name in named:
@@ -401,14 +404,6 @@ def _made(kind: Any, values: list[Any], named: dict[str, Any]) -> Any:
         return kind(*values, **named)
     except TypeError as error:
         raise ValueError(f"It takes {', '.join(known)}.") from error
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _number(text: str) -> float:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from dist_classicrl.environments.function_model import FunctionMDP
+    from dist_classicrl.environments.making.sparse import SparseMatrices
 
 _Self = TypeVar("_Self", bound="Making")
 
@@ -27,11 +28,11 @@ class Making:
     @named_arguments("TabularMDP.from_arrays")
     def from_arrays(
         cls: type[_Self],
-        transition: npt.ArrayLike,
-        reward: npt.ArrayLike,
+        transition: npt.ArrayLike | SparseMatrices,
+        reward: npt.ArrayLike | SparseMatrices,
         start_prob: npt.ArrayLike,
         *,
-        terminated: npt.ArrayLike | None = None,
+        terminated: npt.ArrayLike | SparseMatrices | None = None,
         max_episode_steps: int | None = None,
         action_mask: npt.ArrayLike | None = None,
         name: str = "model",

@@ -16,7 +16,7 @@ from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.rates import Rates, values_at
 from dist_classicrl.learning.rules import compiling
 from dist_classicrl.rules import LearningRule, behaviors
-from dist_classicrl.schedules import PerVisit, final_value
+from dist_classicrl.schedules import PerVisit, final_value, highest
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.kernels import SHARED_LOAD
 from dist_classicrl.tables.local import LocalTable
@@ -77,11 +77,11 @@ class LoggedLearner:
         The maps of all ranks together may leave exp(-4) of what an entry was before: what comes after that
         would overwrite what others have learned, see the design notes.
         """
-        schedule, first = self._schedule, self._first_step(epoch)
+        schedule = self._schedule
         if isinstance(schedule, PerVisit):
             size = schedule.at_visit(self._busiest * epoch, self._ranks)
-        else:  # which falls or rises all the way
-            size = max(schedule.at(first), schedule.at(self._first_step(epoch + 1) - 1))
+        else:
+            size = highest(schedule, self._first_step(epoch), self._first_step(epoch + 1) - 1)
         return max(1, math.ceil(self._busiest * size / SHARED_LOAD))
 
     def _first_step(self, epoch: int) -> int:

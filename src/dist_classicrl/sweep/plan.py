@@ -13,7 +13,6 @@ from typing import Any
 
 from dist_classicrl.checks import is_whole
 from dist_classicrl.errors import SettingsError, StudyError
-from dist_classicrl.rules.behaviors import POLICY
 from dist_classicrl.settings import Settings, value_of_data
 from dist_classicrl.sweep.choosing.halving import SuccessiveHalving
 
@@ -27,6 +26,7 @@ _PARCELS_LEFT = 32  # towards the end: others have nothing to do while the last 
 STEPPED_COST = 300
 # Arguments of an agent that a study gives itself.
 _NOT_HERE = ("seed", "comm")
+_LONGEST_CELL = 200  # characters
 MOST_RUNS = 10_000_000
 
 
@@ -272,14 +272,14 @@ def kept_value(settings: Mapping[str, Any], name: str) -> Any:
 def cell(value: Any) -> Any:
     """Return the value of a setting as a table has it: numbers, flags and None as they are, others as words.
 
-    A policy, which has many numbers, is named by a digest of them.
+    What has many numbers, such as a policy, is named by a digest of them.
     """
     if hasattr(value, "value") and len(getattr(value, "__dataclass_fields__", ())) == 1:
         value = value.value  # a constant schedule
     if isinstance(value, Mapping):
         text = json.dumps(value, sort_keys=True)
-        is_policy = value.get("name") == POLICY and "probabilities" in value
-        return f"{POLICY} {hashlib.sha256(text.encode()).hexdigest()[:8]}" if is_policy else text
+        is_long = len(text) > _LONGEST_CELL or "probabilities" in value
+        return f"{value.get('name')} {hashlib.sha256(text.encode()).hexdigest()[:8]}" if is_long else text
     return value if value is None or isinstance(value, (int, float)) else str(value)
 
 

@@ -62,15 +62,19 @@ def _rewards(reward: Any, shape: tuple[int, int], pair: np.ndarray, follow: np.n
 
 
 def _ends(terminated: Any, shape: tuple[int, int], pair: np.ndarray, follow: np.ndarray) -> np.ndarray:
-    entries, (S, A) = entries_of("terminated", terminated, shape), shape
-    ends = as_array("terminated", terminated) if entries is None else entries.values
-    if ends.dtype.kind != "b" or (entries is None and ends.shape not in {(S,), (S, A, S)}):
+    if (entries := entries_of("terminated", terminated, shape)) is not None:
+        if entries.values.dtype.kind != "b":
+            raise ModelError(
+                f"terminated is sparse, of dtype {entries.values.dtype}; it must be of bool. Write "
+                ".astype(bool) of each matrix"
+            )
+        return entries.at(pair, follow)
+    (S, A), ends = shape, as_array("terminated", terminated)
+    if ends.shape not in {(S,), (S, A, S)} or ends.dtype.kind != "b":
         raise ModelError(
             f"terminated has shape {ends.shape} and dtype {ends.dtype}; it must be an array of bool with "
             f"shape ({S}, {A}, {S}) or ({S},)"
         )
-    if entries is not None:
-        return entries.at(pair, follow)
     return ends[follow] if ends.ndim == 1 else ends.reshape(S * A, S)[pair, follow]
 
 

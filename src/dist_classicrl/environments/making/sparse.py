@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from dist_classicrl.errors import ModelError
+
+
+class SparseMatrix(Protocol):
+    """A matrix that can be had as scipy's in compressed sparse row form."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows and columns."""
+
+    def tocsr(self) -> Any:
+        """Return that."""
+
+
+SparseMatrices: TypeAlias = SparseMatrix | Sequence[SparseMatrix]
 
 
 class Entries(NamedTuple):
@@ -35,37 +50,50 @@ def entries_of(name: str, value: Any, shape: tuple[int, int] | None = None) -> E
 
     They are one of shape (S, S) for each action, or one of shape (S * A, S).
     """
-    if isinstance(value, np.ndarray) and value.dtype == object:
-        value = list(value)
-    matrices = value if isinstance(value, (list, tuple)) else [value]
-    if not any(hasattr(each, "tocsr") for each in matrices):
+    if isinstance(value, np.ndarray) and value.dtype == object and value.ndim < 2:
+        value = value.tolist()
+    is_by_action = isinstance(value, (list, tuple))
+    matrices = list(value) if is_by_action else [value]
+    if not any(map(_is_sparse, matrices)):
         return None
-    shapes = {tuple(each.shape) for each in matrices if hasattr(each, "tocsr")}
-    rows, S = each if len(each := next(iter(shapes))) == 2 else (0, 0)
-    A = len(matrices) if matrices is value else rows // max(S, 1)
-    if (
-        S == 0
-        or len(shapes) > 1
-        or rows != (S if matrices is value else S * A)
-        or not all(hasattr(each, "tocsr") for each in matrices)
-        or (shape or (S, A)) != (S, A)
-    ):
-        given = [f"{type(each).__name__} of shape {getattr(each, 'shape', ())}" for each in matrices]
+    S, A = _shape(matrices, is_by_action)
+    if S == 0 or shape not in (None, (S, A)):
+        given = dict.fromkeys(f"{type(each).__name__} of shape {np.shape(each)}" for each in matrices)
         states, actions = ("S", "A") if shape is None else map(str, shape)
+        dense = {"reward": "pair", "terminated": "state"}.get(name)
         raise ModelError(
-            f"{name} is {', '.join(dict.fromkeys(given))}; sparse matrices must be a list of one of shape "
-            f"({states}, {states}) for each of the {actions} actions, or one of shape ({states} * {actions}, "
-            f"{states}) with the row state * {actions} + action"
+            f"{name} is {', '.join(given)}; sparse matrices must be a list of one of shape ({states}, "
+            f"{states}) for each of the {actions} actions, or one of shape ({states} * {actions}, {states}) "
+            f"with the row state * {actions} + action"
+            f"{f'. What is given by {dense} must be dense' if dense else ''}"
         )
-    stored = [each.tocsr().copy() for each in matrices]
-    for each in stored:
-        each.sum_duplicates()
-    stored = [each.tocoo() for each in stored]
-    pairs = [each.row.astype(np.int64) for each in stored]
-    if matrices is value:
-        pairs = [rows * A + action for action, rows in enumerate(pairs)]
-    pair = np.concatenate(pairs)
-    follow = np.concatenate([each.col for each in stored]).astype(np.int64)
-    order = np.lexsort((follow, pair))
-    values = np.concatenate([each.data for each in stored])
+    stored = list(map(_coordinates, matrices))
+    pair = np.concatenate(
+        [rows * A + action if is_by_action else rows for action, (rows, _, _) in enumerate(stored)]
+    )
+    order = np.argsort(pair, kind="stable") if is_by_action else slice(None)
+    follow = np.concatenate([columns for _, columns, _ in stored])
+    values = np.concatenate([values for _, _, values in stored])
     return Entries(S, A, pair[order], follow[order], values[order])
+
+
+def _is_sparse(value: Any) -> bool:
+    return hasattr(value, "tocsr") and not isinstance(value, type)
+
+
+def _shape(matrices: Sequence[Any], is_by_action: bool) -> tuple[int, int]:
+    """Return how many states and actions matrices are of; no states where they are of no model."""
+    shapes = {tuple(each.shape) if _is_sparse(each) else () for each in matrices}
+    rows, S = found if len(shapes) == 1 and len(found := shapes.pop()) == 2 else (0, 0)
+    A = len(matrices) if is_by_action else rows // max(S, 1)
+    return (S, A) if rows == (S if is_by_action else S * A) else (0, 0)
+
+
+def _coordinates(matrix: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return rows and columns, int64, and values of what is stored, in the order of both, each once."""
+    rows = matrix.tocsr()
+    if not rows.has_canonical_format:
+        rows = rows.copy()
+        rows.sum_duplicates()
+    entries = rows.tocoo()
+    return entries.row.astype(np.int64), entries.col.astype(np.int64), entries.data

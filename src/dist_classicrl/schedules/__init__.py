@@ -1,0 +1,38 @@
+"""Step sizes and exploration rates as functions of the global step, or of the visits to an entry.
+
+`Constant`, `Linear`, `Exponential` and `Piecewise` follow the global step: the number of steps that the whole
+run has been given, over all workers and all calls of ``train``. With a `fraction` they last for a share of
+the first call of ``train``, however long it is. A learning rate goes on with the transitions of a call of
+``learn``. `PerVisit` follows the number of visits to the entry that is updated.
+"""
+
+from dist_classicrl.schedules.by_step import Constant, Exponential, Linear, Piecewise, Segment
+from dist_classicrl.schedules.by_visit import VISITS_END, PerVisit
+from dist_classicrl.schedules.kinds import (
+    Schedule,
+    as_schedule,
+    final_value,
+    from_dict,
+    highest,
+    in_call,
+    to_dict,
+    without_call,
+)
+
+__all__ = [
+    "VISITS_END",
+    "Constant",
+    "Exponential",
+    "Linear",
+    "PerVisit",
+    "Piecewise",
+    "Schedule",
+    "Segment",
+    "as_schedule",
+    "final_value",
+    "from_dict",
+    "highest",
+    "in_call",
+    "to_dict",
+    "without_call",
+]
