@@ -1136,3 +1136,13 @@ def test_a_verbose_callback_says_where_it_writes_and_that_it_ends_the_training(v
 def test_a_callback_that_could_not_do_its_work_is_not_made(make, told):
     with pytest.raises(SettingsError, match=told):
         make()
+
+
+def test_who_writes_on_step_as_a_method_of_ones_own_is_told_what_it_is_called():
+    class Mine(BaseCallback):
+        def on_step(self):
+            return True
+
+    for given in (Mine(), [Mine()]):
+        with pytest.raises(SettingsError, match=r"Mine.on_step\(self\) is called _on_step\(self\) here"):
+            callbacks.callback_list(given)

@@ -156,7 +156,11 @@ def test_a_module_may_name_what_is_ready_to_be_learned_in(module, name):
         ("os:getcwd", {}, "os:getcwd returned '/"),
         ("os:getcwd", {}, "which is no environment. Name a function that returns a gymnasium.Env"),
         ("nowhere.at.all", {}, "There is no environment 'nowhere.at.all'"),
-        ("two words", {}, "It is a Gymnasium id such as FrozenLake-v1, module:function, or one of"),
+        (
+            "two words",
+            {},
+            "FrozenLake-v1, module:function, module:Id of one that the module registers, or one of",
+        ),
     ],
 )
 def test_what_cannot_be_made_is_said_with_the_nearest(module, name, arguments, match):

@@ -175,6 +175,15 @@ def test_a_hundred_episodes_are_enough():
         assert recent.mean_return == mean and recent.is_full == (value > 1.0)
 
 
+def test_a_frame_has_the_columns(folder):
+    pandas = pytest.importorskip("pandas")
+    recorded(folder, (100, 200, 300))
+    metrics = read_metrics(folder)
+    frame = metrics.frame()
+    assert isinstance(frame, pandas.DataFrame) and list(frame) == list(metrics.columns)
+    assert frame["step"].tolist() == [100, 200, 300] and frame.equals(pandas.DataFrame(metrics.columns))
+
+
 # Going on
 
 

@@ -29,6 +29,7 @@ from dist_classicrl.errors import (
     SettingsError,
     SpaceError,
 )
+from dist_classicrl.schedules import PerVisit
 
 N_STATES, N_ACTIONS = 24, 6
 
@@ -536,7 +537,7 @@ def test_too_many_actions_are_refused_and_too_many_states_are_keys(monkeypatch):
         return made[-1]
 
     monkeypatch.setattr(spaces, "MAX_TABLE_BYTES", N_ACTIONS * 8 - 1)
-    with pytest.raises(SpaceError, match=f"takes {N_ACTIONS * 8:,} bytes"):
+    with pytest.raises(SpaceError, match=f"^The action space .* take {N_ACTIONS * 8:,} bytes"):
         make_stepped(make, 3)
     assert len(made) == 3 and all(env.closed for env in made)
     for room, keys in ((N_STATES * N_ACTIONS * 8 - 1, np.int64), (N_STATES * N_ACTIONS * 8, None)):
@@ -657,3 +658,26 @@ def test_infos_that_are_lists_are_told_to_be_left_as_they_are(mode):
     with pytest.raises(EnvError, match=r"Leave DictInfoToList out\.$"):
         make_stepped(gymnasium.wrappers.vector.DictInfoToList(wrapped))
     make_stepped(wrapped).reset(seed=1)
+
+
+@pytest.mark.parametrize("asked", [{}, {"async_updates": False}, {"n_envs": 3}])
+@pytest.mark.parametrize("steps", [1, 100, 1001])
+def test_episodes_are_those_of_the_steps_that_are_learned(asked, steps):
+    """All environments are stepped at a time, and at the end of a call there are more than steps to learn."""
+
+    class Once(gymnasium.Env):
+        observation_space, action_space = Discrete(1), Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            return 0, {}
+
+        def step(self, action):
+            return 0, 1.0 + action, True, False, {}
+
+    agent = DistAsyncQLearning(seed=1, epsilon=1.0, learning_rate=PerVisit(1.0), **asked)
+    for calls in (1, 2):
+        result = agent.train(Once, total_steps=steps, progress_bar=False)
+        assert (result.steps, result.episodes, result.mean_length) == (steps, steps, 1.0)
+        assert agent.visits.sum() == agent.steps == calls * steps
+        if calls == 1:  # each return is 1 or 2, by the action
+            assert result.mean_return == 1.0 + agent.visits[0, 1] / steps

@@ -18,6 +18,7 @@ from dist_classicrl.comm.messages import decode, encode
 from dist_classicrl.engines.roles.messages import AskToStop
 from dist_classicrl.errors import TrainingInterrupted, TrainingStopped
 from dist_classicrl.process import stop as stopping
+from dist_classicrl.process.arrivals import Arrivals
 from dist_classicrl.process.leave import LeaveWatch
 from dist_classicrl.process.stop import Stop, StopWatch
 
@@ -62,6 +63,7 @@ def clock(monkeypatch):
 
     clock = Clock()
     monkeypatch.setattr(stopping, "time", clock)
+    monkeypatch.setattr(stopping.arrivals, "age", lambda number: 0.0)
     return clock
 
 
@@ -616,6 +618,7 @@ FORKING = """
 import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
+from dist_classicrl.process.arrivals import Arrivals
 from dist_classicrl.process.leave import LeaveWatch
 from dist_classicrl.process.stop import StopWatch
 signals = (signal.SIGUSR1, signal.SIGTERM)
@@ -692,6 +695,7 @@ LEAVING_BETWEEN = """
 import logging, signal, sys
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 logging.basicConfig(format="%(message)s")
+from dist_classicrl.process.arrivals import Arrivals
 from dist_classicrl.process.leave import LeaveWatch
 SIGNALS, alone = (signal.SIGUSR1, signal.SIGTERM), {"is_alone": True} if sys.argv[1] == "alone" else {}
 with LeaveWatch().listening_to(SIGNALS, **alone):
@@ -742,6 +746,7 @@ def test_a_process_alone_says_between_two_trainings_as_well_that_it_leaves_nobod
 LEAVING_ALONE = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
+from dist_classicrl.process.arrivals import Arrivals
 from dist_classicrl.process.leave import LeaveWatch
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 leaves = LeaveWatch()
@@ -822,6 +827,7 @@ def test_a_signal_between_two_trainings_is_what_it_was_in_the_last_that_named_it
 
 FORKING_LEAVES = """
 import os, signal, sys, time
+from dist_classicrl.process.arrivals import Arrivals
 from dist_classicrl.process.leave import LeaveWatch
 signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 SIGNALS = (signal.SIGUSR1,)
@@ -855,6 +861,7 @@ def test_a_process_forked_between_two_trainings_leaves_by_what_itself_hears():
 TERMINATED = """
 import multiprocessing, signal
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
+from dist_classicrl.process.arrivals import Arrivals
 from dist_classicrl.process.leave import LeaveWatch
 def train(connection):
     with LeaveWatch().listening_to([signal.SIGTERM], is_alone=True):
@@ -989,3 +996,88 @@ def test_late_signals_do_not_change_the_exit_status():
 def test_a_programs_own_handlers_are_left_alone_at_exit():
     with started(LEAVING, "own") as process:
         assert end_under_signals(process, signal.SIGUSR1) == -signal.SIGUSR1
+
+
+def test_a_repeated_signal_counts_by_when_it_came_and_not_by_when_python_got_to_it(clock, monkeypatch):
+    """A call in C, such as a step of a simulator, lets it wait."""
+    late = {"seconds": 0.0}
+    monkeypatch.setattr(stopping.arrivals, "age", lambda number: late["seconds"])
+    with not_ended(), StopWatch(SIGNALS, None, None) as watch:
+        send(signal.SIGUSR1)
+        clock.now += 5.0
+        late["seconds"] = 4.9
+        send(signal.SIGUSR1)
+        assert watch.stop.code == 75
+    with pytest.raises(KeyboardInterrupt), StopWatch(SIGNALS, None, None):
+        late["seconds"] = 0.0
+        send(signal.SIGINT)
+        clock.now += 5.0
+        late["seconds"] = 4.7
+        send(signal.SIGINT)
+
+
+LATE = """
+import os, signal, sys
+from dist_classicrl.process.stop import StopWatch
+with StopWatch([signal.SIGTERM], None, None) as watch:
+    print("ready", flush=True)
+    while watch.stop is None:
+        pass
+    print("heard", flush=True)
+    sum(range(60_000_000))  # lets no handler run
+    print("late", flush=True)
+sys.exit(watch.stop.code)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems note no times of signals")
+def test_a_signal_that_comes_twice_while_a_call_in_c_goes_on_is_one_request():
+    with started(LATE) as process:
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "heard\n"
+        process.send_signal(signal.SIGTERM)
+        output, errors = process.communicate(timeout=DEADLINE)
+    assert (process.returncode, output, errors) == (75, "late\n", "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems note no times of signals")
+def test_the_age_of_a_signal_is_that_of_the_last_one_and_asked_for_once():
+    noted = stopping.arrivals
+    signal.signal(signal.SIGUSR1, lambda number, frame: None)
+    noted.begin()
+    noted.begin()
+    try:
+        send(signal.SIGUSR1)
+        time.sleep(0.02)
+        assert noted.age(signal.SIGUSR2) == 0.0 == noted.age(signal.SIGUSR1)  # asked for another one
+        send(signal.SIGUSR1)
+        time.sleep(0.02)
+        assert 0.02 <= noted.age(signal.SIGUSR1) and noted.age(signal.SIGUSR1) == 0.0
+        if (child := os.fork()) == 0:  # which would tell its parent of its own
+            os._exit(signal.set_wakeup_fd(-1) != -1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        noted.end()
+        send(signal.SIGUSR1)
+        time.sleep(0.02)
+        assert 0.02 <= noted.age(signal.SIGUSR1)
+    finally:
+        noted.end()
+    assert signal.set_wakeup_fd(-1) == -1 and noted.age(signal.SIGUSR1) == 0.0
+
+
+def test_who_is_woken_by_signals_already_stays_so():
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    noted = Arrivals()
+    before = signal.set_wakeup_fd(writer.fileno())
+    try:
+        noted.begin()
+        signal.signal(signal.SIGUSR1, lambda number, frame: None)
+        send(signal.SIGUSR1)
+        assert noted.age(signal.SIGUSR1) == 0.0
+        noted.end()
+        assert reader.recv(1) == bytes([signal.SIGUSR1])
+    finally:
+        assert signal.set_wakeup_fd(before) == writer.fileno()
+        reader.close()
+        writer.close()

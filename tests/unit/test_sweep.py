@@ -583,6 +583,8 @@ def test_what_a_key_of_a_study_is_called_here_is_told(line, said, tmp_path):
     with pytest.raises(StudyError) as caught:
         read_study(file)
     assert str(caught.value).startswith(f"{file}: {said}")
+    is_setting = "write learning_rate below [settings], or [vary]." in str(caught.value)
+    assert is_setting == line.startswith("alpha")
 
 
 LAKE = 'environment = "FrozenLake-v1"\ntotal_steps = 200\n'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from dist_classicrl.checks import checked_verbosity, is_row, is_whole, takes_one
@@ -455,4 +456,9 @@ def _first_error(closings: Sequence[Callable[[], None]]) -> BaseException | None
 
 
 def _callback(given: Any) -> BaseCallback:
-    return given if isinstance(given, BaseCallback) else ConvertCallback(given)
+    if not isinstance(given, BaseCallback):
+        return ConvertCallback(given)
+    if not signature(given.on_step).parameters:
+        kind = type(given).__name__
+        raise SettingsError(f"{kind}.on_step(self) is called _on_step(self) here: write def _on_step(self).")
+    return given

@@ -46,7 +46,9 @@ def read_study(path: Path) -> dict[str, Any]:
     """Return the arguments of `Sweep` that a file stands for; SettingsError or StudyError if it has none."""
     data = config.read(path)
     for key in data:
-        _known(path, key, _KEYS)
+        ours = SYNONYMS.get(key, key)
+        where = f" It is a setting: write {ours} below [{_SETTINGS}], or [{_VARY}]."
+        _known(path, key, _KEYS, where if ours in _KINDS else "")
     for key in (ENVIRONMENT, "total_steps"):
         if key not in data:
             raise StudyError(f"{path}: {key} is missing. Write for instance {_examples[key]}.")

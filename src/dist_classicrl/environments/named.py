@@ -122,7 +122,7 @@ def _no_such(name: str) -> str:
     hint = _meant_function(name) or ("" if match is None else f" Did you mean {f'{module}{colon}{match}'!r}?")
     return (
         f"There is no environment {name!r}.{hint} It is a Gymnasium id such as FrozenLake-v1, "
-        f"module:function, or one of {', '.join(BUILT_IN)}."
+        f"module:function, module:Id of one that the module registers, or one of {', '.join(BUILT_IN)}."
     )
 
 

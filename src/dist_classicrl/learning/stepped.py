@@ -104,6 +104,7 @@ class _Walkers:
         self._batch = Batch._make(np.zeros(room, dtype) for dtype in dtypes)
         self._masks = np.ones((room, env.n_actions), bool)
         self._has_masks = False
+        self._ends: list[tuple[float, int]] = []  # returns and lengths of episodes that are not counted yet
         self._stream, self._whole = np.zeros(1, np.uint64), np.zeros(WHOLES, np.int64)
         self._lines = np.zeros((2, 2))
         self._prepare(seed)
@@ -182,6 +183,7 @@ class _Walkers:
                 self._learn_due(stream)
         finally:
             stream.used = int(whole[USED])
+            self._count_episodes()
 
     def _learn_due(self, stream: Stream) -> None:
         """Learn what is due where lines have ended, and follow the next ones."""
@@ -213,12 +215,18 @@ class _Walkers:
             self._learn()
             return
         self._learn_step()
-        if env.episode_returns:
-            self._totals.values[:3] += (
-                len(env.episode_returns),
-                sum(env.episode_returns),
-                sum(env.episode_lengths),
-            )
+        self._ends.extend(zip(env.episode_returns, env.episode_lengths, strict=True))
+
+    def _count_episodes(self) -> None:
+        """Count those whose last transition is learned: of what waits nobody knows whether it will be."""
+        if not self._ends:
+            return
+        held, batch = int(self._whole[HELD]), self._batch
+        waiting = int(np.count_nonzero(batch.terminated[:held] | batch.truncated[:held]))
+        ended = self._ends[: max(0, len(self._ends) - waiting)]
+        del self._ends[: len(ended)]
+        if ended:
+            self._totals.values[:3] += (len(ended), *map(sum, zip(*ended, strict=True)))
 
     def state(self) -> State:
         """Return copies of the replay memory and of what the rule shares with merge "owner"."""

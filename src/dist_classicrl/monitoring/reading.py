@@ -10,15 +10,18 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dist_classicrl._files import read_regular
 from dist_classicrl._words import nearest
-from dist_classicrl.checks import checked_path
+from dist_classicrl.checks import checked_path, require_package
 from dist_classicrl.errors import MetricsError
 from dist_classicrl.membership.events import has_fields
+
+if TYPE_CHECKING:
+    import pandas
 
 FILE = "metrics.jsonl"
 """Name of the file in a run's folder."""
@@ -93,6 +96,13 @@ class Metrics:
 
     def __len__(self) -> int:
         return self.columns["step"].size
+
+    def frame(self) -> pandas.DataFrame:
+        """Return the columns as a pandas.DataFrame; MissingExtraError where pandas is not installed."""
+        require_package("pandas", "A data frame", "sweep")
+        import pandas
+
+        return pandas.DataFrame(self.columns)
 
 
 def read_metrics(path: str | os.PathLike[str]) -> Metrics:

@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from dist_classicrl import durations
 from dist_classicrl.errors import TrainingInterrupted, TrainingStopped
+from dist_classicrl.process.arrivals import arrivals
 from dist_classicrl.process.exit_record import LAUNCH_VARIABLE
 from dist_classicrl.process.signals import end_by_default, hear_in_child, signal_name
 
@@ -96,7 +97,7 @@ class Listener:
         if os.getpid() != self._process:
             hear_in_child(number)
             return
-        now = time.monotonic()
+        now = time.monotonic() - arrivals.age(number)
         if self.first_signal is None:
             self.first_signal = now
             self._note(number, now)
@@ -222,9 +223,13 @@ class StopWatch(Listener):
             logger.debug("This is another thread than the main one, where Python cannot listen for signals.")
         self._before.append(before)
         try:
+            if before:
+                arrivals.begin()
             for number in before:
                 signal.signal(number, self.hear)
         except BaseException:
+            if before:
+                arrivals.end()
             for number, handler in self._before.pop().items():
                 signal.signal(number, handler)
             raise
@@ -240,6 +245,8 @@ class StopWatch(Listener):
             if before and self._requests:
                 time.sleep(max(0.0, self._requests[0][1] + REPEAT_SECONDS - time.monotonic()))
         finally:
+            if before:
+                arrivals.end()
             for number, handler in before.items():
                 if is_guarded(number, handler):
                     _guard.watch(number)

@@ -14,7 +14,7 @@ from dist_classicrl._jit import compiled_for, jit
 from dist_classicrl._jit.bound import Bound, taken
 from dist_classicrl.environments.stepped.description import describe_env, digest, time_limit
 from dist_classicrl.environments.stepped.masks import MASK_KEY, first_blocked, masks_are_advice, write_masks
-from dist_classicrl.environments.stepped.spaces import SpaceIndex, check_table_size
+from dist_classicrl.environments.stepped.spaces import SpaceIndex, check_row_size
 from dist_classicrl.errors import ActionMaskError, EnvError, RewardError
 
 RESET, STEP = "observation, info", "observation, reward, terminated, truncated, info"
@@ -141,7 +141,7 @@ class SteppedEnv:
         self.actions = SpaceIndex(action_space, "action")
         self.n_states = self.observations.n
         self.n_actions = self.actions.n
-        check_table_size(1, self.n_actions)
+        check_row_size(self.n_actions)
         self._description = describe_env(env)
         if use_action_mask is None:
             # Who puts a mask into the observation means it.

@@ -344,13 +344,13 @@ def has_room(n_states: int, n_actions: int) -> bool:
     return n_states * n_actions * 8 <= MAX_TABLE_BYTES
 
 
-def check_table_size(n_states: int, n_actions: int) -> None:
-    """Raise `SpaceError` if a float64 table of `n_states` times `n_actions` entries is too large."""
-    if not has_room(n_states, n_actions):
-        needed, most = n_states * n_actions * 8, MAX_TABLE_BYTES
+def check_row_size(n_actions: int) -> None:
+    """Raise `SpaceError` if a single row of so many float64 is too large for a table."""
+    if not has_room(1, n_actions):
+        needed, most = n_actions * 8, MAX_TABLE_BYTES
         raise SpaceError(
-            f"A table of {n_states:,} states times {n_actions:,} actions takes {needed:,} bytes "
-            f"({needed / 2**30:,.1f} GiB), and at most {most:,} ({most / 2**30:,.1f} GiB) are "
-            f"allowed. Make the observation space smaller: leave out what does not matter, merge values, or "
-            f"use fewer bins."
+            f"The action space has {n_actions:,} values, and the values of one state alone take {needed:,} "
+            f"bytes ({needed / 2**30:,.1f} GiB); at most {most:,} ({most / 2**30:,.1f} GiB) are allowed. "
+            "Make it smaller: use fewer bins, or name the actions that matter by numbers, as "
+            "gymnasium.wrappers.TransformAction(env, table.__getitem__, Discrete(len(table))) does it."
         )
