@@ -10,12 +10,16 @@ from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.errors import RemoteRankError, TrainingStopped
 from dist_classicrl.process import stop as stopping
-from dist_classicrl.schedules import Exponential, Linear
+from dist_classicrl.schedules import Exponential, Linear, Piecewise
 
 MODES = pytest.mark.parametrize("async_updates", [True, False], ids=["async", "reproducible"])
 ROUNDS = {"async_updates": False, "logical_workers": 3, "sync_frequency": 2, "batch_size": 8}
 HALF = Linear(1.0, 0.1, fraction=0.5)
 RATES = {"epsilon": HALF, "learning_rate": Exponential(0.5, 0.01, fraction=1.0)}
+BY_POINTS = {
+    "epsilon": Piecewise([(0.0, 1.0), (0.5, 0.1), (1.0, 0.1)], fraction=1.0),
+    "learning_rate": Piecewise([(0.0, 0.5), (0.2, 0.5), (0.2, 0.1), (1.0, 0.01)], fraction=1.0),
+}
 
 
 class CountingBandit(gymnasium.Env):
@@ -142,13 +146,14 @@ def test_a_call_that_a_callback_ends_counts_with_the_steps_that_it_made(make_age
 
 
 @pytest.mark.core
+@pytest.mark.parametrize("rates", [RATES, BY_POINTS], ids=["from, to", "points"])
 @pytest.mark.parametrize("total", [5_003, 9_001], ids=["the same total", "a longer one"])
-def test_a_resumed_call_keeps_its_total(world, make_agent, alone, lake, folder, restart, total):
+def test_a_resumed_call_keeps_its_total(world, make_agent, alone, lake, folder, restart, total, rates):
     """As if it had not been interrupted, bit for bit; what is asked for beyond it holds the final value."""
-    straight = make_agent(comm=alone, **ROUNDS, **RATES)
+    straight = make_agent(comm=alone, **ROUNDS, **rates)
     straight.train(lake, total_steps=5_003)
     for stop in (1_000, 3_000):
-        agent = make_agent(**ROUNDS, **RATES)
+        agent = make_agent(**ROUNDS, **rates)
         with pytest.raises(TrainingStopped):
             agent.train(lake, total_steps=5_003, checkpoint_dir=folder, **stop_after(stop))
         restart()
@@ -158,7 +163,7 @@ def test_a_resumed_call_keeps_its_total(world, make_agent, alone, lake, folder, 
     assert read.settings.epsilon.call == (0, 5_003)
     assert read.epsilon == pytest.approx(max(0.1, 1.0 - 0.9 * read.steps / 2_501))
     world.barrier()
-    agent = make_agent(**ROUNDS, **RATES)
+    agent = make_agent(**ROUNDS, **rates)
     agent.train(lake, total_steps=total, checkpoint_dir=folder)
     assert agent.steps == total and {each.call for each in agent.settings.schedules.values()} == {(0, 5_003)}
     if total == 5_003:

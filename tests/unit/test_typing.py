@@ -23,7 +23,7 @@ import gymnasium as gym
 import numpy as np
 from dist_classicrl import DistAsyncQLearning, EvaluationResult, Policy, TabularMDP, TrainingResult
 from dist_classicrl.callbacks import BaseCallback, EvalCallback
-from dist_classicrl.schedules import Linear, PerVisit
+from dist_classicrl.schedules import Linear, PerVisit, Piecewise
 
 
 class Corridor(gym.Env[int, int]):
@@ -39,6 +39,10 @@ def heard(told: dict[str, object]) -> bool:
 
 
 agent = DistAsyncQLearning(learning_rate=PerVisit(0.7), epsilon=Linear(1.0, 0.1, 1000), dtype=np.float32)
+falls = Piecewise([(0, 1.0), (50_000, 0.1)])
+course = Piecewise.from_function(lambda made: 1.0 - made**2, fraction=1.0)
+stairs = Piecewise(np.array([[0.0, 0.5], [1.0, 0.1]]), steps=100)
+scheduled = DistAsyncQLearning(epsilon=falls, learning_rate=stairs)
 other = DistAsyncQLearning(learning_rate=1, epsilon=0.5, sync_frequency="auto", algorithm="q_learning")
 model = TabularMDP.from_arrays([[[1.0]]], [[0.0]], [1.0], max_episode_steps=3, name="one")
 calls: list[BaseCallback] = [EvalCallback("FrozenLake-v1")]

@@ -359,7 +359,9 @@ class Schedule(Kind):
         others = kind.__dataclass_fields__
         points = [(_number(key), _number(value)) for key, _, value in named if key not in others]
         if values or len(points) < 2:
-            raise ValueError("It takes two points or more, each as place=value, and steps or fraction.")
+            raise ValueError(
+                "It takes two points or more, each as place=value; if places are shares, steps or fraction."
+            )
         return _made(kind, [points], {key: _number(value) for key, _, value in named if key in others})
 
     def of_data(self, data: Any) -> Any:
