@@ -30,16 +30,15 @@ class Arrivals:
         self._begun += 1
         if self._begun > 1 or sys.platform != "linux":
             return
-        reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._sockets = reader, writer
-        for each in self._sockets:
-            each.setblocking(False)
-        with suppress(OSError):
+        with suppress(OSError):  # without either no time is known
+            reader, writer = self._sockets = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
             reader.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
-        before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        if before != -1:
-            signal.set_wakeup_fd(before)
-            self._close()
+            for each in self._sockets:
+                each.setblocking(False)
+            before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+            if before != -1:
+                signal.set_wakeup_fd(before)
+                self._close()
 
     def end(self) -> None:
         """Note signals no longer, if as many as began have ended."""
