@@ -27,6 +27,7 @@ from dist_classicrl.engines.rounds.messages import RoundOrder
 from dist_classicrl.engines.run import LossPolicy
 from dist_classicrl.engines.supersteps import training as superstep_training
 from dist_classicrl.engines.supersteps.divided_server import DividedServer
+from dist_classicrl.engines.supersteps.part import Part
 from dist_classicrl.engines.supersteps.rows_server import RowsServer
 from dist_classicrl.engines.supersteps.server import SuperstepServer
 from dist_classicrl.membership.group import Timing
@@ -296,6 +297,50 @@ def test_who_comes_back_when_all_others_are_told_the_end_has_the_whole_table(nam
     ranks[1 if name == "rows" else 2].plan = Plan(Kind.BYE, 1, False, 0.8)
     assert not history.check() and set(history.ends()) == {"done"}
     assert len(ranks) - 1 in told
+
+
+@pytest.mark.parametrize("orders", [23, 19])
+def test_a_host_that_comes_back_at_the_end_is_told_who_has_its_rows(orders, monkeypatch):
+    """The others went back without it; it is let in before they are told the end, or after."""
+    monkeypatch.setattr(simulated_calls, "plan_faults", lambda *_: None)
+    history = quiet_history("divided", 3, is_run=False)
+    history.network.hosts[:] = [0, 0, 0, 1]
+    history.steps_between_checkpoints = history.steps * 4 // 5
+    ranks = history.network.ranks
+    ranks[-1].plan, ranks[1].plan = Plan(Kind.PLAYED, orders, True, 1.9), Plan(Kind.BYE, 1, False, 0.8)
+    assert not history.check() and set(history.ends()) == {"done"}
+
+
+def test_a_server_that_dies_before_others_have_left_the_setup_has_written_no_rows(monkeypatch):
+    """There is one core: it learns alone. The others, who have no checkpoint, would begin with its rows."""
+
+    def die(part, *arguments):
+        played = play(part, *arguments)
+        network = part.group.wire.network
+        if network.ranks[0].is_alive:
+            network.kill(0)
+            raise Killed
+        return played
+
+    play = Part.play
+    monkeypatch.setattr(Part, "play", die)
+    monkeypatch.setattr(simulated_calls, "plan_faults", lambda *_: None)
+    for seed in range(1, 9):
+        history = quiet_history("rows", seed, is_run=False)
+        history.network.hosts[:] = [0] * history.network.size
+        history.cores, history.network.conditions.delay = 1, 0.1
+        assert not history.check()
+
+
+def test_a_callback_may_end_a_call_where_a_checkpoint_is_due(monkeypatch):
+    """It is told of these steps before they are saved. No superstep comes after them, of no steps either."""
+    monkeypatch.setattr(simulated_calls, "plan_faults", lambda *_: None)
+    history = quiet_history("divided", 4, is_run=False)
+    half = history.steps_between_checkpoints
+    monkeypatch.setattr(simulated_calls._Recording, "reported", lambda _, told: told.steps < half)
+    monkeypatch.setattr(history, "_check_results", lambda: None)
+    assert not history.check() and set(history.ends()) == {"done"}
+    assert history.runs[0][0][1].steps == half
 
 
 @pytest.mark.parametrize(("name", "seed"), [("calls", 8), ("calls", 52), ("divided", 38)])
