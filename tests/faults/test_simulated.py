@@ -397,18 +397,37 @@ def again(looks):
     return [step for step, before in zip(looks, furthest, strict=True) if step < before]
 
 
-class SavedSupersteps(simulated_calls.Supersteps):
-    """Calls in supersteps that are saved when they stop."""
+class Saved:
+    """Calls that are saved when they stop."""
 
     def __init__(self, seed, log=False):
         super().__init__(seed, log)
-        self.disks = [simulated_rows._Disk()]
+        self.disks, self.slices, self.steps_between_checkpoints = [simulated_rows._Disk()], 0, math.inf
 
     def run_of(self, group, *begin, **more):
         run = super().run_of(group, *begin, **more)
         if group is not None and group.is_server:
             run.saver = StoppingSaver(self, 0, group)
         return run
+
+
+class SavedSupersteps(Saved, simulated_calls.Supersteps):
+    """Such calls in supersteps."""
+
+
+class SavedCalls(Saved, simulated_calls.Calls):
+    """Such calls with a server."""
+
+
+def test_a_server_that_waits_for_the_last_push_of_one_rank_is_not_missed_by_the_others(monkeypatch):
+    monkeypatch.setattr(simulated_calls, "plan_faults", lambda *_: None)
+    monkeypatch.setattr(StoppingSaver, "looks", [])
+    monkeypatch.setattr(StoppingSaver, "is_asked", lambda *_: StoppingSaver.looks[-1] > 100, raising=False)
+    history = SavedCalls(7)
+    history.calls, history.network.conditions.tail = 1, 0.0
+    history.network.ranks[-1].plan = Plan(Kind.PUSH, 3, False, 3.0)
+    history.check()
+    assert set(history.ends()) == {"TrainingStopped"} and history.servers == {0: 0}
 
 
 def stopped_history(name, seed, n_again, plans, monkeypatch):
