@@ -27,6 +27,7 @@ from dist_classicrl.engines.rounds.messages import RoundOrder
 from dist_classicrl.engines.run import LossPolicy
 from dist_classicrl.engines.supersteps import training as superstep_training
 from dist_classicrl.engines.supersteps.divided_server import DividedServer
+from dist_classicrl.engines.supersteps.part import Part
 from dist_classicrl.engines.supersteps.rows_server import RowsServer
 from dist_classicrl.engines.supersteps.server import SuperstepServer
 from dist_classicrl.membership.group import Timing
@@ -298,6 +299,50 @@ def test_who_comes_back_when_all_others_are_told_the_end_has_the_whole_table(nam
     assert len(ranks) - 1 in told
 
 
+@pytest.mark.parametrize("orders", [23, 19])
+def test_a_host_that_comes_back_at_the_end_is_told_who_has_its_rows(orders, monkeypatch):
+    """The others went back without it; it is let in before they are told the end, or after."""
+    monkeypatch.setattr(simulated_calls, "plan_faults", lambda *_: None)
+    history = quiet_history("divided", 3, is_run=False)
+    history.network.hosts[:] = [0, 0, 0, 1]
+    history.steps_between_checkpoints = history.steps * 4 // 5
+    ranks = history.network.ranks
+    ranks[-1].plan, ranks[1].plan = Plan(Kind.PLAYED, orders, True, 1.9), Plan(Kind.BYE, 1, False, 0.8)
+    assert not history.check() and set(history.ends()) == {"done"}
+
+
+def test_a_server_that_dies_before_others_have_left_the_setup_has_written_no_rows(monkeypatch):
+    """There is one core: it learns alone. The others, who have no checkpoint, would begin with its rows."""
+
+    def die(part, *arguments):
+        played = play(part, *arguments)
+        network = part.group.wire.network
+        if network.ranks[0].is_alive:
+            network.kill(0)
+            raise Killed
+        return played
+
+    play = Part.play
+    monkeypatch.setattr(Part, "play", die)
+    monkeypatch.setattr(simulated_calls, "plan_faults", lambda *_: None)
+    for seed in range(1, 9):
+        history = quiet_history("rows", seed, is_run=False)
+        history.network.hosts[:] = [0] * history.network.size
+        history.cores, history.network.conditions.delay = 1, 0.1
+        assert not history.check()
+
+
+def test_a_callback_may_end_a_call_where_a_checkpoint_is_due(monkeypatch):
+    """It is told of these steps before they are saved. No superstep comes after them, of no steps either."""
+    monkeypatch.setattr(simulated_calls, "plan_faults", lambda *_: None)
+    history = quiet_history("divided", 4, is_run=False)
+    half = history.steps_between_checkpoints
+    monkeypatch.setattr(simulated_calls._Recording, "reported", lambda _, told: told.steps < half)
+    monkeypatch.setattr(history, "_check_results", lambda: None)
+    assert not history.check() and set(history.ends()) == {"done"}
+    assert history.runs[0][0][1].steps == half
+
+
 @pytest.mark.parametrize(("name", "seed"), [("calls", 8), ("calls", 52), ("divided", 38)])
 def test_who_has_the_end_and_is_away_learns_on_with_who_serves_since(name, seed, monkeypatch):
     """The server dies when one alone has the end, and the others elect one who has not.
@@ -352,18 +397,37 @@ def again(looks):
     return [step for step, before in zip(looks, furthest, strict=True) if step < before]
 
 
-class SavedSupersteps(simulated_calls.Supersteps):
-    """Calls in supersteps that are saved when they stop."""
+class Saved:
+    """Calls that are saved when they stop."""
 
     def __init__(self, seed, log=False):
         super().__init__(seed, log)
-        self.disks = [simulated_rows._Disk()]
+        self.disks, self.slices, self.steps_between_checkpoints = [simulated_rows._Disk()], 0, math.inf
 
     def run_of(self, group, *begin, **more):
         run = super().run_of(group, *begin, **more)
         if group is not None and group.is_server:
             run.saver = StoppingSaver(self, 0, group)
         return run
+
+
+class SavedSupersteps(Saved, simulated_calls.Supersteps):
+    """Such calls in supersteps."""
+
+
+class SavedCalls(Saved, simulated_calls.Calls):
+    """Such calls with a server."""
+
+
+def test_a_server_that_waits_for_the_last_push_of_one_rank_is_not_missed_by_the_others(monkeypatch):
+    monkeypatch.setattr(simulated_calls, "plan_faults", lambda *_: None)
+    monkeypatch.setattr(StoppingSaver, "looks", [])
+    monkeypatch.setattr(StoppingSaver, "is_asked", lambda *_: StoppingSaver.looks[-1] > 100, raising=False)
+    history = SavedCalls(7)
+    history.calls, history.network.conditions.tail = 1, 0.0
+    history.network.ranks[-1].plan = Plan(Kind.PUSH, 3, False, 3.0)
+    history.check()
+    assert set(history.ends()) == {"TrainingStopped"} and history.servers == {0: 0}
 
 
 def stopped_history(name, seed, n_again, plans, monkeypatch):

@@ -194,6 +194,7 @@ class Server(Serving[AsyncClient]):
             for peer in self.peers.learners
         ):
             if not self.receive():
+                self.keep_alive()
                 backoff.wait()
 
     def take_in(self, peer: Peer[AsyncClient], message: np.ndarray) -> None:

@@ -74,11 +74,15 @@ class DividedServer(RowsServer):
 
     def tell_end(self, peer: Peer[SuperstepClient], message: np.ndarray) -> None:
         """See `RowsServer`: it needs no rows, but has to know which host has them."""
-        part, refresh = self.part, self.table.refresh(-1)
+        self._tell_owners(peer)
+        peer.channel.send(message)
+
+    def _tell_owners(self, peer: Peer[SuperstepClient]) -> None:
+        part = self.part
         if part.players:
+            refresh = self.table.refresh(-1)
             begin = Begin(self._attempt, part.players, self.cut, refresh, part.owners_now, {})
             peer.channel.send(encode(begin))
-        peer.channel.send(message)
 
     # Who owns what
 
@@ -202,9 +206,12 @@ class DividedServer(RowsServer):
             raise lost
 
     def finish(self, result: dict[str, Any]) -> None:
-        """See `Serving`: all rows have to be there then."""
+        """See `Serving`: all rows have to be there then, and all ranks have to know which host has them."""
         if not self._is_at_cut:
             raise self._lost()
+        for rank, peer in self.peers.present.items():
+            if rank not in self.part.players:  # it waits for another one's place, or has just come
+                self._tell_owners(peer)
         super().finish(result)
 
 

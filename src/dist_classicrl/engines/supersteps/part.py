@@ -171,7 +171,7 @@ class Part:
 
     def note_owners(self, players: tuple[int, ...], owners: np.ndarray) -> None:
         """Take note of what `Begin` says of the slots that players own, and of the hosts that have them."""
-        self._owners = np.array(owners)
+        self.players, self._owners = players, np.array(owners)
         if self.run.large is not None:
             self.run.large.is_in_use = True
         if self.division is not None:
@@ -238,7 +238,7 @@ class Part:
         self._open_rows(rows)
         run, wire = self.run, self.group.wire
         self.note_owners(players, owners)
-        self.attempt, self.players = attempt, players
+        self.attempt = attempt
         self._own = players.index(self.group.rank)
         boxes = self._boxes(attempt, players)
         self._sends = boxes is None

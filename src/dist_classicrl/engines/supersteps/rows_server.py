@@ -52,9 +52,18 @@ class RowsServer(SuperstepServer):
         super().__post_init__()
 
     def make_ready(self) -> None:
-        """See `Serving`: go back to the last checkpoint, unless nothing was made."""
+        """See `Serving`: go back to the last checkpoint, unless nothing was made.
+
+        If so, nothing is made before all have begun: who lost this rank in the setup would begin with that.
+        """
         if not self._is_at_cut:
             self._go_back()
+            return
+        due, message = dict(self.peers.present), encode(Halt(self._attempt))
+        for peer in due.values():
+            peer.channel.send(message)
+        while not self._hear(due, self._halted):
+            due = {rank: peer for rank, peer in due.items() if self.peers.has(peer)}
 
     def has_lost(self, rank: int) -> int:
         """Divide the rows anew, without it, after going back where anything was made since the last cut."""

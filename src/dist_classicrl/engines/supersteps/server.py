@@ -75,11 +75,8 @@ class SuperstepServer(LearningServer[SuperstepClient, Part]):
             try:
                 if self._must_begin_first:
                     self._begin()
-                if self._used >= self._last:
-                    self._collect()
-                    return None
-                stop = self._look()
-                if stop is not None:
+                stop = self._look() if self._used < self._last else None
+                if stop is not None or self._used >= self._last:  # a callback may just have ended it
                     self._collect()
                     return stop
                 self._advance()

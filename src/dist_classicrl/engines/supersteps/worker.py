@@ -64,7 +64,7 @@ class SuperstepWorker(OrderedWorker[Part, Order]):
     def _obey(self, order: Order) -> None:
         part = self.part
         match order:
-            case Begin():
+            case Begin() if self.group.rank in order.players:  # else it only says who owns what at the end
                 self._begin(order)
             case Play() if order.attempt == part.attempt:
                 self.channel.send(encode(part.play(order.until, self._tend)))
