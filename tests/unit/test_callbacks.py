@@ -2,6 +2,7 @@
 
 import copy
 import errno
+import functools
 import inspect
 import logging
 import math
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import gymnasium
 import numpy as np
@@ -1144,5 +1146,24 @@ def test_who_writes_on_step_as_a_method_of_ones_own_is_told_what_it_is_called():
             return True
 
     for given in (Mine(), [Mine()]):
-        with pytest.raises(SettingsError, match=r"Mine.on_step\(self\) is called _on_step\(self\) here"):
+        with pytest.raises(SettingsError, match=r"Mine.on_step\(self\) is called _on_step here"):
             callbacks.callback_list(given)
+
+
+def test_what_takes_a_report_by_other_ways_is_taken():
+    def adapted(method):
+        @functools.wraps(method)
+        def inner(self, progress):
+            return method(self)
+
+        return inner
+
+    class Adapted(BaseCallback):
+        @adapted
+        def on_step(self):
+            return True
+
+    of_c = Adapted()
+    of_c.on_step = {}.update
+    for given in (Adapted(), of_c, Mock(spec=BaseCallback)):
+        assert callbacks.callback_list(given).callbacks == [given]

@@ -458,7 +458,11 @@ def _first_error(closings: Sequence[Callable[[], None]]) -> BaseException | None
 def _callback(given: Any) -> BaseCallback:
     if not isinstance(given, BaseCallback):
         return ConvertCallback(given)
-    if not signature(given.on_step).parameters:
-        kind = type(given).__name__
-        raise SettingsError(f"{kind}.on_step(self) is called _on_step(self) here: write def _on_step(self).")
+    try:
+        takes_none = not signature(given.on_step, follow_wrapped=False).parameters
+    except (TypeError, ValueError):  # Python does not know
+        return given
+    if takes_none:
+        name = type(given).__name__
+        raise SettingsError(f"{name}.on_step(self) is called _on_step here: write def _on_step(self).")
     return given

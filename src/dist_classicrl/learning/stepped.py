@@ -104,7 +104,8 @@ class _Walkers:
         self._batch = Batch._make(np.zeros(room, dtype) for dtype in dtypes)
         self._masks = np.ones((room, env.n_actions), bool)
         self._has_masks = False
-        self._ends: list[tuple[float, int]] = []  # returns and lengths of episodes that are not counted yet
+        self._returns: list[float] = []  # of episodes that are not counted yet
+        self._lengths: list[int] = []
         self._stream, self._whole = np.zeros(1, np.uint64), np.zeros(WHOLES, np.int64)
         self._lines = np.zeros((2, 2))
         self._prepare(seed)
@@ -215,18 +216,20 @@ class _Walkers:
             self._learn()
             return
         self._learn_step()
-        self._ends.extend(zip(env.episode_returns, env.episode_lengths, strict=True))
+        if env.episode_returns:
+            self._returns += env.episode_returns
+            self._lengths += env.episode_lengths
 
     def _count_episodes(self) -> None:
         """Count those whose last transition is learned: of what waits nobody knows whether it will be."""
-        if not self._ends:
+        if not self._returns:
             return
         held, batch = int(self._whole[HELD]), self._batch
         waiting = int(np.count_nonzero(batch.terminated[:held] | batch.truncated[:held]))
-        ended = self._ends[: max(0, len(self._ends) - waiting)]
-        del self._ends[: len(ended)]
-        if ended:
-            self._totals.values[:3] += (len(ended), *map(sum, zip(*ended, strict=True)))
+        ended = slice(max(0, len(self._returns) - waiting))
+        returns, lengths = self._returns[ended], self._lengths[ended]
+        self._totals.values[:3] += len(returns), sum(returns), sum(lengths)
+        del self._returns[ended], self._lengths[ended]
 
     def state(self) -> State:
         """Return copies of the replay memory and of what the rule shares with merge "owner"."""

@@ -258,11 +258,10 @@ class Piecewise(Course):
     call: tuple[int, int] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        are_shares = self.steps is not None or self.fraction is not None
-        if are_shares:
+        if self._are_shares:
             check_one("Piecewise", self.steps, self.fraction)
         super().__post_init__()
-        object.__setattr__(self, "points", checked_points("Piecewise", self.points, are_shares))
+        object.__setattr__(self, "points", checked_points("Piecewise", self.points, self._are_shares))
 
     @classmethod
     def from_function(
@@ -327,10 +326,12 @@ class Piecewise(Course):
         return min(values), max(values)
 
     @property
+    def _are_shares(self) -> bool:
+        return self.steps is not None or self.fraction is not None
+
+    @property
     def _stretch(self) -> tuple[int, int]:
-        if self.steps is None and self.fraction is None:
-            return 0, int(self.points[-1][0])
-        return super()._stretch
+        return super()._stretch if self._are_shares else (0, int(self.points[-1][0]))
 
     def _between(self, step: int, begin: int, end: int) -> float:
         line = self._line(step, begin, end)
@@ -338,10 +339,9 @@ class Piecewise(Course):
 
     def _line(self, step: int, begin: int, end: int) -> Segment:
         """Return the stretch from the first whole step of a line to that of the next one."""
-        are_steps = self.steps is None and self.fraction is None
 
         def place_of(point: Any) -> Any:
-            if are_steps:
+            if not self._are_shares:
                 return point[0]
             place = point[0] * (end - begin)  # 3.0000000000000004 is 3
             return begin + (round(place) if abs(place - round(place)) < 1e-6 else place)
