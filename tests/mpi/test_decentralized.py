@@ -71,7 +71,7 @@ class Deaf(Star):
 
 def check_learned(world, lake, agent, digests):
     error = (agent.q_table - lake.solve(0.9).q)[lake.reachable_pairs()]
-    assert np.sqrt(np.mean(error**2)) < 0.03
+    assert np.sqrt(np.mean(error**2)) < 0.05  # of 24 trainings from 0.009 to 0.028, and 0.22 of no training
     assert len(set(digests(agent))) == 1
 
 
