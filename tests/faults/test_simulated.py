@@ -311,6 +311,83 @@ def test_a_host_that_comes_back_at_the_end_is_told_who_has_its_rows(orders, monk
     assert not history.check() and set(history.ends()) == {"done"}
 
 
+@pytest.mark.parametrize("orders", [19, 21, 23])
+def test_who_has_the_end_hears_who_owns_what_from_a_new_server_too(orders, monkeypatch):
+    """The server dies before it releases those who have the end, and a host that came back has it as well."""
+    monkeypatch.setattr(simulated_calls, "plan_faults", lambda *_: None)
+    history = quiet_history("divided", 3, is_run=False)
+    history.network.hosts[:] = [0, 0, 0, 1]
+    history.steps_between_checkpoints = history.steps * 4 // 5
+    ranks = history.network.ranks
+    ranks[-1].plan, ranks[1].plan = Plan(Kind.PLAYED, orders, True, 1.9), Plan(Kind.BYE, 1, False, 0.8)
+    ranks[0].plan = Plan(Kind.RELEASE, 1, False, 0.0)
+    assert not history.check() and set(history.ends()) <= {"done", "killed"}
+
+
+def divided_history_that_one_leaves(monkeypatch, when):
+    """Return a history on three hosts, of which one with a single rank leaves `when` that says so."""
+    monkeypatch.setattr(simulated_calls, "plan_faults", lambda *_: None)
+    history = quiet_history("divided", 4, is_run=False)
+    history.network.hosts[:] = [0, 1, 2, 0]
+    history.steps, history.cores, run_of = 600, 64, history.run_of
+
+    def run_that_leaves(group, *begin, **more):
+        run = run_of(group, *begin, **more)
+        if group is not None and group.rank == 1:
+            run.wants_to_leave = lambda: "a test" if when() else None
+        return run
+
+    history.run_of = run_that_leaves
+    return history
+
+
+def check_rows_saved(history):
+    """Check that each checkpoint has all rows, as often as it was written."""
+    assert history._parts
+    for parts in history._parts.values():
+        times = np.bincount(np.concatenate([rows for rows, _, _ in parts]), minlength=16)
+        assert (times == times[0]).all() and times[0] > 0
+
+
+@pytest.mark.parametrize("when", ["before anything has begun", "while rows move out"])
+def test_what_a_divided_call_saves_as_it_stops_has_all_rows(when, monkeypatch):
+    moved = []
+    move_out = DividedServer._move_out
+    monkeypatch.setattr(
+        DividedServer, "_move_out", lambda server, *given: (move_out(server, *given), moved.append(True))
+    )
+    monkeypatch.setattr(StoppingSaver, "looks", [])
+    is_asked = when.startswith("before")
+    monkeypatch.setattr(StoppingSaver, "is_asked", lambda *_: is_asked or bool(moved), raising=False)
+    monkeypatch.setattr(simulated_rows, "_Saver", StoppingSaver)
+    history = divided_history_that_one_leaves(monkeypatch, lambda: history.network.now > 3.0)
+    history.steps_between_checkpoints = 10**6
+    history.check()
+    assert "TrainingStopped" in history.ends() and bool(moved) != is_asked
+    check_rows_saved(history)
+
+
+@pytest.mark.parametrize("is_ended", [False, True], ids=["a checkpoint", "a callback's end"])
+def test_what_is_due_where_rows_have_just_moved_out_has_all_rows(is_ended, monkeypatch):
+    """The hosts that have got them know of it before anything else."""
+    steps_at_once, play, asked = SuperstepServer._steps_at_once, SuperstepServer._play, []
+
+    def play_until(server, until):
+        if server.start + until - server._first >= history.first + 300:
+            asked.append(True)
+        return play(server, until)
+
+    monkeypatch.setattr(SuperstepServer, "_steps_at_once", lambda server: min(steps_at_once(server), 50))
+    monkeypatch.setattr(SuperstepServer, "_play", play_until)
+    history = divided_history_that_one_leaves(monkeypatch, lambda: bool(asked))
+    history.steps_between_checkpoints = 100
+    if is_ended:
+        monkeypatch.setattr(simulated_calls._Recording, "reported", lambda _, told: told.steps < 300)
+        monkeypatch.setattr(history, "_check_results", lambda: None)
+    history.check()
+    check_rows_saved(history)
+
+
 def test_a_server_that_dies_before_others_have_left_the_setup_has_written_no_rows(monkeypatch):
     """There is one core: it learns alone. The others, who have no checkpoint, would begin with its rows."""
 

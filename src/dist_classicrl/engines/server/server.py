@@ -193,8 +193,8 @@ class Server(Serving[AsyncClient]):
             peer.client.has_stopped or peer.client.composes or peer.channel.lost
             for peer in self.peers.learners
         ):
+            self.keep_alive()
             if not self.receive():
-                self.keep_alive()
                 backoff.wait()
 
     def take_in(self, peer: Peer[AsyncClient], message: np.ndarray) -> None:

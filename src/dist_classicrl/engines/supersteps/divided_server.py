@@ -69,6 +69,12 @@ class DividedServer(RowsServer):
     def _gather_rows(self) -> None:
         pass
 
+    def _collect(self) -> None:
+        """See `SuperstepServer`: what is saved then, or the end, is of rows of which all know the owners."""
+        super()._collect()
+        if self._must_begin:
+            self._begin()
+
     def _spread(self) -> None:
         self._is_spread = True
 
@@ -184,6 +190,9 @@ class DividedServer(RowsServer):
         """
         there = self._others(self.part.players)
         others = {host: peer for host, peer in there.items() if host in self._division.holders}
+        gone = {*self._division.holders} - {self.group.host_of(self.group.rank), *others}
+        if gone:
+            raise OSError(f"nobody is there who has the rows of {', '.join(sorted(gone))}")
         self._saved = {}
         for number, peer in enumerate(others.values(), 1):
             peer.channel.send(encode(SaveRows(self._attempt, name, number)))

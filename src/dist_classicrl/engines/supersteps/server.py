@@ -209,6 +209,7 @@ class SuperstepServer(LearningServer[SuperstepClient, Part]):
         """Let all make some supersteps, divided anew if need be; `Broken` if one is lost that owns rows."""
         if self._must_begin:
             self._collect()
+        if self._must_begin:
             self._begin()
         self._play(min(self._used + self._steps_at_once(), self._last))
 

@@ -61,6 +61,13 @@ class SuperstepWorker(OrderedWorker[Part, Order]):
         self.part.note_rows()
         return super().run()
 
+    def take_in_common(self, told: object) -> None:
+        """See `WorkerBase`: who has the end hears from a new server, which tells it anew, who owns what."""
+        if isinstance(told, Begin) and self.final is not None:
+            self.part.note_owners(told.players, told.owners)
+        else:
+            super().take_in_common(told)
+
     def _obey(self, order: Order) -> None:
         part = self.part
         match order:
