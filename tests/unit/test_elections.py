@@ -436,6 +436,20 @@ def test_what_happened_is_what_came_with_the_newest_view():
     assert mine.events.entries == [event("excluded", 0)]
 
 
+def test_who_hears_late_that_the_others_went_on_without_it_asks_to_join_the_next_call(monkeypatch):
+    """It has the end of the call before, and would wait in this one for those who have another head."""
+    monkeypatch.setattr(handshake, "RootedCollectives", lambda *_: None)
+    mine, elected = group(0), View(6, 0, 1, (1, 2, 3, 4), (tuple(range(5)),))
+    mine.begin_call(Timing(INTERVAL, SILENCE, STUCK))
+    told = [encode(NewView(elected, [event("excluded", 0)]), 1)]
+    mine.wire.receive = lambda links: [(links[0], told.pop())] if told else []
+    rooted = SimpleNamespace(channels={1: Link(1)}, seconds=60.0)
+    with pytest.raises(Deposed) as deposed:
+        Setup(mine, 60.0)._attend(rooted, SimpleNamespace(begun=0.0))
+    assert deposed.value.view.members == (1, 2, 3, 4) and not mine.is_member
+    assert not mine.view.before and not mine.events.entries  # of that call alone
+
+
 # Who has died, by the word of others
 
 
