@@ -218,6 +218,26 @@ def test_where_all_have_answered_and_are_too_few_the_election_is_over():
         election._coordinate()
 
 
+@pytest.mark.parametrize("votes", [(6, 13), (6, 9, 13)])
+def test_a_promise_is_void_once_its_vote_is_given_up_for_an_older_server(votes):
+    """3 follows 1, which decided late and nobody else could follow; 4 may still decide vote 9."""
+    mine, elected = group(2), View(6, 0, 1, (1, 2, 3, 4))
+    now = 0.0
+    mine.wire.now = lambda: now
+    election = Election(mine, Base(0, 3))
+    for vote in votes:
+        election._take_in(vote % 5, Prepare(vote, (0,)))
+    assert mine.accept(NewView(elected, [])) is None
+    now = 2.0 * SILENCE
+    election._coordinate()
+    for rank in (1, 3):
+        election._take_in(rank, Refuse(election._ballot.number, 6, elected, []))
+    election._coordinate()
+    may_follow = 9 not in votes
+    assert election._give_in() == (elected if may_follow else None)
+    assert mine.promised == (6 if may_follow else 9)
+
+
 # Terms
 
 
