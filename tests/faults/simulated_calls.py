@@ -655,7 +655,9 @@ class Calls(Story):
         """Note who serves."""
         server = self.servers.setdefault(group.view.term, group.rank)
         self.claim(server == group.rank, f"ranks {server} and {group.rank} both serve term {group.view.term}")
-        if not any(event["kind"] == "failover" for event in group.events.entries):
+        # Who was lost before may take itself for the server of this call, and comes to it late.
+        is_newest = group.view.term == max(self.servers)
+        if is_newest and not any(event["kind"] == "failover" for event in group.events.entries):
             self.at_first[group.call - 1] = group.view.members
 
     def main(self, wire: SimWire) -> str:

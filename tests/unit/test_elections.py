@@ -218,6 +218,26 @@ def test_where_all_have_answered_and_are_too_few_the_election_is_over():
         election._coordinate()
 
 
+@pytest.mark.parametrize("votes", [(6, 13), (6, 9, 13)])
+def test_a_promise_is_void_once_its_vote_is_given_up_for_an_older_server(votes):
+    """3 follows 1, which decided late and nobody else could follow; 4 may still decide vote 9."""
+    mine, elected = group(2), View(6, 0, 1, (1, 2, 3, 4))
+    now = 0.0
+    mine.wire.now = lambda: now
+    election = Election(mine, Base(0, 3))
+    for vote in votes:
+        election._take_in(vote % 5, Prepare(vote, (0,)))
+    assert mine.accept(NewView(elected, [])) is None
+    now = 2.0 * SILENCE
+    election._coordinate()
+    for rank in (1, 3):
+        election._take_in(rank, Refuse(election._ballot.number, 6, elected, []))
+    election._coordinate()
+    may_follow = 9 not in votes
+    assert election._give_in() == (elected if may_follow else None)
+    assert mine.promised == (6 if may_follow else 9)
+
+
 # Terms
 
 
@@ -434,6 +454,20 @@ def test_what_happened_is_what_came_with_the_newest_view():
     mine.events.take([event("excluded", 3), event("readmitted", 3)])
     mine.accept(NewView(View(6, 0, 1, (1, 2, 4)), [event("excluded", 0)]))
     assert mine.events.entries == [event("excluded", 0)]
+
+
+def test_who_hears_late_that_the_others_went_on_without_it_asks_to_join_the_next_call(monkeypatch):
+    """It has the end of the call before, and would wait in this one for those who have another head."""
+    monkeypatch.setattr(handshake, "RootedCollectives", lambda *_: None)
+    mine, elected = group(0), View(6, 0, 1, (1, 2, 3, 4), (tuple(range(5)),))
+    mine.begin_call(Timing(INTERVAL, SILENCE, STUCK))
+    told = [encode(NewView(elected, [event("excluded", 0)]), 1)]
+    mine.wire.receive = lambda links: [(links[0], told.pop())] if told else []
+    rooted = SimpleNamespace(channels={1: Link(1)}, seconds=60.0)
+    with pytest.raises(Deposed) as deposed:
+        Setup(mine, 60.0)._attend(rooted, SimpleNamespace(begun=0.0))
+    assert deposed.value.view.members == (1, 2, 3, 4) and not mine.is_member
+    assert not mine.view.before and not mine.events.entries  # of that call alone
 
 
 # Who has died, by the word of others

@@ -103,7 +103,6 @@ class _Ballot:
 
     number: int
     begun: float
-    promised: int  # by this rank, before
     bases: dict[int, Base] = field(default_factory=dict)
     refused: bool = False
 
@@ -126,6 +125,7 @@ class Election:
         self._ballot: _Ballot | None = None
         self._next_try = self._begun
         self._promised_at = self._begun
+        self._promises = {group.promised}  # to others, of votes that they may still end
         self._highest = group.promised
         self._followed: tuple[float, View] | None = None
 
@@ -165,6 +165,7 @@ class Election:
             case Prepare():
                 if answer(group, sender, control, self._base, lambda: True):
                     self._promised_at = group.wire.now()
+                    self._promises.add(control.number)
             case Promise():
                 self._adopt_if_newer(control.view, control.events)
                 group.hear_of_deaths(control.dead)
@@ -172,6 +173,7 @@ class Election:
                     ballot.bases[sender] = control.base
             case Refuse():
                 self._highest = max(self._highest, control.promised)
+                self._forget_promises(sender, control.promised)
                 self._adopt_if_newer(control.view, control.events)
                 if sender not in group.view.members:
                     return None  # it is asked because it may vote elsewhere, and does not have to agree
@@ -190,6 +192,17 @@ class Election:
         if theirs.key > self._group.view.key:
             self._group.adopt(theirs)
             self._group.events.take(events)
+
+    def _forget_promises(self, rank: int, followed: int) -> None:
+        """Take back what was promised to a rank that says that it follows somebody older than its votes."""
+        votes = {vote for vote in self._promises if vote > followed and vote % self._group.wire.size == rank}
+        self._promises -= votes
+        if self._group.promised in votes:
+            self._follow_earlier()
+
+    def _follow_earlier(self) -> None:
+        """Have promised what is left after the last vote was given up: only who held it can end it."""
+        self._group.promised = max({self._group.view.term, *self._promises})
 
     def _coordinate(self) -> View | None:
         """Hold a vote if that is this rank's part. Return the view that comes of it, once it does."""
@@ -231,10 +244,10 @@ class Election:
         return None
 
     def _drop(self, ballot: _Ballot) -> None:
-        """Give up a vote, and what this rank promised itself with it: nobody else can end it."""
+        """Give up a vote, and what this rank promised itself with it."""
         self._ballot = None
         if self._group.promised == ballot.number:
-            self._group.promised = ballot.promised
+            self._follow_earlier()
 
     def _give_in(self) -> View | None:
         """Return the view of those who refuse because they hear their server, after some time."""
@@ -253,7 +266,7 @@ class Election:
     def _begin(self, now: float) -> None:
         group = self._group
         number = group.new_term(self._highest)
-        self._ballot = _Ballot(number, now, group.promised)
+        self._ballot = _Ballot(number, now)
         group.promised = number
         prepare = Prepare(number, tuple(sorted(group.dead)))
         for rank in group.view.voters - {group.rank}:

@@ -251,7 +251,8 @@ class Group:
         """Give the control messages of this call that have come, each with its sender. Never waits.
 
         `dead` is brought up to date. What belongs to a later call is kept for it, and what nobody has taken,
-        because an exception ended the loop, for the next time.
+        because an exception ended the loop, for the next time. Of what came late of an earlier one only that
+        it excluded this rank still counts.
         """
         arrived = self.wire.receive(list(self._links.values()))
         for peer, link in list(self._links.items()):
@@ -269,6 +270,9 @@ class Group:
                 self._early.append((sender, call, control))
             elif isinstance(control, Question):
                 self.send(sender, Over(), call)
+            elif isinstance(control, NewView) and self.rank not in control.view.members:
+                # The others have gone on without it since: where it came late to the end of that call.
+                yield sender, NewView(replace(control.view, before=()), self.events.entries)
 
     def hear_of_deaths(self, dead: Collection[int]) -> None:
         """Believe another rank's word that these have died: they may count in an election."""
