@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from typing import Any
 
 from dist_classicrl import compression as compressions
-from dist_classicrl import schedules
 from dist_classicrl._arguments import OURS, unset_settings
 from dist_classicrl._words import name_of
 from dist_classicrl.checks import (
@@ -27,7 +26,9 @@ from dist_classicrl.checks import (
 )
 from dist_classicrl.errors import MissingExtraError, SettingsError
 from dist_classicrl.rules import behaviors, registry
-from dist_classicrl.schedules import Linear, PerVisit, Schedule, as_schedule
+from dist_classicrl.schedules import Linear, PerVisit
+from dist_classicrl.schedules import kinds as schedules
+from dist_classicrl.schedules.kinds import Schedule, as_schedule
 
 ROUND_UPDATES = 32
 """Updates of a logical worker in the first rounds of the reproducible mode with ``sync_frequency="auto"``."""

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from slow_learner import visit_slot
 
-from dist_classicrl import DistAsyncQLearning, schedules
+from dist_classicrl import DistAsyncQLearning
 from dist_classicrl.environments import TabularMDP
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.rules import Boltzmann
 from dist_classicrl.schedules import Constant, Exponential, Linear, PerVisit, Piecewise
+from dist_classicrl.schedules import kinds as schedules
 
 FOLLOW_THE_STEP = [
     Constant(0.3),

@@ -24,7 +24,8 @@ from dist_classicrl.engines.progress import Progress
 from dist_classicrl.model import model_file
 from dist_classicrl.model.agent_state import AgentState
 from dist_classicrl.model.fit import check_made_for, get_to_know
-from dist_classicrl.schedules import Constant, Exponential, Linear, Piecewise, Schedule
+from dist_classicrl.schedules import Constant, Exponential, Linear, Piecewise
+from dist_classicrl.schedules.kinds import Schedule
 from dist_classicrl.settings import Settings, read_back
 
 if TYPE_CHECKING:

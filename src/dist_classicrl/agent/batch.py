@@ -32,7 +32,7 @@ from dist_classicrl.learning.logged import LoggedLearner
 from dist_classicrl.model.agent_state import AgentState
 from dist_classicrl.model.fit import learned_elsewhere, look_at
 from dist_classicrl.rules import behaviors
-from dist_classicrl.schedules import in_call
+from dist_classicrl.schedules.kinds import in_call
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables import large_table
 from dist_classicrl.tables.maps import PackedSums

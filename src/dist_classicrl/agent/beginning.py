@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from dist_classicrl import schedules
 from dist_classicrl.agent.agreement import Agreement
 from dist_classicrl.agent.checkpoints import CallAsked, Found, check_goes_on, find, put_table_back, take_up
 from dist_classicrl.checkpoint.plan import CheckpointPlan
@@ -28,7 +27,8 @@ from dist_classicrl.model.agent_state import AgentState
 from dist_classicrl.model.keyed import KeyedRows
 from dist_classicrl.model.places import Place, PlaceName
 from dist_classicrl.process.stop import StopWatch
-from dist_classicrl.schedules import Schedule, in_call, without_call
+from dist_classicrl.schedules import kinds as schedules
+from dist_classicrl.schedules.kinds import Schedule, in_call, without_call
 from dist_classicrl.tables.large_table import LargeTable
 
 logger = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from dist_classicrl.learning.state import unstack_states
 from dist_classicrl.model.agent_state import AgentState, Pending
 from dist_classicrl.model.model_file import all_finite
 from dist_classicrl.model.places import Place, PlaceName
-from dist_classicrl.schedules import Schedule, from_dict, to_dict
+from dist_classicrl.schedules.kinds import Schedule, from_dict, to_dict
 from dist_classicrl.settings import TEMPERATURE, Settings
 from dist_classicrl.tables.shape import TableShape
 

@@ -18,7 +18,8 @@ from dist_classicrl.evaluation import LONGEST_EPISODE
 from dist_classicrl.evaluation.episodes import EvaluationResult, evaluate
 from dist_classicrl.model import model_file
 from dist_classicrl.model.agent_state import AgentState
-from dist_classicrl.schedules import Constant, PerVisit, as_schedule, without_call
+from dist_classicrl.schedules import Constant, PerVisit
+from dist_classicrl.schedules.kinds import as_schedule, without_call
 from dist_classicrl.settings import Settings
 
 if TYPE_CHECKING:

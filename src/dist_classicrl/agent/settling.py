@@ -31,7 +31,7 @@ from dist_classicrl.membership.group import Group
 from dist_classicrl.model.agent_state import AgentState
 from dist_classicrl.model.fit import get_to_know, look_at
 from dist_classicrl.rules import behaviors
-from dist_classicrl.schedules import to_dict, without_call
+from dist_classicrl.schedules.kinds import to_dict, without_call
 
 
 @dataclass(frozen=True)

@@ -375,7 +375,7 @@ class Schedule(Kind):
         """Return a number, or the text that means the schedule."""
         if isinstance(value, (int, float)):
             return float(value)
-        from dist_classicrl import schedules
+        from dist_classicrl.schedules import kinds as schedules
 
         given = schedules.to_dict(schedules.without_call(value))
         names = {full: name for name, full in SCHEDULES.items()}
@@ -387,7 +387,7 @@ class Schedule(Kind):
         return ":".join(words)
 
     def _schedule(self, name: str) -> Any:
-        from dist_classicrl import schedules
+        from dist_classicrl.schedules import kinds as schedules
 
         offered = {each: SCHEDULES[each] for each in self._offered}
         known = {**offered, **{full: full for full in offered.values()}}

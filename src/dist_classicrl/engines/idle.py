@@ -14,7 +14,7 @@ from dist_classicrl._words import name_of
 from dist_classicrl.engines.engine import OF_COPIES, Engine, Layout, is_built_in, written
 from dist_classicrl.learning.rules import find
 from dist_classicrl.rules import behaviors
-from dist_classicrl.schedules import Schedule, as_schedule, without_call
+from dist_classicrl.schedules.kinds import Schedule, as_schedule, without_call
 from dist_classicrl.settings import COMMUNICATION, ByRule, Settings, defaults_of_rule, shown
 
 _OUT = "leave that out"

@@ -16,7 +16,8 @@ from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.rates import Rates, values_at
 from dist_classicrl.learning.rules import compiling
 from dist_classicrl.rules import LearningRule, behaviors
-from dist_classicrl.schedules import PerVisit, final_value, highest
+from dist_classicrl.schedules import PerVisit
+from dist_classicrl.schedules.kinds import final_value, highest
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.kernels import SHARED_LOAD
 from dist_classicrl.tables.local import LocalTable

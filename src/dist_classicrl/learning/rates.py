@@ -9,7 +9,8 @@ import numpy as np
 from dist_classicrl._steps import NEVER
 from dist_classicrl.learning.loops import NO_LINE, Line
 from dist_classicrl.rules import behaviors
-from dist_classicrl.schedules import PerVisit, Schedule
+from dist_classicrl.schedules import PerVisit
+from dist_classicrl.schedules.kinds import Schedule
 from dist_classicrl.settings import Settings
 
 

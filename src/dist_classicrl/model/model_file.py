@@ -25,7 +25,7 @@ from dist_classicrl.learning.rules import check_settings, table_shape
 from dist_classicrl.model.archive import ArrayArchive, digest_of, write_arrays
 from dist_classicrl.model.keyed import keys_fault
 from dist_classicrl.rules import registry
-from dist_classicrl.schedules import VISITS_END
+from dist_classicrl.schedules.by_visit import VISITS_END
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.shape import OTHER_ARRAYS
 

@@ -14,8 +14,9 @@ from dist_classicrl._words import name_of, nearest
 from dist_classicrl.checks import as_array, as_float, is_real, sum_tolerance
 from dist_classicrl.errors import SettingsError
 from dist_classicrl.rules.learning_rule import compared_by_class
-from dist_classicrl.schedules import Constant, PerVisit, Schedule, as_schedule, from_dict, to_dict
-from dist_classicrl.schedules import without_call as schedule_without_call
+from dist_classicrl.schedules import Constant, PerVisit
+from dist_classicrl.schedules.kinds import Schedule, as_schedule, from_dict, to_dict
+from dist_classicrl.schedules.kinds import without_call as schedule_without_call
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,33 +6,7 @@ the first call of ``train``, however long it is. A learning rate goes on with th
 ``learn``. `PerVisit` follows the number of visits to the entry that is updated.
 """
 
-from dist_classicrl.schedules.by_step import Constant, Exponential, Linear, Piecewise, Segment
-from dist_classicrl.schedules.by_visit import VISITS_END, PerVisit
-from dist_classicrl.schedules.kinds import (
-    Schedule,
-    as_schedule,
-    final_value,
-    from_dict,
-    highest,
-    in_call,
-    to_dict,
-    without_call,
-)
+from dist_classicrl.schedules.by_step import Constant, Exponential, Linear, Piecewise
+from dist_classicrl.schedules.by_visit import PerVisit
 
-__all__ = [
-    "VISITS_END",
-    "Constant",
-    "Exponential",
-    "Linear",
-    "PerVisit",
-    "Piecewise",
-    "Schedule",
-    "Segment",
-    "as_schedule",
-    "final_value",
-    "from_dict",
-    "highest",
-    "in_call",
-    "to_dict",
-    "without_call",
-]
+__all__ = ["Constant", "Exponential", "Linear", "PerVisit", "Piecewise"]

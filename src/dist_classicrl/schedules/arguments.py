@@ -6,8 +6,6 @@ import math
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 from dist_classicrl.checks import as_float, is_real, is_whole
 from dist_classicrl.errors import SettingsError
 
@@ -73,6 +71,8 @@ def checked_call(owner: str, fraction: float | None, call: Any) -> tuple[int, in
 
 def checked_points(owner: str, points: Any, are_shares: bool) -> tuple[tuple[float, float], ...]:
     """Return places and values as pairs: places as shares, or as global steps, which are whole then."""
+    import numpy as np
+
     example = "(0.0, 1.0), (0.5, 0.1)" if are_shares else "(0, 1.0), (50_000, 0.1)"
     instead = f"Write for instance the points {example}{' with fraction=1.0' if are_shares else ''}."
     given = list(points) if isinstance(points, (list, tuple)) or np.ndim(points) == 2 else []

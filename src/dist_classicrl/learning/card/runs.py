@@ -29,7 +29,8 @@ from dist_classicrl.learning.learner import Problem, Stream, are_sound, check_su
 from dist_classicrl.learning.memory import RuleMemory
 from dist_classicrl.learning.rates import Rates
 from dist_classicrl.learning.rules import check_source
-from dist_classicrl.schedules import Constant, PerVisit, in_call
+from dist_classicrl.schedules import Constant, PerVisit
+from dist_classicrl.schedules.kinds import in_call
 from dist_classicrl.settings import Settings
 from dist_classicrl.tables.maps import diverged
 

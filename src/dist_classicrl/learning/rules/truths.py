@@ -10,7 +10,7 @@ import numpy as np
 
 from dist_classicrl.errors import ConvergenceError
 from dist_classicrl.rules.behaviors import UCB, Boltzmann, EpsilonGreedy, FixedPolicy, behavior_of
-from dist_classicrl.schedules import as_schedule, final_value
+from dist_classicrl.schedules.kinds import as_schedule, final_value
 from dist_classicrl.settings import Settings
 
 if TYPE_CHECKING:
