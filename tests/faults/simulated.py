@@ -32,6 +32,14 @@ from simulated_calls import (
     Trees,
 )
 from simulated_rows import Divided, SameRows, SharedRows
+from simulated_saves import (
+    SavedDecentralized,
+    SavedDivided,
+    SavedRows,
+    SavedSupersteps,
+    SavedTrees,
+    Saves,
+)
 
 KINDS = (
     Elections,
@@ -47,6 +55,12 @@ KINDS = (
     SharedRows,
     Divided,
     SameRows,
+    Saves,
+    SavedTrees,
+    SavedDecentralized,
+    SavedSupersteps,
+    SavedRows,
+    SavedDivided,
 )
 HISTORIES: dict[str, type] = {kind.name: kind for kind in KINDS}
 

@@ -570,6 +570,9 @@ class _Time:
 
     perf_counter = thread_time = process_time = time = monotonic
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
     def sleep(self, seconds: float) -> None:
         self._network.pause(seconds)
 

@@ -14,7 +14,9 @@ import pytest
 import simulated
 import simulated_calls
 import simulated_rows
+import simulated_saves
 from simulated_network import Killed, Plan
+from simulated_saves import Event
 
 from dist_classicrl import settings
 from dist_classicrl.comm.envelope import Kind
@@ -51,6 +53,12 @@ from dist_classicrl.process.stop import Stop
         ("rows", 10),
         ("divided", 10),
         ("same-rows", 20),
+        ("saves", 5),
+        ("saved-trees", 2),
+        ("saved-decentralized", 2),
+        ("saved-supersteps", 2),
+        ("saved-rows", 2),
+        ("saved-divided", 2),
     ],
 )
 def test_whatever_happens_to_ranks_and_network_no_rule_is_broken(name, histories, seeds):
@@ -606,3 +614,26 @@ def test_two_hosts_whose_ranks_leave_at_once_both_leave_their_rows_to_who_stays(
     history.wrong.clear()  # that ranks left, which no other history lets them
     history._check_results()
     assert not history.wrong
+
+
+def saved_history(name, planned, monkeypatch, sizes=(4,)):
+    """Return a history of jobs: in all but the last what is planned happens, and nothing else."""
+    planned = [*planned, []]
+    monkeypatch.setattr(simulated_saves.Job, "_random_events", lambda job, *_: planned[job.number])
+    history = simulated.HISTORIES[name](1)
+    history.sizes, history.n_jobs = sizes, len(planned)
+    history.calls, history.sync_frequency, history.step_seconds = [200, 800], 20, 4e-3
+    return history
+
+
+@pytest.mark.parametrize(
+    ("by", "kind", "count"), [(0, "TOLD", 7), (0, "TOLD", 11), (0, "TOLD", 19), (1, "GATHER", 2)]
+)
+def test_a_rank_that_is_lost_before_the_first_step_costs_nothing_of_a_checkpoint(
+    by, kind, count, monkeypatch
+):
+    """Some ranks have heard of it by then, and some have not; one of those may have to serve."""
+    planned = [Event("PUSH", 30, None, "stop", 0)], [Event(kind, count, by, "kill", None)]
+    history = saved_history("saves", planned, monkeypatch)
+    assert not history.check()
+    assert {sim.error.steps for sim in history.jobs[0].network.ranks} == {640}

@@ -40,9 +40,8 @@ def check_reach(
         told = envelope.text({"place": own, "claimed": claimed})
     said = envelope.from_text(agreement.broadcast_message(told, "where the call is saved"))
     if said["place"] is not None and error is None:
-        if not agreement.is_head:
-            places.note(plan, PlaceName(*said["place"]))
-        folder = places.of(plan).folder
+        # Not what the agent knows of: if the head is lost now, another one looks through it.
+        folder = places.folder(plan, PlaceName(*said["place"]).number)
         try:
             sees = folder.fence.sees(
                 tuple(said["claimed"]), min(_REACH_SECONDS, state.settings.timeout / 2.0)

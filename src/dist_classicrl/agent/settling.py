@@ -237,7 +237,7 @@ class Settling:
             "new_env": bool(asked.new_env),
             "total_steps": steps if asked.names_total else None,
             "total_episodes": asked.episodes,
-            "steps so far": state.steps,
+            "steps so far": state.requested,  # the steps of a checkpoint are the head's to tell
             # Where it is, rank 0 alone needs to know.
             "checkpoints": self.is_saved,
             "placement": f"{placement} ({own.engine.name})",

@@ -142,14 +142,13 @@ class Places:
         place.is_looked_through = True
         return place
 
+    def folder(self, plan: CheckpointPlan, number: int) -> CheckpointFolder:
+        """Return the subfolder of a script's agent of this number, of which nothing is noted."""
+        kept = plan.keep_last, plan.keep_every
+        return CheckpointFolder(plan.checkpoint_dir, f"agent-{number}", *kept, plan.checkpoint_mode)
+
     def _make(self, plan: CheckpointPlan, name: PlaceName, succession: Succession | None = None) -> Place:
-        folder = CheckpointFolder(
-            plan.checkpoint_dir,
-            f"agent-{name.number}",
-            plan.keep_last,
-            plan.keep_every,
-            plan.checkpoint_mode,
-        )
+        folder = self.folder(plan, name.number)
         place = Place(name.number, folder, Writer(folder, succession), name.run)
         _count(plan, name)
         self._own[plan.checkpoint_dir] = place
