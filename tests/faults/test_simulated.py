@@ -307,28 +307,29 @@ def test_who_comes_back_when_all_others_are_told_the_end_has_the_whole_table(nam
     assert len(ranks) - 1 in told
 
 
-@pytest.mark.parametrize("orders", [23, 19])
-def test_a_host_that_comes_back_at_the_end_is_told_who_has_its_rows(orders, monkeypatch):
-    """The others went back without it; it is let in before they are told the end, or after."""
+def divided_history_that_one_is_missing_from(orders, monkeypatch):
+    """Return a history in which a host is away from one order to the end, and another rank at the end."""
     monkeypatch.setattr(simulated_calls, "plan_faults", lambda *_: None)
     history = quiet_history("divided", 3, is_run=False)
     history.network.hosts[:] = [0, 0, 0, 1]
     history.steps_between_checkpoints = history.steps * 4 // 5
     ranks = history.network.ranks
     ranks[-1].plan, ranks[1].plan = Plan(Kind.PLAYED, orders, True, 1.9), Plan(Kind.BYE, 1, False, 0.8)
+    return history
+
+
+@pytest.mark.parametrize("orders", [23, 19])
+def test_a_host_that_comes_back_at_the_end_is_told_who_has_its_rows(orders, monkeypatch):
+    """The others went back without it; it is let in before they are told the end, or after."""
+    history = divided_history_that_one_is_missing_from(orders, monkeypatch)
     assert not history.check() and set(history.ends()) == {"done"}
 
 
 @pytest.mark.parametrize("orders", [19, 21, 23])
 def test_who_has_the_end_hears_who_owns_what_from_a_new_server_too(orders, monkeypatch):
     """The server dies before it releases those who have the end, and a host that came back has it as well."""
-    monkeypatch.setattr(simulated_calls, "plan_faults", lambda *_: None)
-    history = quiet_history("divided", 3, is_run=False)
-    history.network.hosts[:] = [0, 0, 0, 1]
-    history.steps_between_checkpoints = history.steps * 4 // 5
-    ranks = history.network.ranks
-    ranks[-1].plan, ranks[1].plan = Plan(Kind.PLAYED, orders, True, 1.9), Plan(Kind.BYE, 1, False, 0.8)
-    ranks[0].plan = Plan(Kind.RELEASE, 1, False, 0.0)
+    history = divided_history_that_one_is_missing_from(orders, monkeypatch)
+    history.network.ranks[0].plan = Plan(Kind.RELEASE, 1, False, 0.0)
     assert not history.check() and set(history.ends()) <= {"done", "killed"}
 
 

@@ -29,6 +29,8 @@ from dist_classicrl.errors import RankLostError
 class DividedServer(RowsServer):
     """Serves one call of `train` whose table is divided between hosts."""
 
+    owners_count = True
+
     def __post_init__(self) -> None:
         self._saved: dict[int, SavedRows] = {}
         #: The checkpoint whose rows all hosts have to read before they go on; "": none.
@@ -68,12 +70,6 @@ class DividedServer(RowsServer):
 
     def _gather_rows(self) -> None:
         pass
-
-    def _collect(self) -> None:
-        """See `SuperstepServer`: what is saved then, or the end, is of rows of which all know the owners."""
-        super()._collect()
-        if self._must_begin:
-            self._begin()
 
     def _spread(self) -> None:
         self._is_spread = True

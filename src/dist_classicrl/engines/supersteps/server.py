@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 import numpy as np
 
@@ -44,6 +44,7 @@ class SuperstepServer(LearningServer[SuperstepClient, Part]):
     """Serves one call of `train`, and owns `part` of the rows; the table is that of `cut`."""
 
     can_rescue = False
+    owners_count: ClassVar[bool] = False  # where what is saved, or the end, is of rows whose owners all know
     why_more = (
         "More of the states that are visited are its own. A function as partition= can divide them more "
         "evenly."
@@ -208,9 +209,7 @@ class SuperstepServer(LearningServer[SuperstepClient, Part]):
     def _advance(self) -> None:
         """Let all make some supersteps, divided anew if need be; `Broken` if one is lost that owns rows."""
         if self._must_begin:
-            self._collect()
-        if self._must_begin:
-            self._begin()
+            self._collect(divides=True)
         self._play(min(self._used + self._steps_at_once(), self._last))
 
     def _begin(self) -> None:
@@ -268,12 +267,17 @@ class SuperstepServer(LearningServer[SuperstepClient, Part]):
             self._laggards.count(rank, played.moved, played.learning_seconds)
         self._laggards.judge()
 
-    def _collect(self) -> None:
-        """Bring the table to what all have made; `Broken` if one is lost that owns rows."""
+    def _collect(self, divides: bool = False) -> None:
+        """Bring the table to what all have made; `Broken` if one is lost that owns rows.
+
+        If it `divides`, the rows are divided anew after that if need be.
+        """
         if self._must_begin_first:
             raise Broken
         if self.cut.used != self._used:
             self._gather()
+        if self._must_begin and (divides or self.owners_count):
+            self._begin()
 
     def _settle(self) -> None:
         """Do likewise whoever is lost, for callbacks, which are told of these steps and of no others.
