@@ -54,7 +54,7 @@ OURS = (
     TrainingStopped, WorkerLeft, CutOffError, RankLostError, RankTimeoutError, CheckpointFencedError,
     CheckpointUnreadableError,
 )  # fmt: skip
-DISK = "disk"
+DISK, AGAIN = "disk", "again"
 _job: Job  # the one that runs
 
 
@@ -160,7 +160,7 @@ class _Network(SimNetwork):
 class Event:
     """What happens when something has been done so often, by one rank or by any."""
 
-    what: str  # a kind of message that is sent, or `DISK`
+    what: str  # a kind of message that is sent, `DISK`, or `AGAIN`, where a rank goes on after a stop
     count: int
     by: int | None
     does: str  # "stop", "leave", "kill" or "hang"
@@ -192,7 +192,7 @@ class Job:
     def _random_events(self, rng: random.Random, size: int) -> list[Event]:
         def event() -> Event:
             return Event(
-                rng.choice([DISK, *self.story.kinds]),
+                rng.choice([DISK, AGAIN, *self.story.kinds]),
                 rng.randint(1, rng.choice([2, 2 * size, 60])),
                 rng.choice([None, rng.randrange(size)]),
                 rng.choice(["stop", "stop", "leave", "kill", "hang"]),
@@ -290,9 +290,21 @@ class Job:
         yield self.watches[rank]
 
     def _main(self, wire: SimWire) -> str:
-        agent = self.agents[wire.rank] = self.story.agent()
-        for result, steps in zip(self.results, self.story.calls, strict=True):
-            result[wire.rank] = agent.train(**self.story.asked(steps))
+        agent, story = self.story.agent(), self.story
+        self.agents[wire.rank] = agent
+        for results, steps, end in zip(
+            self.results, story.calls, itertools.accumulate(story.calls), strict=True
+        ):
+            try:
+                result = agent.train(**story.asked(steps))
+            except TrainingStopped as stopped:
+                if not story.goes_on:
+                    raise
+                self.happens(AGAIN)
+                steps = end - stopped.steps
+                result = agent.train(**story.asked(steps))
+            results[wire.rank] = result
+            self.story.claim(result.steps == steps, f"rank {wire.rank}: {result.steps} steps, not {steps}")
         return "done"
 
 
@@ -316,6 +328,7 @@ class Saves(Story):
         self.step_seconds = rng.choice([1e-3, 4e-3])
         self.sync_frequency = rng.choice([1, 5, 20])
         self.n_jobs = rng.choice([2, 3, 4])
+        self.goes_on = not self.is_reproducible and rng.random() < 0.3  # after a stop, in the same job
         self.newest = 0  # steps of the newest checkpoint
         self.jobs: list[Job] = []
         self.wrong = []
@@ -393,9 +406,6 @@ class Saves(Story):
             )
             is_right = error is None or not has_to_end and (told or isinstance(error, OURS))
             self.claim(is_right, f"rank {sim.rank}: {sim.trace}")
-        for results, steps in zip(job.results, self.calls, strict=True):
-            for rank, result in results.items():
-                self.claim(result.steps == steps, f"rank {rank} has made {result.steps} steps of {steps}")
         self.check_disk(job)
 
     def check_disk(self, job: Job) -> None:

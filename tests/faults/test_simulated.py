@@ -16,7 +16,7 @@ import simulated_calls
 import simulated_rows
 import simulated_saves
 from simulated_network import Killed, Plan
-from simulated_saves import Event
+from simulated_saves import AGAIN, Event
 
 from dist_classicrl import settings
 from dist_classicrl.comm.envelope import Kind
@@ -622,7 +622,7 @@ def saved_history(name, planned, monkeypatch, sizes=(4,)):
     planned = [*planned, []]
     monkeypatch.setattr(simulated_saves.Job, "_random_events", lambda job, *_: planned[job.number])
     history = simulated.HISTORIES[name](1)
-    history.sizes, history.n_jobs = sizes, len(planned)
+    history.sizes, history.n_jobs, history.goes_on = sizes, len(planned), False
     history.calls, history.sync_frequency, history.step_seconds = [200, 800], 20, 4e-3
     return history
 
@@ -638,3 +638,12 @@ def test_a_rank_that_is_lost_before_the_first_step_costs_nothing_of_a_checkpoint
     history = saved_history("saves", planned, monkeypatch)
     assert not history.check()
     assert {sim.error.steps for sim in history.jobs[0].network.ranks} == {640}
+
+
+def test_who_goes_on_after_a_stop_without_the_rank_that_served_reads_what_that_has_saved(monkeypatch):
+    """The others had heard how many steps were made, and no table with these."""
+    planned = [Event("PUSH", 12, None, "stop", 0), Event(AGAIN, 1, 0, "kill", None)]
+    history = saved_history("saves", [planned], monkeypatch)
+    history.calls, history.goes_on, history.interval = [800], True, 10**9
+    assert not history.check()
+    assert [sim.result for sim in history.jobs[0].network.ranks] == [None, "done", "done", "done"]

@@ -161,9 +161,10 @@ def find_out(state: AgentState, asked: CallAsked) -> tuple[Place | None, Found |
     if plan is None or asked.total == 0:
         return None, None, None
     place = state.places.of(plan, _experiment(state, asked.source))
-    # Who knows of the steps from a rank that was lost then, and no more, has to read the checkpoint itself.
-    is_half_known = begin < state.steps and state.pending is None
-    found = find(state, asked, plan, place) if is_half_known or not place.is_looked_through else None
+    # Who serves first now, and has heard of the steps alone, has to read the checkpoint itself.
+    is_new = place.folder.fence.number == 0 and state.pending is None
+    lacks_steps = is_new and (begin < state.steps or state.behind == state.digests()[0])
+    found = find(state, asked, plan, place) if lacks_steps or not place.is_looked_through else None
     if found is None:
         check_goes_on(state, asked, plan.strict)
     steps, read = (state.steps, place.read) if found is None else (found.steps, found.name)

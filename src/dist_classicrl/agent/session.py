@@ -292,7 +292,7 @@ class Session:
         state = self.state
         corner.put_back()
         state.steps = state.requested = beginning.begin + result.steps  # a callback may have ended it early
-        state.pending = None
+        state.pending = state.behind = None
         if run.saver is None:
             environment = run.source.identity.text
             note_finished(state.finished, beginning.begin, beginning.asked, result, environment)
