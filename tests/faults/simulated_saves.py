@@ -406,6 +406,9 @@ class Saves(Story):
             )
             is_right = error is None or not has_to_end and (told or isinstance(error, OURS))
             self.claim(is_right, f"rank {sim.rank}: {sim.trace}")
+        for rank, result in job.results[0].items():
+            goes_on = result.resumed_from is not None or self.newest == 0 or self.goes_on
+            self.claim(goes_on, f"rank {rank} has begun anew, though {self.newest} steps were saved")
         self.check_disk(job)
 
     def check_disk(self, job: Job) -> None:

@@ -58,7 +58,7 @@ from dist_classicrl.process.stop import Stop
         ("saved-decentralized", 2),
         ("saved-supersteps", 2),
         ("saved-rows", 2),
-        ("saved-divided", 2),
+        ("saved-divided", 1),
     ],
 )
 def test_whatever_happens_to_ranks_and_network_no_rule_is_broken(name, histories, seeds):
@@ -638,6 +638,17 @@ def test_a_rank_that_is_lost_before_the_first_step_costs_nothing_of_a_checkpoint
     history = saved_history("saves", planned, monkeypatch)
     assert not history.check()
     assert {sim.error.steps for sim in history.jobs[0].network.ranks} == {640}
+
+
+def test_a_server_that_is_lost_once_all_hosts_have_found_the_folder_leaves_it_to_be_looked_through(
+    monkeypatch,
+):
+    """Another one took the place for one whose checkpoint it had, and began anew."""
+    planned = [Event("PLAY", 8, None, "stop", 0)], [Event("TOLD", 7, 0, "kill", None)]
+    history = saved_history("saved-divided", planned, monkeypatch)
+    history.calls, history.interval = [600], 10**9
+    history.random_hosts = lambda *_: [0, 0, 1, 1]
+    assert not history.check() and 0 < history.jobs[0].network.ranks[0].error.steps < 600
 
 
 def test_who_goes_on_after_a_stop_without_the_rank_that_served_reads_what_that_has_saved(monkeypatch):
