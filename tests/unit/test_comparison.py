@@ -447,6 +447,7 @@ def test_holm_makes_many_equal_variants_no_different_ones():
         (lambda: compare({"x": {"a": [1.0, np.nan], "b": [1, 2]}}, "a", "b"), "seed number 1"),
         (lambda: compare({**SCORES, "new": {"a": [1, 2]}}, "a", "b"), "'b' has no scores in .'new'"),
         (lambda: compare(SCORES, "a", "c"), r"no variant 'c'. Give one of \['a', 'b'\]"),
+        (lambda: compare(SCORES, "a", np.array([1, 2])), r"no variant array\(\[1, 2\]\). Give one of"),
         (lambda: compare(SCORES, "a", "a"), "compared with itself"),
         (lambda: compare(SCORES, "a", "b", bounds={"x": (0, 1)}), "Task 'y' has no bounds"),
         (lambda: compare(SCORES, "a", "b", bounds=dict.fromkeys("xyz", (1, 0))), "first must be below"),

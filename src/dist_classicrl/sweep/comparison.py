@@ -7,7 +7,7 @@ the Edge of the Statistical Precipice" (2021). A higher score is a better one.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -445,7 +445,7 @@ def checked_scores(
     known = list(dict.fromkeys(name for _, task in scores.items() for name in task.keys()))
     checked: dict[str, dict[str, np.ndarray]] = {}
     for name in names:
-        if name not in known:
+        if not isinstance(name, Hashable) or name not in known:
             raise StudyError(f"There is no variant {name!r}. Give one of {known}.")
         lacking = [task for task, variants in scores.items() if name not in variants]
         if lacking:
