@@ -173,7 +173,7 @@ def checked_positive(name: str, value: Any) -> float:
 
 def checked_limit(name: str, value: Any) -> float:
     """Return `value`, a number that others are compared with, as a float; SettingsError for others."""
-    if not is_real(value) or math.isnan(value):
+    if not is_real(value) or math.isnan(as_float(value)):
         raise SettingsError(f"{name} must be a number, got {value!r}.")
     return as_float(value)
 

@@ -447,6 +447,8 @@ def test_holm_makes_many_equal_variants_no_different_ones():
         (lambda: compare({"x": {"a": [1.0, np.nan], "b": [1, 2]}}, "a", "b"), "seed number 1"),
         (lambda: compare({**SCORES, "new": {"a": [1, 2]}}, "a", "b"), "'b' has no scores in .'new'"),
         (lambda: compare(SCORES, "a", "c"), r"no variant 'c'. Give one of \['a', 'b'\]"),
+        (lambda: curve_with_interval(np.ones((2, 3)), average=np.array([1, 2])), "average must be 'iqm' or"),
+        (lambda: compare(SCORES, "a", np.array([1, 2])), r"no variant array\(\[1, 2\]\). Give one of"),
         (lambda: compare(SCORES, "a", "a"), "compared with itself"),
         (lambda: compare(SCORES, "a", "b", bounds={"x": (0, 1)}), "Task 'y' has no bounds"),
         (lambda: compare(SCORES, "a", "b", bounds=dict.fromkeys("xyz", (1, 0))), "first must be below"),
@@ -509,6 +511,26 @@ def test_after_the_end_no_more_seeds_are_looked_at():
     test.add(range(5), range(10, 15))
     with pytest.raises(StudyError, match="has ended"):
         test.add(range(5), range(5))
+
+
+def test_small_whole_numbers_of_numpy_are_counts_like_others():
+    def seen(stages, per_stage, permutations, first):
+        asked = []
+
+        def runs(seeds):
+            asked.append(list(seeds))
+            return [seed % 3 for seed in seeds], [seed % 3 for seed in seeds]
+
+        verdict = compare_until_significant(
+            runs, stages=stages, seeds_per_stage=per_stage, permutations=permutations, first_seed=first
+        )
+        return asked, verdict.seeds
+
+    small = seen(np.int8(5), np.int8(30), np.int16(2**15 - 1), np.int8(100))
+    assert small == seen(5, 30, 2**15 - 1, 100)
+    assert str(compare_all(SCORES, permutations=np.int16(2**15 - 1))) == str(
+        compare_all(SCORES, permutations=2**15 - 1)
+    )
 
 
 def test_curves_and_profiles():

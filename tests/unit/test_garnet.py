@@ -30,6 +30,13 @@ def test_seed_decides():
     assert TabularMDP.garnet(20, 2, 3, seed=1) != TabularMDP.garnet(20, 2, 3, seed=2)
 
 
+def test_small_whole_numbers_of_numpy_are_numbers_like_others():
+    small = TabularMDP.garnet(
+        np.uint8(200), np.uint8(3), np.uint8(2), seed=np.int8(5), terminal_states=np.int8(9)
+    )
+    assert small == TabularMDP.garnet(200, 3, 2, seed=5, terminal_states=9)
+
+
 def test_every_set_of_next_states_is_equally_likely():
     # 10 sets of 2 out of 5 states: each count is binomial(20000, 0.1), standard deviation 42.
     follow = np.sort(TabularMDP.garnet(5, 4000, 2, seed=3).outcome_next.reshape(-1, 2), axis=1)

@@ -359,6 +359,7 @@ def test_foreign_files_and_missing_packages_are_named(tmp_path, monkeypatch):
         agent.learn("minari:toy/random-v0")
     for more, words in (
         (dict(method="batch"), "method is 'batch'; it must be one of 'incremental', 'sweeps'"),
+        (dict(method=np.array(["sweeps", "incremental"])), r"method is array\("),
         (dict(epochs=0), "epochs"),
     ):
         with pytest.raises(SettingsError, match=words):

@@ -55,6 +55,7 @@ def test_values_of_the_random_policy_are_those_of_figure_4_1():
 
 def test_wind_keys_and_slips_do_what_they_say():
     windy = make("WindyGridworld", moves=8)
+    assert make("Gridworld", moves=np.int8(4)) == make("Gridworld")
     assert windy.start_value(windy.solve(1.0).v) == pytest.approx(-7)
     model = make("Gridworld", desc=["#..", "a..", "S.."], wind=[1, 0, -1], slip=0.4, stochastic_wind=True)
     pair = 6 * 4 + 2  # to the right from the start

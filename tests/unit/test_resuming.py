@@ -499,6 +499,29 @@ def test_ten_calls_of_which_the_seventh_was_stopped(
     assert contents(tmp_path) == before
 
 
+def test_rates_that_a_script_sets_by_what_they_are_are_set_alike_when_it_is_started_again(
+    tmp_path, restart, small_slices
+):
+    def run(folder, **stop):
+        agent = DistAsyncQLearning(
+            seed=11, epsilon=Linear(0.9, 0.1, 2_000), learning_rate=Linear(0.5, 0.1, 2_000)
+        )
+        for steps in (300, 500, 1_000):
+            agent.train(LAKE, total_steps=steps, checkpoint_dir=tmp_path / folder, **stop)
+            agent.epsilon *= 0.9
+            agent.learning_rate *= 0.9
+        restart()
+        return agent
+
+    straight = run("straight")
+    with pytest.raises(TrainingStopped):
+        run("stopped", **stop_after(600))
+    restart()
+    again = run("stopped")
+    assert (again.epsilon, again.learning_rate) == (straight.epsilon, straight.learning_rate)
+    assert same(again, straight)
+
+
 @pytest.mark.parametrize("calls", [[4_000], [100, 3_900], [2_100, 1_000, 900], [4_000, 500], [2_500]])
 def test_calls_with_other_boundaries_make_as_many_steps_as_they_ask_for(
     calls, tmp_path, restart, small_slices

@@ -283,7 +283,7 @@ def test_optimal_policy_is_worth_the_optimal_value():
             np.testing.assert_allclose(model.policy_value(solution.policy, discount), solution.v, atol=1e-9)
 
 
-@pytest.mark.parametrize("discount", [-0.1, 1.1, np.nan, "0.9", None])
+@pytest.mark.parametrize("discount", [-0.1, 1.1, np.nan, "0.9", None, True])
 def test_refuses_discounts(discount):
     model = corridor(2, 0.0, 1.0)
     with pytest.raises(SettingsError, match="discount_factor is"):
@@ -292,10 +292,12 @@ def test_refuses_discounts(discount):
         model.policy_value(np.array([0, 0]), discount)
 
 
-@pytest.mark.parametrize("tolerance", [0.0, -1.0, np.nan])
+@pytest.mark.parametrize("tolerance", [0.0, -1.0, np.nan, 10**400])
 def test_refuses_tolerances(tolerance):
-    with pytest.raises(SettingsError, match="tolerance is"):
-        corridor(2, 0.0, 1.0).solve(0.9, tolerance)
+    model = corridor(2, 0.0, 1.0)
+    for solve in (lambda: model.solve(0.9, tolerance), lambda: model.solve_average_reward(tolerance)):
+        with pytest.raises(SettingsError, match="tolerance is"):
+            solve()
 
 
 @pytest.mark.parametrize(

@@ -188,6 +188,7 @@ def test_more_runs_than_a_study_may_have_are_counted_and_not_listed(tmp_path, ch
         ({"settings": {1: 2}, "vary": {1: [2]}}, "1 stands in settings and in vary"),
         ({"search_seed": "abc"}, "search_seed='abc' belongs to search=\"random\".*Leave it out"),
         ({"search_seed": 3}, "search_seed=3 belongs to"),
+        ({"search": np.array([1, 2])}, r'search must be "grid", "random" or "tpe", got array\(\[1, 2\]\)'),
         ({"early_stopping": 3}, "SuccessiveHalving"),
         ({"early_stopping": SuccessiveHalving(3, 8)}, "Give 2,187 steps or more, or fewer rungs"),
     ],

@@ -20,6 +20,7 @@ from dist_classicrl.data.result import BatchResult
 from dist_classicrl.data.transitions import Transitions
 from dist_classicrl.engines.idle import idle_in_learn
 from dist_classicrl.environments.resolve import Source
+from dist_classicrl.environments.solvers.process import check_method
 from dist_classicrl.errors import (
     DataError,
     DivergenceError,
@@ -151,8 +152,7 @@ def _prepared(state: AgentState, given: Any, epochs: Any, method: Any, env: Any)
         raise SettingsError(
             "learn() was called for an agent that is training; call it when train() has ended."
         )
-    if method not in METHODS:
-        raise SettingsError(f"method is {method!r}; it must be one of {', '.join(map(repr, METHODS))}")
+    check_method(method, METHODS)
     if method == "sweeps" and epochs is not None:
         raise SettingsError(
             f"epochs={epochs!r} is how often each transition is learned, and method='sweeps' solves for the "

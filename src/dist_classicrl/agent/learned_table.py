@@ -153,7 +153,7 @@ class LearnedTable:
 
         A schedule with a `fraction` is one of the next call of `train`, wherever it was taken from.
         """
-        return self._state.settings.epsilon.at(self._state.steps)
+        return self._state.settings.epsilon.at(self._state.reached)
 
     @epsilon.setter
     def epsilon(self, value: Any) -> None:
@@ -164,7 +164,7 @@ class LearnedTable:
     def learning_rate(self) -> Any:
         """The current step size, or the `PerVisit` schedule; set it to a number or a schedule."""
         schedule = self._state.settings.learning_rate
-        return schedule if isinstance(schedule, PerVisit) else schedule.at(self._state.steps)
+        return schedule if isinstance(schedule, PerVisit) else schedule.at(self._state.reached)
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:

@@ -149,6 +149,14 @@ class AgentState:
             own |= {"requested": self.steps, "pending": None}
         return vars(self) | own
 
+    @property
+    def reached(self) -> int:
+        """The global step at which rates stand: after calls that were made before, where the last one ended.
+
+        A script that sets a rate between its calls by what that is does so when it is started again, too.
+        """
+        return self.steps if self.is_training else min(self.steps, self.requested)
+
     # The table
 
     @property

@@ -24,7 +24,7 @@ from dist_classicrl.sweep.comparison import (
     Estimate,
     bootstrap,
     caution,
-    check_count,
+    checked_count,
     interquartile_mean,
     undecidable,
 )
@@ -78,7 +78,7 @@ def study_sections(study: Study, resamples: int = RESAMPLES) -> list[Section]:
     MissingExtraError
         Without scipy or matplotlib.
     """
-    check_count("resamples", resamples, 100)
+    checked_count("resamples", resamples, 100)
     rows = study.rows()
     groups = _groups(study, rows, resamples)
     # Of which some may be under way, as those that were added.

@@ -7,7 +7,7 @@ the Edge of the Statistical Precipice" (2021). A higher score is a better one.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -160,9 +160,9 @@ def compare(
     MissingExtraError
         If scipy is not installed.
     """
-    for name, count in (("resamples", resamples), ("permutations", permutations)):
-        check_count(name, count, 100)
-    check_count("seed", seed, 0)
+    resamples = checked_count("resamples", resamples, 100)
+    permutations = checked_count("permutations", permutations, 100)
+    checked_count("seed", seed, 0)
     check_level(level)
     checked = checked_scores(scores, (first, second), bounds)
     if first == second:
@@ -228,7 +228,7 @@ def compare_all(
     ]
     adjusted = holm([each.p_value for each in found])
     sizes = [[(len(task[a]), len(task[b])) for task in checked.values()] for a, b in pairs]
-    why = undecidable(sizes, level, permutations)
+    why = undecidable(sizes, level, int(permutations))
     return [
         replace(each, adjusted_p_value=p, undecidable=reason)
         for each, p, reason in zip(found, adjusted, why, strict=True)
@@ -445,7 +445,7 @@ def checked_scores(
     known = list(dict.fromkeys(name for _, task in scores.items() for name in task.keys()))
     checked: dict[str, dict[str, np.ndarray]] = {}
     for name in names:
-        if name not in known:
+        if not isinstance(name, Hashable) or name not in known:
             raise StudyError(f"There is no variant {name!r}. Give one of {known}.")
         lacking = [task for task, variants in scores.items() if name not in variants]
         if lacking:
@@ -496,12 +496,13 @@ def checked_values(values: Any, what: str) -> np.ndarray:
     return array
 
 
-def check_count(name: str, count: int, least: int) -> None:
-    """Raise `StudyError` if `count` is not a whole number of at least `least`, below 2**63."""
+def checked_count(name: str, count: int, least: int) -> int:
+    """Return `count` as an int; `StudyError` if it is no whole number of at least `least`, below 2**63."""
     if not is_whole(count) or count < least:
         raise StudyError(f"{name} must be a whole number of at least {least:,}, got {count!r}.")
     if count >= 2**63:
         raise StudyError(f"{name} must be below 2**63, got a larger number.")
+    return int(count)
 
 
 def check_level(level: float) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from dist_classicrl._words import counted
 from dist_classicrl.errors import StudyError
-from dist_classicrl.sweep.comparison import LEVEL, PERMUTATIONS, check_count, check_level, checked_values
+from dist_classicrl.sweep.comparison import LEVEL, PERMUTATIONS, check_level, checked_count, checked_values
 
 DIFFERENT, UNDECIDED, NOT_FOUND = "different", "undecided", "no difference found"
 UNDECIDABLE = "cannot be decided"
@@ -114,11 +114,11 @@ class AdaStop:
         permutations: int = PERMUTATIONS,
         seed: int = 0,
     ) -> None:
-        check_count("stages", stages, 1)
-        check_count("seeds_per_stage", seeds_per_stage, 2)
-        check_count("permutations", permutations, 100)
+        stages = checked_count("stages", stages, 1)
+        seeds_per_stage = checked_count("seeds_per_stage", seeds_per_stage, 2)
+        permutations = checked_count("permutations", permutations, 100)
         check_level(level)
-        check_count("seed", seed, 0)
+        checked_count("seed", seed, 0)
         if level * (1 + permutations) < 1 - 1e-9:
             raise StudyError(
                 f"With {permutations:,} permutations no difference can be found at level {level}. Give at "
@@ -150,7 +150,7 @@ class AdaStop:
         them out, or `tasks` is no whole number of 1 or more. `add` does it as well, which knows the tasks of
         the first stage.
         """
-        check_count("tasks", tasks, 1)
+        checked_count("tasks", tasks, 1)
         n = len(self.variants)
         if enough := self._lacks(n, len(self.verdicts), tasks):
             raise StudyError(
@@ -405,12 +405,11 @@ def compare_until_significant(
         As `SequentialComparison`, and where `more_runs` does not return two.
     """
     test = SequentialComparison(stages, seeds_per_stage, level, permutations, seed)
-    check_count("first_seed", first_seed, 0)
+    begin, count = checked_count("first_seed", first_seed, 0), int(seeds_per_stage)
     if not callable(more_runs):
         raise StudyError(f"more_runs must be a function that takes seeds, got {more_runs!r}.")
-    begin = first_seed
     while True:
-        scores = more_runs(range(begin, begin + seeds_per_stage))
+        scores = more_runs(range(begin, begin + count))
         if not isinstance(scores, Sequence) or len(scores) != 2:
             raise StudyError(
                 f"more_runs must return the scores of both variants, got {scores!r}. Write return "
@@ -419,4 +418,4 @@ def compare_until_significant(
         verdict = test.add(*scores)
         if verdict.outcome != UNDECIDED:
             return verdict
-        begin += seeds_per_stage
+        begin += count

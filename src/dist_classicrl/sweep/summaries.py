@@ -17,7 +17,7 @@ from dist_classicrl.sweep.comparison import (
     RESAMPLES,
     Scores,
     bootstrap_interval,
-    check_count,
+    checked_count,
     checked_scores,
     checked_values,
     interquartile_mean,
@@ -87,10 +87,10 @@ def curve_with_interval(
     MissingExtraError
         If scipy is not installed.
     """
-    if average not in AVERAGES:
+    if not isinstance(average, str) or average not in AVERAGES:
         raise StudyError(f"average must be {' or '.join(map(repr, AVERAGES))}, got {average!r}.")
-    check_count("resamples", resamples, 100)
-    check_count("seed", seed, 0)
+    checked_count("resamples", resamples, 100)
+    checked_count("seed", seed, 0)
     values = as_floats("Curves", curves, StudyError)
     if values.ndim != 2 or len(values) < FEWEST or not values.shape[1]:
         raise StudyError(
@@ -137,8 +137,8 @@ def performance_profile(
     MissingExtraError
         If scipy is not installed.
     """
-    check_count("resamples", resamples, 100)
-    check_count("seed", seed, 0)
+    checked_count("resamples", resamples, 100)
+    checked_count("seed", seed, 0)
     bars = np.atleast_1d(as_floats("Thresholds", thresholds, StudyError))
     if bars.ndim != 1 or not bars.size or not np.isfinite(bars).all():
         raise StudyError(
@@ -173,7 +173,7 @@ def sensitivity(settings: Mapping[str, Sequence[Any]], scores: Any, bins: int = 
         If a setting has not as many values as there are scores, or one that is no word or finite number, or
         a score is NaN.
     """
-    check_count("bins", bins, 2)
+    checked_count("bins", bins, 2)
     values = checked_values(scores, "Scores of runs")
     if not is_mapping(settings):
         raise StudyError(

@@ -28,13 +28,13 @@ def draw(
     termination_probability: float,
 ) -> dict[str, Any]:
     """Return the fields of a random model; see `TabularMDP.garnet`."""
-    _require_whole("n_states", n_states, 1, None)
-    _require_whole("n_actions", n_actions, 1, None)
-    _require_whole("branching", branching, 1, n_states)
-    _require_whole("terminal_states", terminal_states, 0, n_states - 1)
+    n_states = _whole("n_states", n_states, 1, None)
+    n_actions = _whole("n_actions", n_actions, 1, None)
+    branching = _whole("branching", branching, 1, n_states)
+    terminal_states = _whole("terminal_states", terminal_states, 0, n_states - 1)
     _require_number("reward_std", reward_std, np.inf)
     _require_number("termination_probability", termination_probability, 1.0)
-    _require_whole("seed", seed, 0, None)
+    seed = _whole("seed", seed, 0, None)
     pairs = n_states * n_actions
     if pairs * branching > _MOST_OUTCOMES:
         raise SettingsError(
@@ -82,10 +82,11 @@ def _distinct_states(rng: np.random.Generator, rows: int, n_states: int, size: i
     return drawn
 
 
-def _require_whole(name: str, value: Any, lowest: int, highest: int | None) -> None:
+def _whole(name: str, value: Any, lowest: int, highest: int | None) -> int:
     if not is_whole(value) or value < lowest or (highest is not None and value > highest):
         limit = "" if highest is None else f" and at most {highest}"
         raise SettingsError(f"{name} is {value!r}; it must be a whole number of at least {lowest}{limit}")
+    return int(value)
 
 
 def _require_number(name: str, value: Any, below: float) -> None:

@@ -83,6 +83,7 @@ def gridworld(
     board = _board_of(desc)
     if not is_whole(moves) or moves not in (4, 8, 9):
         raise SettingsError(f"moves must be 4, 8 or 9, got {moves!r}.")
+    moves = int(moves)  # NumPy's small ones overflow
     slips = CHANCE("slip", slip)
     blows = _wind_of(wind, *board.shape)
     gusts = (-1, 0, 1) if YesOrNo()("stochastic_wind", stochastic_wind) else (0,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from copy import copy
 from itertools import pairwise
@@ -9,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dist_classicrl.checks import is_whole
+from dist_classicrl.checks import as_float, is_real, is_whole
 from dist_classicrl.environments.sampling.ranges import in_ranges
 from dist_classicrl.errors import ConvergenceError, SettingsError
 
@@ -153,15 +154,15 @@ class Changes:
 
 def checked_discount(value: Any) -> float:
     """Return a discount factor as a float; SettingsError unless it is from 0 to 1."""
-    if not isinstance(value, (int, float, np.integer, np.floating)) or not 0.0 <= value <= 1.0:
+    if not is_real(value) or not 0.0 <= value <= 1.0:
         raise SettingsError(f"discount_factor is {value!r}; it must be a number from 0 to 1, such as 0.99")
     return float(value)
 
 
 def check_limits(tolerance: Any, max_iterations: Any) -> None:
-    """Refuse a tolerance that is not above 0, and a number of sweeps that is not at least 1."""
-    if not isinstance(tolerance, (int, float, np.integer, np.floating)) or not tolerance > 0:
-        raise SettingsError(f"tolerance is {tolerance!r}; it must be above 0, such as 1e-10")
+    """Refuse a tolerance that is not finite and above 0, and a number of sweeps that is not at least 1."""
+    if not is_real(tolerance) or not 0.0 < as_float(tolerance) < math.inf:
+        raise SettingsError(f"tolerance is {tolerance!r}; it must be finite and above 0, such as 1e-10")
     if not is_whole(max_iterations) or max_iterations < 1:
         raise SettingsError(
             f"max_iterations is {max_iterations!r}; it must be a whole number of at least 1, such as 100_000"

@@ -125,11 +125,11 @@ def ends_of(vary: Mapping[str, Any]) -> list[dict[str, Any]]:
 def n_tried(vary: Mapping[str, Any], search: str, n_variants: int | None, seed: int) -> int:
     """Return how many settings `variants` returns, however many that are; StudyError as there."""
     check_space(vary)
+    if not isinstance(search, str) or search not in ("grid", "random"):
+        raise StudyError(f'search must be "grid", "random" or "tpe", got {search!r}.')
     if search == "grid":
         check_grid(vary, n_variants, seed)
         return math.prod(map(len, vary.values()))
-    if search != "random":
-        raise StudyError(f'search must be "grid", "random" or "tpe", got {search!r}.')
     check_draws(n_variants, seed)
     return int(n_variants or 0)
 
