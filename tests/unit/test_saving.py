@@ -673,6 +673,20 @@ def test_parts_of_a_checkpoint_that_failed_are_removed(tmp_path, clock):
     assert not any((tmp_path / "agent-0" / name).exists() for name in names)
 
 
+def test_what_killed_jobs_left_is_removed_before_parts_are_written(tmp_path, clock):
+    left, there = f"f000000-c00000001-step{9:015d}-0123abcd", []
+    saver = saver_with_parts(tmp_path, clock, lambda folder, name: there.append(folder.storage.names()) or {})
+    saver.write_parts("")
+    (tmp_path / "agent-0" / left).mkdir()
+    saver.save(VALUES, COUNTS, position())
+    saver.writer.wait(60.0)
+    assert left not in there[1] and len(there[1]) == 1
+    # Whatever hangs there is no trouble of the checkpoint.
+    saver.writer.clear = lambda name: 1 / 0
+    saver.save(VALUES, COUNTS, position())
+    assert saver.writer.wait(60.0) and not saver.writer.failed
+
+
 # A disk that fails
 
 

@@ -121,6 +121,10 @@ class Writer:
         self._claim()
         return self._folder.next_name(steps, run)
 
+    def clear(self, name: CheckpointName) -> None:
+        """Remove what was left half written before `name`, as whoever writes it alone does by itself."""
+        self._folder.clear(name)
+
     def fail(self, error: Exception, name: CheckpointName | None) -> None:
         """Take note that others could not write their parts to `name`, and remove those that are there."""
         if name is not None:

@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import InitVar, dataclass, field, replace
 from typing import Any
 
@@ -186,13 +187,20 @@ class Saver:
         self._next = self._multiple_after(steps)
         self._saved_at = time.monotonic()
 
-    def save(self, values: np.ndarray, counts: np.ndarray, position: Position, is_live: bool = False) -> None:
-        """Write a checkpoint in the background.
+    def save(
+        self,
+        values: np.ndarray,
+        counts: np.ndarray,
+        position: Position,
+        is_live: bool = False,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Write a checkpoint in the background; parts, where there are any, before this returns.
 
         `values` and `counts` (S * A,) must not change before `is_due` says yes again. If they are what is
         learned in, and no copies, `is_live`, whoever no longer waits gives the checkpoint up: `wait`,
         `save_last`. CheckpointFencedError where parts are written, if another server has taken over the
-        folder.
+        folder. Before these are, `meanwhile` is called every 50 ms.
         """
         self._submitted = position.steps
         self._is_live = is_live
@@ -208,6 +216,8 @@ class Saver:
         except Exception as error:  # a full disk, a lost connection: backends raise errors of many kinds
             self.writer.fail(error, None)
             return
+        with suppress(OSError):
+            FileThread("removed").do(lambda look: self.writer.clear(name), self.patience, meanwhile)
         try:
             parts = self.write_parts(str(name))
         except OSError as error:  # what is no trouble of a disk or store goes up, such as a rank that failed
@@ -247,7 +257,7 @@ class Saver:
         """
         seconds = longest_silence(self.patience, values.nbytes + counts.nbytes)
         try:
-            self.save(values, counts, position, is_live=True)
+            self.save(values, counts, position, True, meanwhile)
             if self._wait(lambda: self.writer.stalled_for <= seconds, meanwhile):
                 return
         except BaseException:
@@ -281,7 +291,7 @@ class Saver:
         try:
             written = self._wait(in_time, meanwhile)
             if written:
-                self.save(values, counts, position, is_live=True)
+                self.save(values, counts, position, True, meanwhile)
                 written = self._wait(in_time, meanwhile)
             if not written and self._is_live:
                 self.writer.abandon()
