@@ -254,7 +254,7 @@ def test_one_that_takes_long_is_reported_once(folder, writer, caplog, monkeypatc
             writer.report_slow(90.0)
             writer.report_slow(0.0)
         (record,) = caplog.records
-        assert record.levelname == "WARNING" and "Training goes on" in record.message
+        assert record.levelname == "WARNING" and "still being written" in record.message
         assert folder.url in record.message and "after 100 s" in record.message
         assert f"since the last good checkpoint of this process ({first}) is not saved" in record.message
         gate.open.set()

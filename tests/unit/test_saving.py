@@ -192,6 +192,46 @@ def test_by_time_it_is_due_so_many_seconds_after_the_last_began(clock):
     assert saver.is_due(50)
 
 
+@pytest.mark.parametrize("way", ["in place", "on a card"])
+def test_where_all_wait_for_it_writing_takes_half_of_the_time_at_most(clock, way, caplog):
+    saver, _, _ = make_saver(clock, takes=30.0, patience=99.0, checkpoint_interval="2s")
+    learned = []
+    for _ in range(4):
+        begun = clock.now
+        while not saver.is_due(50):
+            clock.now += 0.5
+        learned.append(clock.now - begun)
+        saver.begin(50)
+        if way == "in place":
+            saver.save_and_wait(VALUES, COUNTS, position())
+        else:
+            saver.save(VALUES, COUNTS, position(), is_live=True)
+            clock.now += 0.25  # learned there, until the rows here have to change
+            saver.wait()
+    assert learned[0] == 2.0 and min(learned[1:]) >= 30.0 and max(learned) <= 30.5
+    (record,) = caplog.records
+    assert "which took 30.0 s" in record.message and "one every 2 s" in record.message
+    assert 'Write checkpoint_interval="270s" or more' in record.message
+
+
+def test_where_all_wait_for_it_the_interval_counts_from_its_end(clock, caplog):
+    saver, writer, _ = make_saver(clock, takes=5.0, checkpoint_interval="30s")
+    for takes, due in ((5.0, 30.0), (0.0, 30.0)):
+        writer.takes = takes
+        saver.begin(50)
+        saver.save_and_wait(VALUES, COUNTS, position())
+        clock.now += due - 0.1
+        assert not saver.is_due(50)
+        clock.now += 0.2
+        assert saver.is_due(50)
+    # What is written while learning goes on counts from its beginning, however long the one before took.
+    writer.takes = 50.0
+    saver.save_and_wait(VALUES, COUNTS, position())
+    saver.begin(50)
+    clock.now += 30.1
+    assert saver.is_due(50) and len(caplog.records) == 1
+
+
 @pytest.mark.parametrize("interval", [1, "1ms"])
 def test_it_is_never_due_before_the_last_one_is_on_disk(clock, interval):
     saver, writer, _ = make_saver(clock, takes=5.0, checkpoint_interval=interval)

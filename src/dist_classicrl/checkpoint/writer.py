@@ -180,9 +180,9 @@ class Writer:
             return
         self._is_reported = True
         logger.warning(
-            "The checkpoint that was begun at %s is still being written to %s, after %.0f s. Training goes "
-            "on, but what it has learned since the last good checkpoint of this process (%s) is not saved. "
-            "See whether that disk or its server hangs.",
+            "The checkpoint that was begun at %s is still being written to %s, after %.0f s. What was "
+            "learned since the last good checkpoint of this process (%s) is not saved. See whether that disk "
+            "or its server hangs.",
             time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - taken)),
             self._folder.url,
             taken,

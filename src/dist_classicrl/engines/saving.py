@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import InitVar, dataclass, field, replace
 from typing import Any
 
@@ -118,6 +118,8 @@ class Saver:
         self._start = self._submitted = start
         self._is_live = False  # whether what was submitted last is read from what has to change
         self._saved_at = self._timed = time.monotonic()
+        self._waited = 0.0  # seconds in which nothing was learned on account of the last checkpoint
+        self._has_told = False  # that this is longer than the interval
         self._told = self.writer.last
         self._next = self._multiple_after(start)
 
@@ -165,14 +167,15 @@ class Saver:
     def is_due(self, steps: int) -> bool:
         """Whether to save now, at global step `steps`: never before the last checkpoint is on disk.
 
-        One that could not be written is tried again soon.
+        One that could not be written is tried again soon. Where all waited for the last one, as long as that
+        is learned first: by time, writing takes no more than half of it.
         """
         if self.writer.busy:
             return False
         interval = self.plan.checkpoint_interval.seconds or math.inf
         if self.writer.failed:
             interval = min(interval, _RETRY_SECONDS)
-        return steps >= self._next or time.monotonic() - self._saved_at >= interval
+        return steps >= self._next or time.monotonic() - self._saved_at >= max(interval, self._waited)
 
     def news(self) -> tuple[int, str] | None:
         """Return the global step of a checkpoint and where it is, once it is on disk."""
@@ -186,6 +189,7 @@ class Saver:
         """Count the time to the next checkpoint from now on: one at about global step `steps` begins."""
         self._next = self._multiple_after(steps)
         self._saved_at = time.monotonic()
+        self._waited = 0.0
 
     def save(
         self,
@@ -233,7 +237,9 @@ class Saver:
     def wait(self, patience: float = math.inf) -> None:
         """Wait until the last checkpoint is on disk; give it up after `patience`: its arrays may change."""
         seconds = min(patience, self.patience)
-        if not self._wait(_in_time(seconds), lambda: None):
+        with self._standing_still():
+            is_there = self._wait(_in_time(seconds), lambda: None)
+        if not is_there:
             self.writer.abandon()
             logger.warning(
                 "The checkpoint that was being written to %s is given up after %.0f s: what it is written "
@@ -257,8 +263,10 @@ class Saver:
         """
         seconds = longest_silence(self.patience, values.nbytes + counts.nbytes)
         try:
-            self.save(values, counts, position, True, meanwhile)
-            if self._wait(lambda: self.writer.stalled_for <= seconds, meanwhile):
+            with self._standing_still():
+                self.save(values, counts, position, True, meanwhile)
+                is_there = self._wait(lambda: self.writer.stalled_for <= seconds, meanwhile)
+            if is_there:
                 return
         except BaseException:
             self.writer.abandon()
@@ -359,6 +367,27 @@ class Saver:
         # The last report comes when this is on disk: whoever goes on from here has nothing to report again.
         tally = {name: count for name, count in position.tally.items() if name != "reported"}
         return self.save_last(values, counts, replace(position, tally=tally), meanwhile)
+
+    @contextmanager
+    def _standing_still(self) -> Iterator[None]:
+        """Count the time to the next checkpoint from the end of this, in which nothing is learned."""
+        begun, interval = time.monotonic(), self.plan.checkpoint_interval.seconds
+        yield
+        self._saved_at = time.monotonic()
+        self._waited = self._saved_at - begun
+        if interval is None or self._waited <= interval or self._has_told or self.writer.failed:
+            return
+        self._has_told = True
+        logger.warning(
+            "All wait while a checkpoint is written to %s, which took %.1f s, and checkpoint_interval asks "
+            "for one every %g s. The next one begins once as much time has gone into learning, which is what "
+            'a kill may cost. Write checkpoint_interval="%ds" or more for writing to take no more than a '
+            "tenth of the time.",
+            self.writer.url,
+            self._waited,
+            interval,
+            math.ceil(9.0 * self._waited),
+        )
 
     def _wait(self, goes_on: Callable[[], bool], meanwhile: Callable[[], None]) -> bool:
         while not self.writer.wait(_LOOK_SECONDS):
