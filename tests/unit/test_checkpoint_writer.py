@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -284,6 +285,14 @@ def test_a_full_disk_is_logged_once_and_training_goes_on(folder, writer, caplog)
     gate.error = ConnectionError("gone")
     assert write_now(writer, arrays_of(4), 4) is None
     assert "ConnectionError: gone" in caplog.records[2].message and len(caplog.records) == 3
+
+
+def test_the_last_good_one_is_none_where_somebody_has_removed_it(folder, writer, caplog):
+    write_now(writer, arrays_of(1), 1)
+    shutil.rmtree(folder.url)
+    assert write_now(writer, arrays_of(2), 2) is None
+    assert caplog.messages[0].endswith("The last good checkpoint of this process is none.")
+    assert writer.last_good == "none"
 
 
 def test_a_failure_half_way_leaves_nothing_half_written(folder, writer, monkeypatch, caplog):

@@ -70,6 +70,10 @@ class FakeWriter:
         self.seconds, self.last, self.failed, self.fenced = 0.0, None, False, None
 
     @property
+    def last_good(self):
+        return self.last or "none"
+
+    @property
     def busy(self):
         return self.job is not None
 

@@ -55,6 +55,8 @@ class Writer:
         self._is_reported = False  # that it is slow
         #: The name of the last checkpoint that was written and verified; None if there is none yet.
         self.last_name: str | None = None
+        #: Where that is, for people; "none" also where it was gone as a later one failed.
+        self.last_good = "none"
         #: Whether the most recent attempt failed; one that was abandoned does not count.
         self.failed = False
         self._fenced: CheckpointFencedError | None = None
@@ -186,7 +188,7 @@ class Writer:
             time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - taken)),
             self._folder.url,
             taken,
-            self.last or "none",
+            self.last_good,
         )
 
     def _work(self, job: Job, write: Callable[[], str]) -> None:
@@ -205,6 +207,7 @@ class Writer:
             if self.failed:
                 logger.warning("Checkpoints can be written to %s again.", self._folder.url)
             self.last_name, self.failed = name, False
+            self.last_good = self._folder.url_of(name)
             with self._changed:
                 self._durations.append(time.monotonic() - job.begun)
 
@@ -220,6 +223,9 @@ class Writer:
             self._note_failure(error)
 
     def _note_failure(self, error: Exception) -> None:
+        with suppress(Exception):  # a disk that does not say so has it
+            if self.last_name is not None and not self._folder.has(self.last_name):
+                self.last_good = "none"
         if not self.failed:
             logger.warning(
                 "No checkpoint could be written to %s (%s: %s). As long as training goes on, the next one is "
@@ -227,6 +233,6 @@ class Writer:
                 self._folder.url,
                 type(error).__name__,
                 error,
-                self.last or "none",
+                self.last_good,
             )
         self.failed = True

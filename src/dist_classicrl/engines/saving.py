@@ -278,7 +278,7 @@ class Saver:
             "answers. The last good checkpoint of this process is %s.",
             self.writer.url,
             seconds,
-            self.writer.last or "none",
+            self.writer.last_good,
         )
 
     def save_last(
@@ -312,7 +312,7 @@ class Saver:
                 "one of this process is %s.",
                 seconds,
                 self.writer.url,
-                self.writer.last or "none",
+                self.writer.last_good,
             )
         self.writer.check()
         if written and self.writer.failed:
@@ -321,7 +321,7 @@ class Saver:
                 "the last good one of this process (%s) is not saved. Where this process goes on, save it "
                 "elsewhere with save_model, or make room there and call train again.",
                 self.writer.url,
-                self.writer.last or "none",
+                self.writer.last_good,
             )
         return self.writer.last if written and not self.writer.failed else None
 
