@@ -22,6 +22,7 @@ from dist_classicrl.checkpoint import local as local_module
 from dist_classicrl.checkpoint.file_thread import GivenUp
 from dist_classicrl.checkpoint.folder import CheckpointFolder
 from dist_classicrl.checkpoint.local import LocalStorage
+from dist_classicrl.checkpoint.names import checkpoints_in
 from dist_classicrl.errors import CheckpointError, CheckpointFencedError, CheckpointUnreadableError
 from dist_classicrl.model import places
 
@@ -231,6 +232,77 @@ def test_incomplete_folders_are_no_checkpoints_and_are_removed_by_the_next_one(t
     folder.write(arrays_of(2), {"steps": 2}, RUN)
     assert sequences(folder) == [8, 1]
     assert not earlier.exists() and later.exists()
+
+
+def killed_while_writing(path, run=RUN):
+    """Leave what a process leaves that is killed while it writes its first checkpoint."""
+    folder = claimed(path)
+    with pytest.raises(Crash), pytest.MonkeyPatch.context() as patch:
+
+        def crash(*arguments):
+            raise Crash
+
+        patch.setattr(folder.storage, "sync", crash)
+        patch.setattr(folder.storage, "remove", crash)
+        folder.write(arrays_of(9), {"steps": 9}, run)
+    (left,) = set(map(str, checkpoints_in(folder.storage.names()))) - set(folder.names())
+    return left
+
+
+def test_what_killed_jobs_left_is_removed_before_anything_is_written(tmp_path):
+    """Else it would fill the disk, and none would ever be written again."""
+    kept = claimed(tmp_path).write(arrays_of(0), {"steps": 0}, OTHER_RUN)
+    left = [killed_while_writing(tmp_path, run) for run in (RUN, OTHER_RUN, RUN)]
+    folder = claimed(tmp_path)
+    there = []
+
+    def look():
+        there.append(folder.storage.names())
+
+    name = folder.write(arrays_of(1), {"steps": 1}, RUN, look)
+    assert len(left) == 3 and kept in there[0] and not set(left).intersection(there[0])
+    assert folder.names() == [name, kept]
+    # Who has been replaced since removes nothing, and nothing that a later one writes goes.
+    late, later = folder, killed_while_writing(tmp_path)
+    with pytest.raises(CheckpointFencedError):
+        late.write(arrays_of(2), {"steps": 2}, RUN)
+    assert later in folder.storage.names()
+
+
+def test_what_a_failed_write_could_not_remove_goes_before_the_next_one(tmp_path, monkeypatch, caplog):
+    folder = claimed(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(folder.storage, "remove", lambda path: 1 / 0)
+        patch.setattr(folder.storage, "sync", lambda path: 1 / 0)
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                folder.write(arrays_of(1), {"steps": 1}, RUN)
+    assert len(checkpoints_in(folder.storage.names())) == 2
+    assert len(caplog.records) == 1 and "division by zero" in caplog.text
+    there = []
+    folder.write(arrays_of(1), {"steps": 1}, RUN, lambda: there.append(folder.storage.names()))
+    assert len(checkpoints_in(there[0])) <= 1
+
+
+def test_a_listing_that_lags_behind_costs_no_checkpoint(tmp_path, monkeypatch):
+    name = claimed(tmp_path).write(arrays_of(1), {"steps": 1}, RUN)
+    folder = claimed(tmp_path)
+    names = folder.storage.names
+    monkeypatch.setattr(folder.storage, "names", lambda place="": [] if place == name else names(place))
+    monkeypatch.setattr(folder, "_write", lambda *arguments: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        folder.write(arrays_of(2), {"steps": 2}, RUN)
+    monkeypatch.undo()
+    assert folder.read_newest().name == name
+
+
+def test_a_file_that_is_called_as_a_checkpoint_stays_without_a_word(tmp_path, caplog):
+    folder = claimed(tmp_path, keep_last=1)
+    foreign = tmp_path / "agent-0" / f"f000001-c00000000-step000000000000000-{RUN}"
+    foreign.write_text("mine")
+    for step in range(2):
+        folder.write(arrays_of(step), {"steps": step}, RUN)
+    assert foreign.read_text() == "mine" and not caplog.records and len(folder.names()) == 1
 
 
 def test_order_is_by_fence_then_sequence_and_not_by_steps(tmp_path):

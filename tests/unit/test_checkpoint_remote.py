@@ -348,6 +348,17 @@ def test_checkpoints_come_back_rotate_and_are_fenced(location):
     assert sum(name.startswith("fence-") for name in new.storage.names()) == 1
 
 
+def test_what_killed_jobs_left_is_removed_before_anything_is_written(location):
+    left = "f000001-c00000001-step000000000000009-0123abcd"
+    claimed(location).storage.write(f"{left}/a.npy", [b"half a table"])
+    folder = claimed(location)
+    there = []
+    name = folder.write(
+        {"a": np.ones(3)}, {"steps": 1}, "99999999", lambda: there.append(folder.storage.names())
+    )
+    assert left not in there[0] and folder.names() == [name]
+
+
 def test_who_is_replaced_as_the_manifest_is_written_reports_nothing(memory, monkeypatch):
     """A store has no folders: an object can always be written where the rest was removed."""
     old = claimed(memory)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -254,7 +255,7 @@ def test_one_that_takes_long_is_reported_once(folder, writer, caplog, monkeypatc
             writer.report_slow(90.0)
             writer.report_slow(0.0)
         (record,) = caplog.records
-        assert record.levelname == "WARNING" and "Training goes on" in record.message
+        assert record.levelname == "WARNING" and "still being written" in record.message
         assert folder.url in record.message and "after 100 s" in record.message
         assert f"since the last good checkpoint of this process ({first}) is not saved" in record.message
         gate.open.set()
@@ -284,6 +285,14 @@ def test_a_full_disk_is_logged_once_and_training_goes_on(folder, writer, caplog)
     gate.error = ConnectionError("gone")
     assert write_now(writer, arrays_of(4), 4) is None
     assert "ConnectionError: gone" in caplog.records[2].message and len(caplog.records) == 3
+
+
+def test_the_last_good_one_is_none_where_somebody_has_removed_it(folder, writer, caplog):
+    write_now(writer, arrays_of(1), 1)
+    shutil.rmtree(folder.url)
+    assert write_now(writer, arrays_of(2), 2) is None
+    assert caplog.messages[0].endswith("The last good checkpoint of this process is none.")
+    assert writer.last_good == "none"
 
 
 def test_a_failure_half_way_leaves_nothing_half_written(folder, writer, monkeypatch, caplog):

@@ -402,6 +402,27 @@ def test_a_call_that_was_ended_says_so_when_it_is_given_again(tmp_path, restart,
     assert agent.steps == 12_000 and "nothing to do" not in caplog.text
 
 
+def test_a_call_that_was_made_before_says_whose_table_the_agent_holds(tmp_path, restart, caplog):
+    def script(calls):
+        agent, made, fitting = DistAsyncQLearning(seed=11), 0, []
+        for steps in calls:
+            made += agent.train(LAKE, total_steps=steps, checkpoint_dir=tmp_path).steps
+            fitting.append(agent.steps == made)
+        return fitting
+
+    assert script([100, 200, 300]) == [True, True, True] and not caplog.records
+    restart()
+    assert script([100, 200, 300, 400]) == [False, False, True, True]
+    texts = [text for text in caplog.messages if "nothing to do." in text]
+    held = " The agent holds the table of step 600 already, not that of step {}, where this call ended"
+    assert [held.format(step) in text for text, step in zip(texts, (100, 300, 600), strict=True)] == [
+        True,
+        True,
+        False,
+    ]
+    assert texts[2].endswith("(600 in all): nothing to do.")
+
+
 def test_a_request_in_a_call_that_was_made_before_is_answered_by_the_next(tmp_path, restart, caplog):
     DistAsyncQLearning(seed=11).train(LAKE, total_steps=100, checkpoint_dir=tmp_path)
     restart()

@@ -70,6 +70,10 @@ class FakeWriter:
         self.seconds, self.last, self.failed, self.fenced = 0.0, None, False, None
 
     @property
+    def last_good(self):
+        return self.last or "none"
+
+    @property
     def busy(self):
         return self.job is not None
 
@@ -190,6 +194,46 @@ def test_by_time_it_is_due_so_many_seconds_after_the_last_began(clock):
     assert not saver.is_due(50)
     clock.now += 0.2
     assert saver.is_due(50)
+
+
+@pytest.mark.parametrize("way", ["in place", "on a card"])
+def test_where_all_wait_for_it_writing_takes_half_of_the_time_at_most(clock, way, caplog):
+    saver, _, _ = make_saver(clock, takes=30.0, patience=99.0, checkpoint_interval="2s")
+    learned = []
+    for _ in range(4):
+        begun = clock.now
+        while not saver.is_due(50):
+            clock.now += 0.5
+        learned.append(clock.now - begun)
+        saver.begin(50)
+        if way == "in place":
+            saver.save_and_wait(VALUES, COUNTS, position())
+        else:
+            saver.save(VALUES, COUNTS, position(), is_live=True)
+            clock.now += 0.25  # learned there, until the rows here have to change
+            saver.wait()
+    assert learned[0] == 2.0 and min(learned[1:]) >= 30.0 and max(learned) <= 30.5
+    (record,) = caplog.records
+    assert "which took 30.0 s" in record.message and "one every 2 s" in record.message
+    assert 'Write checkpoint_interval="270s" or more' in record.message
+
+
+def test_where_all_wait_for_it_the_interval_counts_from_its_end(clock, caplog):
+    saver, writer, _ = make_saver(clock, takes=5.0, checkpoint_interval="30s")
+    for takes, due in ((5.0, 30.0), (0.0, 30.0)):
+        writer.takes = takes
+        saver.begin(50)
+        saver.save_and_wait(VALUES, COUNTS, position())
+        clock.now += due - 0.1
+        assert not saver.is_due(50)
+        clock.now += 0.2
+        assert saver.is_due(50)
+    # What is written while learning goes on counts from its beginning, however long the one before took.
+    writer.takes = 50.0
+    saver.save_and_wait(VALUES, COUNTS, position())
+    saver.begin(50)
+    clock.now += 30.1
+    assert saver.is_due(50) and len(caplog.records) == 1
 
 
 @pytest.mark.parametrize("interval", [1, "1ms"])
@@ -671,6 +715,20 @@ def test_parts_of_a_checkpoint_that_failed_are_removed(tmp_path, clock):
         saver.save(VALUES, COUNTS, position())
     assert saver.writer.failed and len(set(names)) == 2  # who is late writes to nobody else's
     assert not any((tmp_path / "agent-0" / name).exists() for name in names)
+
+
+def test_what_killed_jobs_left_is_removed_before_parts_are_written(tmp_path, clock):
+    left, there = f"f000000-c00000001-step{9:015d}-0123abcd", []
+    saver = saver_with_parts(tmp_path, clock, lambda folder, name: there.append(folder.storage.names()) or {})
+    saver.write_parts("")
+    (tmp_path / "agent-0" / left).mkdir()
+    saver.save(VALUES, COUNTS, position())
+    saver.writer.wait(60.0)
+    assert left not in there[1] and len(there[1]) == 1
+    # Whatever hangs there is no trouble of the checkpoint.
+    saver.writer.clear = lambda name: 1 / 0
+    saver.save(VALUES, COUNTS, position())
+    assert saver.writer.wait(60.0) and not saver.writer.failed
 
 
 # A disk that fails

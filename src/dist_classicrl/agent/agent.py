@@ -361,7 +361,8 @@ class DistAsyncQLearning(LearnedTable, metaclass=OtherNames):
             script has a subfolder of its own there. Rank 0's counts. By default nothing is saved.
         checkpoint_interval : int or str
             Steps, or a time such as "30s", between checkpoints. Those by steps are at multiples, of the steps
-            in all calls. The next one never begins before the last one is on disk.
+            in all calls. The next one never begins before the last one is on disk. Where all wait for that,
+            a time counts from its end, and is at least as long as writing it took.
         keep_last : int
             How many of the newest are kept.
         keep_every : int, optional

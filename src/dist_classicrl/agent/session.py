@@ -188,20 +188,29 @@ class Session:
             return Tally(total_steps=0).result(0.0, 0.0, workers)
         read = None if place is None or place.read is None else f"{place.folder.url}/{place.read}"
         asked = f"{beginning.asked - beginning.begin:,}"
+        held = ""
+        if self.state.steps > beginning.end:
+            held = (
+                f" The agent holds the table of step {self.state.steps:,} already, not that of step "
+                f"{beginning.end:,}, where this call ended: what evaluates or saves it now gets that one. "
+                "agent.steps tells which it is."
+            )
         if beginning.end < beginning.asked:
             logger.warning(
                 "A callback, or total_episodes, ended this call of train before, after %s of the %s steps "
                 "that it asks for. It counts as finished: nothing to do. To go on, call train once more "
-                "after it, or ask for another number of steps.",
+                "after it, or ask for another number of steps.%s",
                 f"{beginning.end - beginning.begin:,}",
                 asked,
+                held,
             )
         else:
             logger.warning(
                 "All %s steps that this call of train asks for had been made before (%s in all): nothing to "
-                "do.",
+                "do.%s",
                 asked,
                 f"{self.state.steps:,}",
+                held,
             )
         call = finished_call(self.state.finished, beginning.begin, beginning.asked)
         if call is not None:

@@ -6,8 +6,8 @@ import errno
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,7 @@ class CheckpointFolder:
         self.fence = Fence(self.storage)
         self._warned: set[CheckpointName | str] = set()  # what was skipped, and "rotation"
         self._discarded = 0  # the last sequence number of those that were
+        self._cleared = 0  # the fence under which `clear` was done; 0: it is to be done
         # Complete checkpoints that stay, with the run and the rule of keeping for which that was found.
         self._settled: tuple[tuple[Any, ...], set[CheckpointName]] = ((), set())
 
@@ -81,6 +82,10 @@ class CheckpointFolder:
     def newest(self) -> CheckpointName | None:
         """Return the newest complete checkpoint; None if there is none. Older ones are not looked into."""
         return next(filter(self._is_complete, reversed(self._checkpoints())), None)
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint `name` is there, complete."""
+        return MANIFEST in self.storage.listed(name)
 
     def has_any(self, run: str) -> bool:
         """Whether there is a complete checkpoint of this run."""
@@ -192,7 +197,7 @@ class CheckpointFolder:
         name: CheckpointName | None = None,
         parts: Mapping[str, array_files.ArrayEntry] | None = None,
     ) -> str:
-        """Write a checkpoint, verify it, remove what is no longer kept, and return its name.
+        """Write a checkpoint, verify it, remove what is no longer kept, and return its name. See `clear`.
 
         `look` is called before each piece of an array is written, or read back, and right before the
         manifest; what it raises, such as GivenUp, comes through, and nothing is left. The `arrays` must not
@@ -209,19 +214,14 @@ class CheckpointFolder:
         taken = sorted(set(body) & set(manifest.OWN_KEYS))
         if taken:
             raise ValueError(f"{', '.join(taken)} are given by the folder itself, not by the caller")
+        self.clear(name)
         try:
             self._write(name, arrays, body, look, parts or {})
         except BaseException:
-            # The manifest first: without it, nobody takes the rest for a checkpoint.
             with suppress(Exception):
-                self._remove(name)
+                self.discard(name)
             raise
-        try:
-            self._rotate(name)
-        except Exception as error:
-            if "rotation" not in self._warned:
-                self._warned.add("rotation")
-                logger.warning("Old checkpoints in %s cannot be removed: %s", self.url, error)
+        self._tidy(name, is_written=True)
         return str(name)
 
     def next_name(self, steps: int, run: str) -> CheckpointName:
@@ -230,9 +230,20 @@ class CheckpointFolder:
         sequence = max([self._discarded, *(other.sequence for other in self._checkpoints())]) + 1
         return CheckpointName(fence, sequence, steps, run)
 
+    def clear(self, newest: CheckpointName) -> None:
+        """Remove what was left half written before `newest`, of any run: it may be what fills the disk.
+
+        That is done before the first checkpoint of each claim, and before the next one after a failure.
+        Whoever writes there still has been replaced, or is too late.
+        """
+        if self._cleared != newest.fence:
+            self._cleared = newest.fence
+            self._tidy(newest, is_written=False)
+
     def discard(self, name: CheckpointName) -> None:
-        """Remove the parts of a checkpoint that is not written; its name is not taken again."""
+        """Remove what there is of a checkpoint that is not written; its name is not taken again."""
         self._discarded = max(self._discarded, name.sequence)  # somebody who is late may still write there
+        self._cleared = 0
         self._remove(name)
 
     def _write(
@@ -278,39 +289,47 @@ class CheckpointFolder:
         # Whoever has claimed the folder since may have removed the arrays before the manifest was there.
         self.fence.check()
 
-    def _rotate(self, newest: CheckpointName) -> None:
-        """Remove checkpoints of the same run that are not kept, and what others left half written.
+    def _tidy(self, newest: CheckpointName, is_written: bool) -> None:
+        """Remove what was left half written before `newest`.
 
-        One that cannot be removed does not keep the others; the first such error is raised at the end.
+        Once that is written, those of its run that are no longer kept go as well. One that cannot be removed
+        does not keep the others.
         """
         rule = (newest.run, self.keep_last, self.keep_every)
         if self._settled[0] != rule:
             self._settled = (rule, set())
         settled = self._settled[1]
         ours = 0
-        trouble: Exception | None = None
-        # Looking into each folder takes time where there are thousands, or behind a URL.
-        for name in reversed([name for name in self._checkpoints() if name not in settled]):
-            try:
-                if not self._is_complete(name):
-                    if name < newest:
-                        self._remove(name)
-                elif name.run != newest.run:
-                    settled.add(name)
-                else:
-                    ours += 1
-                    if ours <= self.keep_last:
-                        continue
-                    if self.keep_every is not None and name.sequence % self.keep_every == 0:
+        with self._telling_once():
+            # Looking into each folder takes time where there are thousands, or behind a URL.
+            for name in reversed([name for name in self._checkpoints() if name not in settled]):
+                with self._telling_once():
+                    if not self._is_complete(name):
+                        if name < newest and not self._has_manifest(name):
+                            self._remove(name)
+                    elif name.run != newest.run:
                         settled.add(name)
                     else:
-                        self._remove(name)
-            except Exception as error:  # remote stores raise errors of many kinds
-                trouble = trouble or error
-        if trouble is not None:
-            raise trouble
+                        ours += 1
+                        if ours <= self.keep_last:
+                            continue
+                        if self.keep_every is not None and name.sequence % self.keep_every == 0:
+                            settled.add(name)
+                        elif is_written:
+                            self._remove(name)
+
+    @contextmanager
+    def _telling_once(self) -> Iterator[None]:
+        """Log the first time that an old checkpoint cannot be removed, which is no trouble of new ones."""
+        try:
+            yield
+        except Exception as error:  # remote stores raise errors of many kinds
+            if "rotation" not in self._warned:
+                self._warned.add("rotation")
+                logger.warning("Old checkpoints in %s cannot be removed: %s", self.url, error)
 
     def _remove(self, name: CheckpointName) -> None:
+        # The manifest first: without it, nobody takes the rest for a checkpoint.
         self.storage.remove(f"{name}/{MANIFEST}")
         self.storage.remove(str(name))
 
@@ -321,7 +340,17 @@ class CheckpointFolder:
         return checkpoints_in(self.storage.listed())
 
     def _is_complete(self, name: CheckpointName) -> bool:
-        return MANIFEST in self.storage.listed(str(name))
+        return self.has(str(name))
+
+    def _has_manifest(self, name: CheckpointName) -> bool:
+        """Whether it has one by name, as a listing may lag behind; what is no folder is not one of ours."""
+        try:
+            self.storage.open(f"{name}/{MANIFEST}").close()
+        except FileNotFoundError:
+            return False
+        except NotADirectoryError:
+            pass
+        return True
 
     def _read_manifest(self, name: str) -> bytes:
         try:

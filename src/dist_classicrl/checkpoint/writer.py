@@ -55,6 +55,8 @@ class Writer:
         self._is_reported = False  # that it is slow
         #: The name of the last checkpoint that was written and verified; None if there is none yet.
         self.last_name: str | None = None
+        #: Where that is, for people; "none" also where it was gone as a later one failed.
+        self.last_good = "none"
         #: Whether the most recent attempt failed; one that was abandoned does not count.
         self.failed = False
         self._fenced: CheckpointFencedError | None = None
@@ -121,6 +123,10 @@ class Writer:
         self._claim()
         return self._folder.next_name(steps, run)
 
+    def clear(self, name: CheckpointName) -> None:
+        """Remove what was left half written before `name`, as whoever writes it alone does by itself."""
+        self._folder.clear(name)
+
     def fail(self, error: Exception, name: CheckpointName | None) -> None:
         """Take note that others could not write their parts to `name`, and remove those that are there."""
         if name is not None:
@@ -176,13 +182,13 @@ class Writer:
             return
         self._is_reported = True
         logger.warning(
-            "The checkpoint that was begun at %s is still being written to %s, after %.0f s. Training goes "
-            "on, but what it has learned since the last good checkpoint of this process (%s) is not saved. "
-            "See whether that disk or its server hangs.",
+            "The checkpoint that was begun at %s is still being written to %s, after %.0f s. What was "
+            "learned since the last good checkpoint of this process (%s) is not saved. See whether that disk "
+            "or its server hangs.",
             time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - taken)),
             self._folder.url,
             taken,
-            self.last or "none",
+            self.last_good,
         )
 
     def _work(self, job: Job, write: Callable[[], str]) -> None:
@@ -201,6 +207,7 @@ class Writer:
             if self.failed:
                 logger.warning("Checkpoints can be written to %s again.", self._folder.url)
             self.last_name, self.failed = name, False
+            self.last_good = self._folder.url_of(name)
             with self._changed:
                 self._durations.append(time.monotonic() - job.begun)
 
@@ -216,6 +223,9 @@ class Writer:
             self._note_failure(error)
 
     def _note_failure(self, error: Exception) -> None:
+        with suppress(Exception):  # a disk that does not say so has it
+            if self.last_name is not None and not self._folder.has(self.last_name):
+                self.last_good = "none"
         if not self.failed:
             logger.warning(
                 "No checkpoint could be written to %s (%s: %s). As long as training goes on, the next one is "
@@ -223,6 +233,6 @@ class Writer:
                 self._folder.url,
                 type(error).__name__,
                 error,
-                self.last or "none",
+                self.last_good,
             )
         self.failed = True

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import InitVar, dataclass, field, replace
 from typing import Any
 
@@ -117,6 +118,8 @@ class Saver:
         self._start = self._submitted = start
         self._is_live = False  # whether what was submitted last is read from what has to change
         self._saved_at = self._timed = time.monotonic()
+        self._waited = 0.0  # seconds in which nothing was learned on account of the last checkpoint
+        self._has_told = False  # that this is longer than the interval
         self._told = self.writer.last
         self._next = self._multiple_after(start)
 
@@ -164,14 +167,15 @@ class Saver:
     def is_due(self, steps: int) -> bool:
         """Whether to save now, at global step `steps`: never before the last checkpoint is on disk.
 
-        One that could not be written is tried again soon.
+        One that could not be written is tried again soon. Where all waited for the last one, as long as that
+        is learned first: by time, writing takes no more than half of it.
         """
         if self.writer.busy:
             return False
         interval = self.plan.checkpoint_interval.seconds or math.inf
         if self.writer.failed:
             interval = min(interval, _RETRY_SECONDS)
-        return steps >= self._next or time.monotonic() - self._saved_at >= interval
+        return steps >= self._next or time.monotonic() - self._saved_at >= max(interval, self._waited)
 
     def news(self) -> tuple[int, str] | None:
         """Return the global step of a checkpoint and where it is, once it is on disk."""
@@ -185,14 +189,22 @@ class Saver:
         """Count the time to the next checkpoint from now on: one at about global step `steps` begins."""
         self._next = self._multiple_after(steps)
         self._saved_at = time.monotonic()
+        self._waited = 0.0
 
-    def save(self, values: np.ndarray, counts: np.ndarray, position: Position, is_live: bool = False) -> None:
-        """Write a checkpoint in the background.
+    def save(
+        self,
+        values: np.ndarray,
+        counts: np.ndarray,
+        position: Position,
+        is_live: bool = False,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Write a checkpoint in the background; parts, where there are any, before this returns.
 
         `values` and `counts` (S * A,) must not change before `is_due` says yes again. If they are what is
         learned in, and no copies, `is_live`, whoever no longer waits gives the checkpoint up: `wait`,
         `save_last`. CheckpointFencedError where parts are written, if another server has taken over the
-        folder.
+        folder. Before these are, `meanwhile` is called every 50 ms.
         """
         self._submitted = position.steps
         self._is_live = is_live
@@ -208,6 +220,8 @@ class Saver:
         except Exception as error:  # a full disk, a lost connection: backends raise errors of many kinds
             self.writer.fail(error, None)
             return
+        with suppress(OSError):
+            FileThread("removed").do(lambda look: self.writer.clear(name), self.patience, meanwhile)
         try:
             parts = self.write_parts(str(name))
         except OSError as error:  # what is no trouble of a disk or store goes up, such as a rank that failed
@@ -223,7 +237,9 @@ class Saver:
     def wait(self, patience: float = math.inf) -> None:
         """Wait until the last checkpoint is on disk; give it up after `patience`: its arrays may change."""
         seconds = min(patience, self.patience)
-        if not self._wait(_in_time(seconds), lambda: None):
+        with self._standing_still():
+            is_there = self._wait(_in_time(seconds), lambda: None)
+        if not is_there:
             self.writer.abandon()
             logger.warning(
                 "The checkpoint that was being written to %s is given up after %.0f s: what it is written "
@@ -247,8 +263,10 @@ class Saver:
         """
         seconds = longest_silence(self.patience, values.nbytes + counts.nbytes)
         try:
-            self.save(values, counts, position, is_live=True)
-            if self._wait(lambda: self.writer.stalled_for <= seconds, meanwhile):
+            with self._standing_still():
+                self.save(values, counts, position, True, meanwhile)
+                is_there = self._wait(lambda: self.writer.stalled_for <= seconds, meanwhile)
+            if is_there:
                 return
         except BaseException:
             self.writer.abandon()
@@ -260,7 +278,7 @@ class Saver:
             "answers. The last good checkpoint of this process is %s.",
             self.writer.url,
             seconds,
-            self.writer.last or "none",
+            self.writer.last_good,
         )
 
     def save_last(
@@ -281,7 +299,7 @@ class Saver:
         try:
             written = self._wait(in_time, meanwhile)
             if written:
-                self.save(values, counts, position, is_live=True)
+                self.save(values, counts, position, True, meanwhile)
                 written = self._wait(in_time, meanwhile)
             if not written and self._is_live:
                 self.writer.abandon()
@@ -294,7 +312,7 @@ class Saver:
                 "one of this process is %s.",
                 seconds,
                 self.writer.url,
-                self.writer.last or "none",
+                self.writer.last_good,
             )
         self.writer.check()
         if written and self.writer.failed:
@@ -303,7 +321,7 @@ class Saver:
                 "the last good one of this process (%s) is not saved. Where this process goes on, save it "
                 "elsewhere with save_model, or make room there and call train again.",
                 self.writer.url,
-                self.writer.last or "none",
+                self.writer.last_good,
             )
         return self.writer.last if written and not self.writer.failed else None
 
@@ -349,6 +367,27 @@ class Saver:
         # The last report comes when this is on disk: whoever goes on from here has nothing to report again.
         tally = {name: count for name, count in position.tally.items() if name != "reported"}
         return self.save_last(values, counts, replace(position, tally=tally), meanwhile)
+
+    @contextmanager
+    def _standing_still(self) -> Iterator[None]:
+        """Count the time to the next checkpoint from the end of this, in which nothing is learned."""
+        begun, interval = time.monotonic(), self.plan.checkpoint_interval.seconds
+        yield
+        self._saved_at = time.monotonic()
+        self._waited = self._saved_at - begun
+        if interval is None or self._waited <= interval or self._has_told or self.writer.failed:
+            return
+        self._has_told = True
+        logger.warning(
+            "All wait while a checkpoint is written to %s, which took %.1f s, and checkpoint_interval asks "
+            "for one every %g s. The next one begins once as much time has gone into learning, which is what "
+            'a kill may cost. Write checkpoint_interval="%ds" or more for writing to take no more than a '
+            "tenth of the time.",
+            self.writer.url,
+            self._waited,
+            interval,
+            math.ceil(9.0 * self._waited),
+        )
 
     def _wait(self, goes_on: Callable[[], bool], meanwhile: Callable[[], None]) -> bool:
         while not self.writer.wait(_LOOK_SECONDS):
