@@ -19,6 +19,7 @@ pytest.importorskip("numba_cuda", reason="the extra gpu is not installed")
 import card_games
 import gymnasium
 import numba
+from card_ptx import needs_nvvm, ptx_of
 from card_twin import (
     MODEL,
     NO_CARD,
@@ -49,7 +50,6 @@ from dist_classicrl.learning.card.plan import Round, Shape, Units
 from dist_classicrl.learning.card.runs import learn_runs
 from dist_classicrl.learning.learner import Stream
 from dist_classicrl.rules import DynaQ, NStepSarsa, UCBQLearning
-from dist_classicrl.rules.registry import BUILT_IN
 from dist_classicrl.schedules import PerVisit
 from dist_classicrl.settings import Settings
 
@@ -59,15 +59,6 @@ HERE = Path(__file__).parent
 @pytest.mark.slow
 def test_kernels_in_the_simulator_make_the_table_of_a_core_and_agents_learn_with_them(tmp_path):
     run_in_simulator("card_in_simulator.py", tmp_path)
-
-
-def _can_compile():
-    from numba import cuda
-
-    try:
-        return bool(cuda.compile_ptx(lambda: None, (), cc=(9, 0)))
-    except Exception:  # NVVM or NVRTC is not there, which is said in many ways
-        return False
 
 
 class _Unlaunched:
@@ -132,9 +123,7 @@ def _parameters(value):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not _can_compile(), reason="NVVM and NVRTC are not installed: pip install 'numba-cuda[cu13]'"
-)
+@needs_nvvm
 @pytest.mark.parametrize(
     ("algorithm", "dtype", "in_shared", "by_letters"),
     [
@@ -145,22 +134,14 @@ def _parameters(value):
     ],
 )
 def test_kernels_compile_to_ptx_with_exact_sums_and_the_parameters_that_they_are_given(
-    algorithm, dtype, in_shared, by_letters, monkeypatch
+    algorithm, dtype, in_shared, by_letters
 ):
-    from numba import cuda
-    from numba.cuda import dispatcher
-
-    # Functions that a kernel calls are compiled for the card that is there, and there is none.
-    hopper = type("Device", (), {"compute_capability": (9, 0)})
-    monkeypatch.setattr(dispatcher, "get_current_device", lambda: hopper)
     settings = Settings(algorithm=algorithm, learning_rate=PerVisit(0.7))
     learner = made(_UnlaunchedRound, MODEL, settings, dtype=dtype)
     learner._shared_bytes = in_shared and learner._shared_bytes
     arguments = learner.arguments()
     kernel = kernels.python_of_round(learner._letters, np.dtype(dtype).itemsize, in_shared, by_letters)
-    signature = numba.types.void(*map(numba.typeof, arguments))
-    with launching.exact_arithmetic():
-        text, _ = cuda.compile_ptx(kernel, signature, cc=(9, 0))
+    text = ptx_of(kernel, arguments)
     assert ".target sm_90" in text
     assert "fma.rn" not in text  # else a card would round once where a core rounds twice
     # A card adds halves of numbers up in shared memory at once, and whole ones in its own.
@@ -184,18 +165,11 @@ def test_a_copy_is_looked_through_where_each_entry_has_a_thread(entries, by_lett
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not _can_compile(), reason="NVVM and NVRTC are not installed: pip install 'numba-cuda[cu13]'"
-)
+@needs_nvvm
 @pytest.mark.parametrize(
     ("algorithm", "learning_rate"), [("q_learning", PerVisit(0.7)), ("sarsa", 0.1)], ids=str
 )
-def test_kernels_of_one_table_compile_to_ptx_with_exact_sums(algorithm, learning_rate, monkeypatch):
-    from numba import cuda
-    from numba.cuda import dispatcher
-
-    hopper = type("Device", (), {"compute_capability": (9, 0)})
-    monkeypatch.setattr(dispatcher, "get_current_device", lambda: hopper)
+def test_kernels_of_one_table_compile_to_ptx_with_exact_sums(algorithm, learning_rate):
     settings = Settings(algorithm=algorithm, learning_rate=learning_rate)
     learner = made(_UnlaunchedStep, MODEL, settings)
     learner._compile(0)
@@ -206,9 +180,7 @@ def test_kernels_of_one_table_compile_to_ptx_with_exact_sums(algorithm, learning
     }
     text = {}
     for name, arguments in learner.called.items():
-        signature = numba.types.void(*map(numba.typeof, arguments))
-        with launching.exact_arithmetic():
-            text[name], _ = cuda.compile_ptx(python[name](), signature, cc=(9, 0))
+        text[name] = ptx_of(python[name](), arguments)
         head = text[name][text[name].index(".entry") :]
         assert head[: head.index(")")].count(".param") == _parameters(arguments), name
         assert ".target sm_90" in text[name] and "fma.rn" not in text[name], name
@@ -219,26 +191,17 @@ def test_kernels_of_one_table_compile_to_ptx_with_exact_sums(algorithm, learning
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not _can_compile(), reason="NVVM and NVRTC are not installed: pip install 'numba-cuda[cu13]'"
-)
+@needs_nvvm
 @pytest.mark.parametrize("n_actions", [3, 8, 20])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_kernels_of_rows_compile_to_ptx_that_loads_a_row_at_once(dtype, n_actions, monkeypatch):
-    from numba import cuda
-    from numba.cuda import dispatcher
-
-    hopper = type("Device", (), {"compute_capability": (9, 0)})
-    monkeypatch.setattr(dispatcher, "get_current_device", lambda: hopper)
+def test_kernels_of_rows_compile_to_ptx_that_loads_a_row_at_once(dtype, n_actions):
     learner = made(
         _UnlaunchedRows, TabularMDP.garnet(6, n_actions, 2, seed=1), Settings(), dtype=dtype, is_alone=True
     )
     learner._compile(0)
     for name, python in (("rows", kernels.python_of_rows), ("add_up", kernels.python_of_sums)):
         arguments = learner.called[name]
-        signature = numba.types.void(*map(numba.typeof, arguments))
-        with launching.exact_arithmetic():
-            text, _ = cuda.compile_ptx(python(), signature, cc=(9, 0))
+        text = ptx_of(python(), arguments)
         head = text[text.index(".entry") :]
         assert head[: head.index(")")].count(".param") == _parameters(arguments)
         assert ".target sm_90" in text and "fma.rn" not in text and "atom" not in text
@@ -260,15 +223,8 @@ def check_loads_of_a_step(text):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not _can_compile(), reason="NVVM and NVRTC are not installed: pip install 'numba-cuda[cu13]'"
-)
+@needs_nvvm
 def test_a_compact_slot_is_one_load(monkeypatch):
-    from numba import cuda
-    from numba.cuda import dispatcher
-
-    hopper = type("Device", (), {"compute_capability": (9, 0)})
-    monkeypatch.setattr(dispatcher, "get_current_device", lambda: hopper)
     monkeypatch.setattr(packing, "_FEW_SLOTS", 0)
     monkeypatch.setattr(packing, "_COMPACT_FROM", 1)
     model = TabularMDP.garnet(6, 8, 2, seed=1)
@@ -276,33 +232,22 @@ def test_a_compact_slot_is_one_load(monkeypatch):
     learner = made(_UnlaunchedRows, model, Settings(), dtype=np.float32, is_alone=True)
     learner._compile(0)
     arguments = learner.called["rows"]
-    signature = numba.types.void(*map(numba.typeof, arguments))
-    with launching.exact_arithmetic():
-        text, _ = cuda.compile_ptx(kernels.python_of_rows(), signature, cc=(9, 0))
+    text = ptx_of(kernels.python_of_rows(), arguments)
     check_loads_of_a_step(text)
     assert "ld.global.v2.f64" not in text  # where rewards of wider ones are
 
 
-def _compile_walk(monkeypatch, step, data):
+def _compile_walk(step, data):
     """Compile a game's steps in one table for a card that need not be there, as a learner does."""
-    from numba import cuda
-    from numba.cuda import dispatcher
-
-    hopper = type("Device", (), {"compute_capability": (9, 0)})
-    monkeypatch.setattr(dispatcher, "get_current_device", lambda: hopper)
     game = CompiledSimulator.game("Four", 4, 2, data, begin_at_0, step)
     learner = made(_UnlaunchedStep, game, Settings(learning_rate=0.1))
     with launching.compiling(learner._problem):
         learner._compile(0)
-        signature = numba.types.void(*map(numba.typeof, learner.called["walk"]))
-        with launching.exact_arithmetic():
-            return cuda.compile_ptx(kernels.python_of_walk(), signature, cc=(9, 0))[0]
+        return ptx_of(kernels.python_of_walk(), learner.called["walk"])
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not _can_compile(), reason="NVVM and NVRTC are not installed: pip install 'numba-cuda[cu13]'"
-)
+@needs_nvvm
 @pytest.mark.parametrize(
     ("step", "says"),
     [
@@ -318,39 +263,31 @@ def _compile_walk(monkeypatch, step, data):
         (card_games.drawing, "RecursionError"),
     ],
 )
-def test_what_a_card_cannot_do_is_refused_where_it_is_compiled(monkeypatch, step, says):
+def test_what_a_card_cannot_do_is_refused_where_it_is_compiled(step, says):
     """A thread that raised would leave its kernel, and tables would be wrong without a word."""
     for _ in range(2):  # what was compiled before is refused, too
         with pytest.raises(DeviceError, match=f"Four .* cannot be compiled for a card.*says: {says}"):
-            _compile_walk(monkeypatch, step, card_games.Data(np.ones(4)))
+            _compile_walk(step, card_games.Data(np.ones(4)))
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not _can_compile(), reason="NVVM and NVRTC are not installed: pip install 'numba-cuda[cu13]'"
-)
-def test_what_nobody_comes_to_is_compiled(monkeypatch):
-    assert ".target sm_90" in _compile_walk(
-        monkeypatch, card_games.never_raising, card_games.Data(np.ones(4))
-    )
+@needs_nvvm
+def test_what_nobody_comes_to_is_compiled():
+    assert ".target sm_90" in _compile_walk(card_games.never_raising, card_games.Data(np.ones(4)))
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not _can_compile(), reason="NVVM and NVRTC are not installed: pip install 'numba-cuda[cu13]'"
-)
-def test_what_a_package_raises_whose_name_begins_like_numbas_is_refused(monkeypatch):
+@needs_nvvm
+def test_what_a_package_raises_whose_name_begins_like_numbas_is_refused():
     path = Path(numba.__file__).parents[1] / "numba_games" / "steps.py"
     names = {"__name__": "numba_games.steps"}
     exec(compile(Path(card_games.__file__).read_text(), path, "exec"), names)
     with pytest.raises(DeviceError, match=r"says: counted \(steps.py, line \d+\) raises RuntimeError"):
-        _compile_walk(monkeypatch, names["calling"], names["Data"](np.ones(4)))
+        _compile_walk(names["calling"], names["Data"](np.ones(4)))
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not _can_compile(), reason="NVVM and NVRTC are not installed: pip install 'numba-cuda[cu13]'"
-)
+@needs_nvvm
 def test_what_a_kernel_of_the_users_own_called_before_is_refused(tmp_path):
     (tmp_path / "helpers.py").write_text(Path(card_games.__file__).read_text())
     run = """
@@ -396,9 +333,7 @@ cuda.compile_ptx(another, arrays, cc=(9, 0))
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not _can_compile(), reason="NVVM and NVRTC are not installed: pip install 'numba-cuda[cu13]'"
-)
+@needs_nvvm
 def test_kernels_of_the_users_own_are_compiled_as_always(hopper):
     """Also while another thread trains, and after trainings in this one that overlapped."""
     from numba import cuda
@@ -435,11 +370,6 @@ def test_kernels_of_the_users_own_are_compiled_as_always(hopper):
 
 def ptx_of_runs(monkeypatch, **settings):
     """Return what many runs at once are compiled to for a card that need not be there."""
-    from numba import cuda
-    from numba.cuda import dispatcher
-
-    hopper = type("Device", (), {"compute_capability": (9, 0)})
-    monkeypatch.setattr(dispatcher, "get_current_device", lambda: hopper)
     compiled = []
 
     class Kernel:
@@ -447,10 +377,9 @@ def ptx_of_runs(monkeypatch, **settings):
             return self
 
         def __call__(self, *arguments):
-            signature = numba.types.void(*map(numba.typeof, arguments))
             assert 8 * sum(map(_parameters, arguments)) < 4096  # bytes, more than which no older card takes
             if not compiled:
-                compiled.append(cuda.compile_ptx(kernels.python_of_runs(), signature, cc=(9, 0))[0])
+                compiled.append(ptx_of(kernels.python_of_runs(), arguments))
 
     monkeypatch.setattr(transfer, "on_card", lambda value: value)
     monkeypatch.setattr(transfer, "from_card", lambda array: array)
@@ -461,9 +390,7 @@ def ptx_of_runs(monkeypatch, **settings):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not _can_compile(), reason="NVVM and NVRTC are not installed: pip install 'numba-cuda[cu13]'"
-)
+@needs_nvvm
 @pytest.mark.parametrize("learning_rate", [PerVisit(0.7), 0.1])
 def test_whole_runs_compile_to_ptx_with_exact_sums(monkeypatch, learning_rate):
     text = ptx_of_runs(monkeypatch, learning_rate=learning_rate)
@@ -471,30 +398,20 @@ def test_whole_runs_compile_to_ptx_with_exact_sums(monkeypatch, learning_rate):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not _can_compile(), reason="NVVM and NVRTC are not installed: pip install 'numba-cuda[cu13]'"
-)
-@pytest.mark.parametrize("algorithm", [UCBQLearning(horizon=5), DynaQ(bonus=0.1), *sorted(BUILT_IN)], ids=str)
-def test_whole_runs_of_all_rules_compile_to_ptx(monkeypatch, algorithm):
+@needs_nvvm
+@pytest.mark.parametrize("algorithm", [UCBQLearning(horizon=5), DynaQ(bonus=0.1)], ids=str)
+def test_whole_runs_of_rules_with_settings_compile_to_ptx(monkeypatch, algorithm):
+    """All others are played: see test_card_ptx.py."""
     discount_factor = 1.0 if "UCB" in str(algorithm) else 0.9
     text = ptx_of_runs(monkeypatch, algorithm=algorithm, discount_factor=discount_factor)
     assert ".target sm_90" in text
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not _can_compile(), reason="NVVM and NVRTC are not installed: pip install 'numba-cuda[cu13]'"
-)
-def test_the_kernel_that_merges_compiles_to_ptx_with_exact_sums(monkeypatch):
-    from numba import cuda
-    from numba.cuda import dispatcher
-
-    hopper = type("Device", (), {"compute_capability": (9, 0)})
-    monkeypatch.setattr(dispatcher, "get_current_device", lambda: hopper)
+@needs_nvvm
+def test_the_kernel_that_merges_compiles_to_ptx_with_exact_sums():
     arguments = made(_UnlaunchedRound, MODEL, Settings())._there()[0], True, 1
-    signature = numba.types.void(*map(numba.typeof, arguments))
-    with launching.exact_arithmetic():
-        text, _ = cuda.compile_ptx(kernels.python_of_merge(8, 32), signature, cc=(9, 0))
+    text = ptx_of(kernels.python_of_merge(8, 32), arguments)
     assert "fma.rn" not in text and "mul.rn.f64" in text and len(re.findall(r"bar\.sync", text)) == 2
 
 
@@ -516,9 +433,7 @@ def hopper(monkeypatch):
     launching.check_exact.cache_clear()
 
 
-@pytest.mark.skipif(
-    not _can_compile(), reason="NVVM and NVRTC are not installed: pip install 'numba-cuda[cu13]'"
-)
+@needs_nvvm
 def test_whether_products_and_sums_stay_apart_is_looked_at(hopper, monkeypatch):
     from numba.cuda import decorators
 
