@@ -86,6 +86,7 @@ class CopiesPlayed(_Played, InCopies):
     in_shared, by_letters = True, False
 
     def _make_round(self):
+        assert self._shared_bytes or not self.in_shared, "The copy is too large."
         self._shared_bytes *= self.in_shared
         given = self._letters, self._itemsize, self.in_shared, self.by_letters
         return Played(kernels.python_of_round(*given))
