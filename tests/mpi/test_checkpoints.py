@@ -527,6 +527,28 @@ def test_every_checkpoint_is_of_one_moment(
         assert same(agent, straight)
 
 
+def test_what_an_unsaved_call_learned_before_an_error_stays_in_the_next_that_is_saved(
+    world, make_agent, lake, folder, restart
+):
+    """Rank 0 alone has it, and nobody has claimed the folder yet, since the first call had been made."""
+    saved = {"env": lake, "total_steps": 600, "checkpoint_dir": folder}
+    make_agent().train(**saved)
+    restart()
+    agent = make_agent()
+    agent.train(**saved)
+
+    def fail(locals_):
+        if world.rank == 0 and locals_["num_timesteps"] >= 2_000:
+            raise ArithmeticError("a callback's")
+
+    with pytest.raises((ArithmeticError, RemoteRankError)):
+        agent.train(env=lake, total_steps=300_000, callbacks=fail, progress_interval=1e-3)
+    before = world.bcast(int(agent.visits.sum()))
+    assert before > 600
+    result = agent.train(env=lake, total_steps=60, checkpoint_dir=folder)
+    assert (result.steps, agent.visits.sum()) == (60, before + 60)
+
+
 @pytest.mark.core
 @pytest.mark.parametrize("culprit", [0, -1])
 def test_an_error_on_any_rank_costs_nothing_that_rank_0_had_learned(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from dist_classicrl.engines.run import Resumed
 from dist_classicrl.engines.saving import finished_call
 from dist_classicrl.environments.identity import Identity
 from dist_classicrl.environments.resolve import Source
+from dist_classicrl.errors import CheckpointError
 from dist_classicrl.model.agent_state import AgentState
 from dist_classicrl.model.keyed import KeyedRows
 from dist_classicrl.model.places import Place, PlaceName
@@ -124,6 +126,7 @@ def begin_call(
             _tell_keys(state, state.keyed, agreement)
         agreement.broadcast(state.values, "the server's table")
         agreement.broadcast(state.counts, "the server's visits")
+    state.lacks_steps = False
     return beginning, place
 
 
@@ -158,13 +161,14 @@ def find_out(state: AgentState, asked: CallAsked) -> tuple[Place | None, Found |
         # This call was begun by an earlier process. What the script does to the table between its calls, it
         # did then as well: the checkpoint contains it.
         put_table_back(state)
-    if plan is None or asked.total == 0:
+    if asked.total == 0:
+        return None, None, None
+    if plan is None:
+        _warn_of_lost_steps(state)
         return None, None, None
     place = state.places.of(plan, _experiment(state, asked.source))
-    # Who serves first now, and has heard of the steps alone, has to read the checkpoint itself.
-    is_new = place.folder.fence.number == 0 and state.pending is None
-    lacks_steps = is_new and (begin < state.steps or state.behind == state.digests()[0])
-    found = find(state, asked, plan, place) if lacks_steps or not place.is_looked_through else None
+    find_first = _find_again if place.is_looked_through else find
+    found = find_first(state, asked, plan, place)
     if found is None:
         check_goes_on(state, asked, plan.strict)
     steps, read = (state.steps, place.read) if found is None else (found.steps, found.name)
@@ -175,6 +179,34 @@ def find_out(state: AgentState, asked: CallAsked) -> tuple[Place | None, Found |
         found = find(state, asked, plan, place)
     run = state.places.run if found is None or found.run is None else found.run
     return place, found, PlaceName(place.number, run)
+
+
+def _find_again(state: AgentState, asked: CallAsked, plan: CheckpointPlan, place: Place) -> Found | None:
+    """Return the checkpoint of steps of which this rank has only heard, since another one served then.
+
+    None where it has them, and where there is no such checkpoint: then its own table goes on. So it does
+    where the script has changed that since.
+    """
+    is_half_known = state.requested < state.steps and state.pending is None
+    is_new = place.folder.fence.number == 0  # who has claimed the place knows what is there
+    lacks_table = state.lacks_steps and state.behind == state.digests()[0]
+    if lacks_table or (is_half_known and is_new):
+        with suppress(CheckpointError):  # of something else than this call, or gone: it has to go on without
+            found = find(state, asked, plan, place)
+            if found is not None and found.steps >= state.steps:
+                return found
+    _warn_of_lost_steps(state)
+    return None
+
+
+def _warn_of_lost_steps(state: AgentState) -> None:
+    if state.lacks_steps:
+        logger.warning(
+            "The rank that had the table of step %s is lost, and a checkpoint of it could not be taken up. "
+            "Training goes on with the table that is here, which lacks what was learned in the call that was "
+            "stopped, though its steps count.",
+            f"{state.steps:,}",
+        )
 
 
 def _begin(

@@ -301,7 +301,7 @@ class Session:
         state = self.state
         corner.put_back()
         state.steps = state.requested = beginning.begin + result.steps  # a callback may have ended it early
-        state.pending = state.behind = None
+        state.pending = None
         if run.saver is None:
             environment = run.source.identity.text
             note_finished(state.finished, beginning.begin, beginning.asked, result, environment)
@@ -313,15 +313,13 @@ class Session:
         then all know how many steps these are, and have its table in the next call.
         """
         state = self.state
-        if (
-            self.group is None
-            or isinstance(error, (TrainingStopped, StateLimitError))
-            and self.group.is_server
-        ):
+        in_order = isinstance(error, (TrainingStopped, StateLimitError))
+        if self.group is None or (in_order and self.group.is_server):
             corner.put_back()
             state.steps = run.start + run.kept
         else:
             state.behind = state.digests()[0]
+            state.lacks_steps = in_order
         if isinstance(error, StateLimitError) and self.group is None:
             error.steps = state.steps
         if isinstance(error, (TrainingStopped, StateLimitError)) and error.steps is not None:

@@ -106,6 +106,7 @@ class AgentState:
     finished: list[dict[str, Any]] = field(default_factory=list)  # begin, end and result of calls that ended
     pending: Pending | None = None  # the checkpoint from which the next steps go on
     behind: int | None = None  # digest of a table that is older than rank 0's, because a call failed
+    lacks_steps: bool = False  # whether `steps` has some that were learned in that call, which was stopped
     places: Places = field(default_factory=Places)  # where the agent is saved
     environment: Identity | None = None  # the process that the steps were learned in, where it is known
     reports: tuple[Progress, ...] = ()  # of the last call of `train`, where somebody listened
