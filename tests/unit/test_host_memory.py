@@ -85,9 +85,10 @@ def large():
 
 def _mapped(memory):
     """Return the addresses at which this process has the memory, and how much of it in huge pages, in kB."""
-    inode, text = os.fstat(memory.descriptor).st_ino, Path("/proc/self/smaps").read_text()
+    of, text = os.fstat(memory.descriptor), Path("/proc/self/smaps").read_text()
+    device = f"{os.major(of.st_dev):02x}:{os.minor(of.st_dev):02x}"  # files of others may have its number
     found = re.findall(
-        rf"^([0-9a-f]+)-\S+ \S+ \S+ \S+ {inode} .*?ShmemPmdMapped: +(\d+) kB", text, re.M | re.S
+        rf"^([0-9a-f]+)-\S+ \S+ \S+ {device} {of.st_ino} .*?ShmemPmdMapped: +(\d+) kB", text, re.M | re.S
     )
     return [int(first, 16) for first, _ in found], sum(int(huge) for _, huge in found)
 
