@@ -460,6 +460,33 @@ def test_who_is_replaced_while_writing_does_not_publish(tmp_path, monkeypatch):
     assert same(old.read_newest().arrays, arrays_of(2))
 
 
+def test_who_is_replaced_and_finds_its_files_removed_hears_that_it_was_replaced(tmp_path, monkeypatch):
+    """And not of trouble with a disk: the next one clears the folder before it writes."""
+    old = claimed(tmp_path)
+    verify = arrays_module.verify
+
+    def claim_and_clear(*arguments):
+        monkeypatch.setattr(arrays_module, "verify", verify)
+        claimed(tmp_path).write(arrays_of(2), {"steps": 2}, OTHER_RUN)
+        raise FileNotFoundError("q_table.npy")
+
+    monkeypatch.setattr(arrays_module, "verify", claim_and_clear)
+    with pytest.raises(CheckpointFencedError):
+        old.write(arrays_of(1), {"steps": 1}, RUN)
+    assert same(old.read_newest().arrays, arrays_of(2))
+
+
+def test_the_first_checkpoint_looks_no_further_than_the_newest_complete_one(tmp_path, monkeypatch):
+    before = claimed(tmp_path, keep_last=9)
+    for steps in range(1, 6):
+        before.write(arrays_of(steps), {"steps": steps}, RUN)
+    folder = claimed(tmp_path, keep_last=9)
+    looked, listed = [], folder.storage.listed
+    monkeypatch.setattr(folder.storage, "listed", lambda *name: looked.append(name) or listed(*name))
+    folder.clear(folder.next_name(6, RUN))
+    assert len([name for name in looked if name]) == 1
+
+
 def test_who_is_replaced_as_the_manifest_is_written_reports_nothing_and_leaves_nothing(tmp_path, monkeypatch):
     """Stopped after its last look at the fence, as the next one removes what it takes for half written."""
     old = claimed(tmp_path)

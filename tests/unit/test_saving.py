@@ -717,6 +717,26 @@ def test_parts_of_a_checkpoint_that_failed_are_removed(tmp_path, clock):
     assert not any((tmp_path / "agent-0" / name).exists() for name in names)
 
 
+def test_what_is_given_up_is_not_told_as_slow(clock, caplog):
+    saver, writer, _ = make_saver(clock, takes=1e5, patience=10.0, checkpoint_interval="2s")
+    writer.goes_on_until = clock.now
+    saver.begin(50)
+    saver.save_and_wait(VALUES, COUNTS, position())
+    (record,) = caplog.records
+    assert "is given up" in record.message
+
+
+@pytest.mark.parametrize("interval", [100, "30m"])
+def test_what_failed_is_tried_again_soon_however_long_all_waited(clock, interval):
+    saver, _, _ = make_saver(clock, takes=3000.0, fails=True, patience=1e5, checkpoint_interval=interval)
+    saver.begin(50)
+    saver.save_and_wait(VALUES, COUNTS, position())
+    saver.look(50)
+    assert not saver.is_due(51)
+    clock.now += 60.1
+    assert saver.is_due(51)
+
+
 def test_what_killed_jobs_left_is_removed_before_parts_are_written(tmp_path, clock):
     left, there = f"f000000-c00000001-step{9:015d}-0123abcd", []
     saver = saver_with_parts(tmp_path, clock, lambda folder, name: there.append(folder.storage.names()) or {})

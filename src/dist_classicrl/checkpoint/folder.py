@@ -21,7 +21,7 @@ from dist_classicrl.checkpoint.location import open_storage
 from dist_classicrl.checkpoint.manifest import MANIFEST
 from dist_classicrl.checkpoint.names import CheckpointName, checkpoints_in
 from dist_classicrl.checkpoint.parts import is_part, whole_table
-from dist_classicrl.errors import CheckpointError, CheckpointUnreadableError
+from dist_classicrl.errors import CheckpointError, CheckpointFencedError, CheckpointUnreadableError
 
 logger = logging.getLogger(__name__)
 
@@ -77,19 +77,19 @@ class CheckpointFolder:
 
     def names(self) -> list[str]:
         """Return the names of the complete checkpoints, newest first."""
-        return [str(name) for name in reversed(self._checkpoints()) if self._is_complete(name)]
+        return [str(name) for name in reversed(self._checkpoints()) if self.has(name)]
 
     def newest(self) -> CheckpointName | None:
         """Return the newest complete checkpoint; None if there is none. Older ones are not looked into."""
-        return next(filter(self._is_complete, reversed(self._checkpoints())), None)
+        return next(filter(self.has, reversed(self._checkpoints())), None)
 
-    def has(self, name: str) -> bool:
+    def has(self, name: CheckpointName | str) -> bool:
         """Whether the checkpoint `name` is there, complete."""
-        return MANIFEST in self.storage.listed(name)
+        return MANIFEST in self.storage.listed(str(name))
 
     def has_any(self, run: str) -> bool:
         """Whether there is a complete checkpoint of this run."""
-        return any(name.run == run and self._is_complete(name) for name in reversed(self._checkpoints()))
+        return any(name.run == run and self.has(name) for name in reversed(self._checkpoints()))
 
     # Reading
 
@@ -145,7 +145,7 @@ class CheckpointFolder:
             try:
                 saved = self.read(str(name), look=look)
             except CheckpointError as error:
-                if not self._is_complete(name):
+                if not self.has(name):
                     continue  # its writer has removed it meanwhile
                 if isinstance(error, CheckpointUnreadableError):
                     raise
@@ -177,7 +177,7 @@ class CheckpointFolder:
         Those that were `refused` are passed over. The second is looked for only where there is no first.
         """
         newest = other = None
-        for name in filter(self._is_complete, reversed(self._checkpoints())):
+        for name in filter(self.has, reversed(self._checkpoints())):
             newest = newest or name
             if name in refused:
                 continue
@@ -220,8 +220,9 @@ class CheckpointFolder:
         except BaseException:
             with suppress(Exception):
                 self.discard(name)
+            self.check_replaced()  # who has taken over removes what is here half written
             raise
-        self._tidy(name, is_written=True)
+        self._rotate(name)
         return str(name)
 
     def next_name(self, steps: int, run: str) -> CheckpointName:
@@ -230,15 +231,31 @@ class CheckpointFolder:
         sequence = max([self._discarded, *(other.sequence for other in self._checkpoints())]) + 1
         return CheckpointName(fence, sequence, steps, run)
 
+    def check_replaced(self) -> None:
+        """Raise CheckpointFencedError if another process has claimed the folder, and nothing else."""
+        try:
+            self.fence.check()
+        except CheckpointFencedError:
+            raise
+        except Exception:  # a disk that does not say so: what has failed there is told
+            return
+
     def clear(self, newest: CheckpointName) -> None:
         """Remove what was left half written before `newest`, of any run: it may be what fills the disk.
 
         That is done before the first checkpoint of each claim, and before the next one after a failure.
-        Whoever writes there still has been replaced, or is too late.
+        Whoever writes there still has been replaced, or is too late. Behind a complete one there is nothing
+        to look for: who wrote that has looked.
         """
-        if self._cleared != newest.fence:
-            self._cleared = newest.fence
-            self._tidy(newest, is_written=False)
+        if self._cleared == newest.fence:
+            return
+        self._cleared = newest.fence
+        with self._telling_once():
+            for name in reversed(self._checkpoints()):
+                with self._telling_once():
+                    if self.has(name):
+                        break
+                    self._remove_half_written(name, newest)
 
     def discard(self, name: CheckpointName) -> None:
         """Remove what there is of a checkpoint that is not written; its name is not taken again."""
@@ -289,11 +306,10 @@ class CheckpointFolder:
         # Whoever has claimed the folder since may have removed the arrays before the manifest was there.
         self.fence.check()
 
-    def _tidy(self, newest: CheckpointName, is_written: bool) -> None:
-        """Remove what was left half written before `newest`.
+    def _rotate(self, newest: CheckpointName) -> None:
+        """Remove checkpoints of the same run that are not kept, and what others left half written.
 
-        Once that is written, those of its run that are no longer kept go as well. One that cannot be removed
-        does not keep the others.
+        One that cannot be removed does not keep the others.
         """
         rule = (newest.run, self.keep_last, self.keep_every)
         if self._settled[0] != rule:
@@ -304,9 +320,8 @@ class CheckpointFolder:
             # Looking into each folder takes time where there are thousands, or behind a URL.
             for name in reversed([name for name in self._checkpoints() if name not in settled]):
                 with self._telling_once():
-                    if not self._is_complete(name):
-                        if name < newest and not self._has_manifest(name):
-                            self._remove(name)
+                    if not self.has(name):
+                        self._remove_half_written(name, newest)
                     elif name.run != newest.run:
                         settled.add(name)
                     else:
@@ -315,8 +330,13 @@ class CheckpointFolder:
                             continue
                         if self.keep_every is not None and name.sequence % self.keep_every == 0:
                             settled.add(name)
-                        elif is_written:
+                        else:
                             self._remove(name)
+
+    def _remove_half_written(self, name: CheckpointName, newest: CheckpointName) -> None:
+        """Remove what a listing has without a manifest, unless another one may write it, or it has one."""
+        if name < newest and not self._has_manifest(name):
+            self._remove(name)
 
     @contextmanager
     def _telling_once(self) -> Iterator[None]:
@@ -338,9 +358,6 @@ class CheckpointFolder:
     def _checkpoints(self) -> list[CheckpointName]:
         """Return all that is named like a checkpoint, complete or not, oldest first."""
         return checkpoints_in(self.storage.listed())
-
-    def _is_complete(self, name: CheckpointName) -> bool:
-        return self.has(str(name))
 
     def _has_manifest(self, name: CheckpointName) -> bool:
         """Whether it has one by name, as a listing may lag behind; what is no folder is not one of ours."""

@@ -133,6 +133,8 @@ class Writer:
             # Backends raise errors of many kinds; what is left the next one removes.
             with suppress(Exception):
                 self._folder.discard(name)
+        with self._noting():
+            self._folder.check_replaced()  # who has taken over removes what is here half written
         self._note_failure(error)
 
     def submit(

@@ -173,9 +173,8 @@ class Saver:
         if self.writer.busy:
             return False
         interval = self.plan.checkpoint_interval.seconds or math.inf
-        if self.writer.failed:
-            interval = min(interval, _RETRY_SECONDS)
-        return steps >= self._next or time.monotonic() - self._saved_at >= max(interval, self._waited)
+        interval = min(interval, _RETRY_SECONDS) if self.writer.failed else max(interval, self._waited)
+        return steps >= self._next or time.monotonic() - self._saved_at >= interval
 
     def news(self) -> tuple[int, str] | None:
         """Return the global step of a checkpoint and where it is, once it is on disk."""
@@ -375,7 +374,8 @@ class Saver:
         yield
         self._saved_at = time.monotonic()
         self._waited = self._saved_at - begun
-        if interval is None or self._waited <= interval or self._has_told or self.writer.failed:
+        is_written = not self.writer.busy and not self.writer.failed
+        if interval is None or self._waited <= interval or self._has_told or not is_written:
             return
         self._has_told = True
         logger.warning(
