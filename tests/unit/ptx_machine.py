@@ -22,7 +22,7 @@ import numba
 import numpy as np
 import ptx_program
 from ptx_operations import DTYPES, branches, functions
-from ptx_program import FLOW, SPECIAL, Program
+from ptx_program import CHANGES, FLOW, READS, SPECIAL, Program
 
 
 class _Shadow(NamedTuple):
@@ -45,13 +45,13 @@ class _Shadow(NamedTuple):
 def _is_race(shadow, word, thread, block, threads, time, kind):
     """Note who touches a word, and tell whether another one did so whom no barrier is between."""
     writer, raced = shadow.writer[word], False
-    if writer >= 0 and writer != thread and not (kind == 2 and shadow.was_atomic[word]):
+    if writer >= 0 and writer != thread and not (kind == CHANGES and shadow.was_atomic[word]):
         raced = writer // threads != block or shadow.write_time[word] == time
     reader = shadow.reader[word]
-    if kind != 0:
+    if kind != READS:
         if reader != -1 and reader != thread:
             raced |= shadow.read_block[word] != block or shadow.read_time[word] == time
-        shadow.writer[word], shadow.write_time[word], shadow.was_atomic[word] = thread, time, kind == 2
+        shadow.writer[word], shadow.write_time[word], shadow.was_atomic[word] = thread, time, kind == CHANGES
     else:
         if reader == -1 or (shadow.read_block[word] == block and shadow.read_time[word] < time):
             reader = thread

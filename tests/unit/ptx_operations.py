@@ -46,7 +46,7 @@ def _operations() -> dict[str, str]:
 
     def add(name: str, kind: str, value: str, result: str | None = None) -> None:
         operands = {each: _at(kind, each) for each in "abc"}
-        operands.update(true=_at("pred", "c") + " != 0", count=_at("u32", "b"), **{"is": _at("pred", "a")})
+        operands.update(true=_at("pred", "c") + " != 0", count=_at("u32", "b"))
         all_of[f"{name}.{kind}"] = f"{_at(result or kind, 'd')} = {value.format(**operands)}"
 
     for kind in (*_WHOLE, *_SHORT, *_REAL):

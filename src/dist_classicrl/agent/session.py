@@ -313,17 +313,17 @@ class Session:
         then all know how many steps these are, and have its table in the next call.
         """
         state = self.state
-        in_order = isinstance(error, (TrainingStopped, StateLimitError))
-        if self.group is None or (in_order and self.group.is_server):
+        stop = error if isinstance(error, (TrainingStopped, StateLimitError)) else None
+        if self.group is None or (stop is not None and self.group.is_server):
             corner.put_back()
             state.steps = run.start + run.kept
         else:
             state.behind = state.digests()[0]
-            state.lacks_steps = in_order
+            state.lacks_steps = stop is not None
         if isinstance(error, StateLimitError) and self.group is None:
             error.steps = state.steps
-        if isinstance(error, (TrainingStopped, StateLimitError)) and error.steps is not None:
-            state.steps = error.steps
+        if stop is not None and stop.steps is not None:
+            state.steps = stop.steps
         state.requested = state.steps
         state.pending = None
 
